@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Fine-tune a model on one CSV of descriptions and codes, split into training and validation by the texts.
+
+    python finetune.py --dataset data.csv --target-cols hisco_1 hisco_2 --save-path ./output
+    torchrun --nproc_per_node=4 finetune.py --distributed --dataset data.csv --target-cols hisco_1 --save-path ./output
+    python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
+
+The same command again goes on where the run in the save folder stopped.
+"""
+
+from histocc import cli, job
+
+
+def get_args_parser() -> cli.Parser:
+    parser = cli.make_parser("finetune.py", __doc__.split("\n", 1)[0])
+    parser.add_argument("--dataset", "--data-dir", "--data-root", dest="dataset", required=True, metavar="FILE.csv",
+                        help="descriptions and codes")
+    cli.add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
+    cli.add_data_arguments(parser, formatter="gpf", use_val_share=True)
+    cli.add_model_arguments(parser)
+    cli.add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+    return parser
+
+
+def run(args, world):
+    """All ranks."""
+    data, formatter = job.prepared(args, world, train_files=[args.dataset], val_files=[])
+    if args.prepare_only:
+        return
+    if args.eval_only:
+        return job.run_evaluation(args, world, data, formatter)
+    job.run_training(args, world, data, formatter, files=[args.dataset])
+
+
+def main(argv=None):
+    cli.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Checkpoints: written whole or not at all, read as data and never as code.
+
+A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`, `step` and
+`key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`, `args`, `rng` and
+`position` make it enough to predict with, and to go on from, without any other file.
+"""
+
+import os
+import pickle
+import re
+import zipfile
+from typing import Any
+
+import torch
+
+from histocc.distributed import UserError
+
+FORMAT = 1
+LAST, BEST = "last.bin", "best.bin"
+_STEP_FILE = re.compile(r"(\d+)\.bin")
+
+
+def to_cpu(value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with every tensor on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return type(value)((k, to_cpu(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_cpu(v) for v in value)
+    return value
+
+
+def sync_folder(folder: str) -> None:
+    """Makes renames in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: str, write) -> None:
+    """Calls `write(file)` on a temporary binary file beside `path`, syncs it and renames it: never half a file."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def link_atomic(source: str, path: str) -> None:
+    """`path` becomes the same file as `source`: a hard link where the file system can, else a copy."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    try:
+        os.link(source, temporary)
+    except OSError:
+        with open(source, "rb") as original:
+            write_atomic(path, lambda file: file.write(original.read()))
+        return
+    os.replace(temporary, path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def save(folder: str, names: list[str], state: dict) -> None:
+    """Writes `state` once and gives it every name of `names` in `folder`. Rank 0 only. Raises OSError."""
+    state = to_cpu(state)
+    first = os.path.join(folder, names[0])
+    write_atomic(first, lambda file: torch.save(state, file))
+    for name in names[1:]:
+        link_atomic(first, os.path.join(folder, name))
+
+
+def prune(folder: str, keep: int) -> None:
+    """Removes all but the newest `keep` files `{step}.bin`; other checkpoints are never touched. Rank 0 only."""
+    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, os.listdir(folder)) if match)
+    for step in steps[:max(0, len(steps) - keep)]:
+        os.remove(os.path.join(folder, f"{step}.bin"))
+
+
+def load(path: str) -> dict:
+    """The checkpoint in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed.
+
+    Raises UserError, naming the objects found, where it holds anything else or is damaged.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except pickle.UnpicklingError as error:
+        raise UserError(_refusal(path, error)) from None
+    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged: "
+                        f"{str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    if not isinstance(state, dict) or "model" not in state:
+        raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
+    return state
+
+
+def _refusal(path: str, error: Exception) -> str:
+    try:
+        found = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception:                                 # not even the list can be read: a damaged or foreign file
+        found = ""
+    if not found:
+        return f"{path}: cannot be read as a checkpoint, it may be damaged: {str(error).splitlines()[0]}"
+    return (f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n"
+            "  A checkpoint may hold tensors and plain Python values only. If you trust its source, open it there and "
+            "save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')")
+
+
+def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
+    """`path` itself where it is a file, or the first of `names` in the folder `path`; None where there is none."""
+    if os.path.isfile(path):
+        return path
+    return next((os.path.join(path, name) for name in names if os.path.isfile(os.path.join(path, name))), None)
+
+
+def exists_in(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, LAST))
+
+
+def clear(folder: str) -> None:
+    """Removes the checkpoints and logs of a run from `folder` (not its prepared data). Rank 0 only."""
+    for name in os.listdir(folder):
+        if name.endswith(".bin") or name in ("logs.csv", "args.json") or ".bin.tmp" in name:
+            os.remove(os.path.join(folder, name))
+
+
+def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:
+    """Arguments that a resumed run may not change but did, a line each."""
+    return [f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
+            for name in sorted(saved.keys() & now.keys() - may_differ) if saved[name] != now[name]]
+
+
+def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> tuple[list[str], list[str]]:
+    """Copies the weights whose name and shape fit. Returns (new: in the model only or of another shape, unused)."""
+    own = model.state_dict()
+    fitting = {name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape}
+    model.load_state_dict(fitting, strict=False)
+    return sorted(own.keys() - fitting.keys()), sorted(weights.keys() - fitting.keys())
+
+
+def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_key: dict) -> int:
+    """Rows of the linear decoder for codes that both keys hold, copied in place; returns how many."""
+    shared = [code for code in new_key if code in old_key]
+    if not shared or "linear_decoder.weight" not in weights:
+        return 0
+    new, old = [new_key[code] for code in shared], [old_key[code] for code in shared]
+    for name in ("linear_decoder.weight", "linear_decoder.bias"):
+        if weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key):
+            return 0
+        model_state[name][new] = weights[name][old].to(model_state[name])
+    return len(shared)

@@ -1,0 +1,260 @@
+"""Arguments that the scripts share, their checks, and the frame that a script runs in."""
+
+import argparse
+import gc
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+
+from histocc import __version__
+from histocc.distributed import UserError, World, close_world, errors_end_all_ranks, init_world
+
+# Flags whose work is not in this version: named, so that nobody believes that they did something.
+NOT_AVAILABLE = {
+    "use_amp": "mixed precision; leave it out to train in float32",
+    "fp16": "mixed precision; leave it out to train in float32",
+    "bf16": "mixed precision; leave it out to train in float32",
+    "compile": "torch.compile",
+    "dry_run": "the dry run; --prepare-only checks the data, --max-steps 3 tries the training",
+    "config": "configuration files",
+    "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
+    "log_wandb": "Weights & Biases; logs.csv in the save folder holds every figure",
+    "wandb_project_name": "Weights & Biases",
+    "include_descriptions": "training on descriptions of codes",
+    "description_prob": "training on descriptions of codes",
+    "description_template": "training on descriptions of codes",
+    "descriptions_file": "training on descriptions of codes",
+    "descriptions_code_col": "training on descriptions of codes",
+    "descriptions_text_col": "training on descriptions of codes",
+    "descriptions_lang_col": "training on descriptions of codes",
+}
+
+# What a resumed run may change: the rest decides the result and must stay.
+MAY_DIFFER_ON_RESUME = {
+    "dataset", "train_data", "val_data", "save_path", "input_col", "language_col",      # the content is compared instead
+    "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
+    "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
+    "world_size", "batch_size", "accumulate_steps", "global_batch_size", "max_steps", "num_epochs", "timeout_minutes",
+    "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
+    "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes long flags with hyphens or underscores; a mistake is a UserError, so that one rank speaks for all."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else list(args)
+        args = [arg if not arg.startswith("--") else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]):]
+                for arg in args]
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message):
+        raise UserError(f"{message}\n  {self.prog} --help lists the flags")
+
+
+def make_parser(prog: str, description: str) -> Parser:
+    return Parser(prog=prog, description=description, allow_abbrev=False,
+                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.lstrip("+").isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def count_or_zero(text: str) -> int:
+    if not text.lstrip("+").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def batch_size(text: str) -> int:
+    if text == "auto":
+        raise argparse.ArgumentTypeError("'auto' is not available in this version; give a number")
+    return count(text)
+
+
+def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:
+    group = parser.add_argument_group("files of the run")
+    group.add_argument(save_flag, *sorted({"--save-path", "--save-dir", "--checkpoint-dir"} - {save_flag}),
+                       dest="save_path", default=save_default, required=save_default is None, metavar="DIR",
+                       help="folder of the run: checkpoints, logs.csv, key.csv, prepared data; state in it is resumed")
+    group.add_argument("--save-interval", type=count, default=save_interval, help="optimizer steps between checkpoints")
+    group.add_argument("--save-each-epoch", action="store_true", help="also keep epoch_N.bin of every epoch")
+    group.add_argument("--keep-checkpoints", type=count, default=3, help="how many {step}.bin stay; older ones are removed")
+    group.add_argument("--overwrite", action="store_true", help="start anew where the folder holds a run")
+    group.add_argument("--log-interval", type=count, default=100, help="optimizer steps between rows of the log")
+    group.add_argument("--eval-interval", type=count, default=1000, help="optimizer steps between validations")
+    group.add_argument("--log-wandb", action="store_true", help="not available in this version")
+    group.add_argument("--wandb-project-name", default=None, help="not available in this version")
+    group.add_argument("--tensorboard", action="store_true", help="not available in this version")
+    group.add_argument("--config", metavar="FILE.toml", default=None, help="not available in this version")
+    group.add_argument("--version", action="version", version=f"histocc {__version__}")
+
+
+def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("--input-col", default="occ1", help="column with the descriptions")
+    group.add_argument("--target-cols", nargs="+", default=None, metavar="COL",
+                       help="columns with the codes; default: the first of hisco_1 … hisco_5, OCC1950_1/2 that the file has")
+    group.add_argument("--language", default="unk", help="language of all descriptions, or …")
+    group.add_argument("--language-col", default=None, help="… the column with it")
+    group.add_argument("--formatter", choices=("gpf", "hisco", "occ1950"), default=formatter,
+                       help="system of the codes; gpf, general purpose: as many codes as target columns")
+    group.add_argument("--block-size", type=count, default=5, help="gpf: tokens of a code")
+    group.add_argument("--use-within-block-sep", action="store_true", help="gpf: the tokens of a code are separated by ','")
+    group.add_argument("--allow-codes-shorter-than-block-size", action="store_true", help="gpf: accept shorter codes")
+    group.add_argument("--drop-bad-labels", action="store_true", help="leave out, and list, rows whose code does not fit")
+    group.add_argument("--missing-code", default=None, metavar="CODE", help="code of rows whose first code is missing")
+    group.add_argument("--key", metavar="FILE", default=None, help="fixes the codes and their order: columns code and system_code (or hisco)")
+    group.add_argument("--all-codes-file", metavar="FILE", default=None, help="fixes the set of codes: a CSV that lists them")
+    group.add_argument("--all-codes-col", default=None, help="column of --all-codes-file (default: the first target column)")
+    if use_val_share:
+        group.add_argument("--share-val", type=float, default=0.1, help="share of texts set aside for validation, 0…1")
+    group.add_argument("--max-len", type=count, default=128, help="most positions of an input; longer descriptions are cut")
+    group.add_argument("--prepare-only", action="store_true", help="prepare the data, report on it and stop")
+    for name, text in (("--include-descriptions", None), ("--description-prob", "0.5"), ("--description-template", ""),
+                       ("--descriptions-file", ""), ("--descriptions-code-col", ""), ("--descriptions-text-col", ""),
+                       ("--descriptions-lang-col", "")):
+        options = {"action": "store_true"} if text is None else {"default": None}
+        group.add_argument(name, help="not available in this version", **options)
+
+    noise = parser.add_argument_group("noise on the training text")
+    noise.add_argument("--num-transformations", type=count_or_zero, default=3, help="transformations of a text that is changed")
+    noise.add_argument("--augmentation-prob", type=float, default=0.3, help="probability that a text is changed, 0…1")
+    noise.add_argument("--unk-lang-prob", type=float, default=0.25, help="probability that the language is hidden, 0…1")
+    noise.add_argument("--fn-word-freq", metavar="FILE", default=None,
+                       help="words to insert: a CSV with columns word, freq (default: the words of the training texts)")
+
+    loader = parser.add_argument_group("loading")
+    loader.add_argument("--num-workers", type=count_or_zero, default=0, help="loading processes per process")
+    loader.add_argument("--prefetch-factor", type=count, default=None, help="batches that each worker loads ahead")
+    loader.add_argument("--pin-memory", action="store_true", help="page-locked memory, for faster copies to a GPU")
+    loader.add_argument("--persistent-workers", action="store_true", help="keep the workers between epochs")
+
+
+def add_model_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model-size", choices=("tiny", "small", "base"), default=None,
+                       help="size of a new model (default: that of --initial-checkpoint, else base)")
+    group.add_argument("--initial-checkpoint", metavar="PATH", default=None,
+                       help="checkpoint or run folder to take the first weights from; not used when resuming")
+    group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
+    group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
+    group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")
+    group.add_argument("--encoder-dropout", type=float, default=0.1, help="dropout of the encoder, 0…1")
+    group.add_argument("--decoder-dim-feedforward", type=count, default=None,
+                       help="feed-forward width of the decoder (default: the encoder's width)")
+
+
+def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, seq2seq_weight: float) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument("--num-epochs", "--epochs", type=count, default=num_epochs, help="passes over the training data")
+    group.add_argument("--batch-size", type=batch_size, default=default_batch, help="observations per process and micro-batch")
+    group.add_argument("--accumulate-steps", type=count, default=1, help="micro-batches of an optimizer step")
+    group.add_argument("--global-batch-size", type=count, default=None,
+                       help="observations of an optimizer step over all processes; each takes its share in micro-batches "
+                            "of at most --batch-size")
+    group.add_argument("--learning-rate", type=float, default=2e-5, help="peak learning rate")
+    group.add_argument("--lr-scaling", choices=("none", "linear", "sqrt"), default="none",
+                       help="multiply the learning rate by the number of processes, or its square root")
+    group.add_argument("--warmup-pct", type=float, default=0.05, help="share of the schedule spent warming up, 0…1")
+    group.add_argument("--warmup-steps", type=count_or_zero, default=None, help="optimizer steps of warm-up, instead of --warmup-pct")
+    group.add_argument("--schedule-steps", type=count, default=None, help="length of the schedule (default: epochs × steps per epoch)")
+    group.add_argument("--max-steps", type=count, default=None, help="stop after this many optimizer steps; the schedule stays")
+    group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
+    group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
+                       help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest")
+    group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
+    group.add_argument("--eval-only", action="store_true",
+                       help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")
+    group.add_argument("--dry-run", action="store_true", help="not available in this version")
+
+    machine = parser.add_argument_group("machine and processes")
+    machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
+    machine.add_argument("--distributed", action="store_true", help="join the processes of the launcher (torchrun)")
+    machine.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
+    machine.add_argument("--world-size", type=count, default=None, help="number of processes, checked against the launcher's")
+    machine.add_argument("--timeout-minutes", type=float, default=30.0, help="how long a process waits for another one")
+    machine.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="fsdp is not available in this version")
+    machine.add_argument("--float64", action="store_true", help="double precision, for checking results")
+    machine.add_argument("--use-amp", action="store_true", help="not available in this version")
+    machine.add_argument("--fp16", action="store_true", help="not available in this version")
+    machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
+    machine.add_argument("--bf16", action="store_true", help="not available in this version")
+    machine.add_argument("--compile", action="store_true", help="not available in this version")
+
+
+def argument_problems(args: argparse.Namespace) -> list[str]:
+    """All that is wrong with the arguments themselves, a line each."""
+    problems = [f"{flag(name)}: {text} (not available in this version)" for name, text in NOT_AVAILABLE.items()
+                if getattr(args, name, None)]
+    if args.parallel == "fsdp":
+        problems.append("--parallel fsdp: not available in this version; leave it out to train with DDP")
+    for name in ("share_val", "augmentation_prob", "unk_lang_prob", "dropout", "encoder_dropout", "warmup_pct", "seq2seq_weight"):
+        value = getattr(args, name, 0.0)
+        if not 0 <= value <= 1:
+            problems.append(f"{flag(name)} must lie between 0 and 1, not {value:g}")
+    for name in ("learning_rate", "timeout_minutes"):
+        value = getattr(args, name)
+        if not (value > 0 and math.isfinite(value)):
+            problems.append(f"{flag(name)} must be above 0, not {value:g}")
+    if args.weight_decay < 0:
+        problems.append(f"--weight-decay must not be negative, not {args.weight_decay:g}")
+    if args.max_len < 16:
+        problems.append(f"--max-len must be at least 16, not {args.max_len}")
+    together = [
+        (args.language != "unk" and args.language_col, "--language and --language-col: give one of them"),
+        (args.persistent_workers and not args.num_workers, "--persistent-workers needs --num-workers of at least 1"),
+        (args.prefetch_factor and not args.num_workers, "--prefetch-factor needs --num-workers of at least 1"),
+        (args.global_batch_size and args.accumulate_steps > 1,
+         "--accumulate-steps and --global-batch-size: give one of them; the total fixes the accumulation"),
+        (args.global_batch_size and args.lr_scaling != "none",
+         "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so the rate must not"),
+        (args.key and args.all_codes_file, "--key and --all-codes-file: give one of them"),
+        (args.all_codes_col and not args.all_codes_file, "--all-codes-col needs --all-codes-file"),
+        (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
+        (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
+        (args.no_fp16 and args.fp16, "--fp16 and --no-fp16: give one of them"),
+        (len(set(args.target_cols or [])) < len(args.target_cols or []), "--target-cols: a column is named twice"),
+    ]
+    return problems + [text for wrong, text in together if wrong]
+
+
+def flag(dest: str) -> str:
+    return "--" + dest.replace("_", "-")
+
+
+def save_path_problem(path: str) -> str | None:
+    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        return f"{path}: cannot be the save folder, since {there} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        return f"{path}: cannot write there: {error.strerror}"
+
+
+def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None = None) -> None:
+    """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object that is
+    still alive when the interpreter ends can abort the process."""
+    with errors_end_all_ranks():
+        if os.environ.get("RANK", "0") not in ("", "0") and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
+            sys.exit(0)                              # rank 0 prints it
+        args = parser.parse_args(argv)
+        world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
+                           device=args.device, timeout_minutes=args.timeout_minutes)
+        try:
+            run(args, world)
+        finally:
+            gc.collect()
+            close_world(world)

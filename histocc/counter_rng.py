@@ -1,0 +1,45 @@
+"""Random numbers as a function of counters: no state to save, the same on every machine and for any number of processes."""
+
+import numpy as np
+
+STEP = np.uint64(0x9E3779B97F4A7C15)                      # 2^64 / golden ratio, odd
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Scrambles uint64 values one to one (finalizer of splitmix64; Steele, Lea, Flood 2014, "Fast splittable
+    pseudorandom number generators")."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def streams(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
+    """Where the draws of each row begin, uint64 [B]. Within an epoch no two rows begin at the same place."""
+    key = np.array([int(seed) % 2**64], dtype=np.uint64)  # numpy wraps arrays in silence, but warns of scalars
+    for part in (int(epoch) % 2**64, 0):
+        key = mix(key + STEP) + np.uint64(part)
+    return mix(key + np.asarray(rows, dtype=np.int64).astype(np.uint64) * STEP)
+
+
+def draw(stream: np.ndarray, number: int | np.ndarray) -> np.ndarray:
+    """Draw `number` of each stream, uint64: 64 even, independent bits. A stream's draws are splitmix64 from there.
+    Shapes broadcast, so that `draw(stream[:, None], numbers)` is a matrix [B, K]."""
+    return mix(stream + (np.atleast_1d(number).astype(np.uint64) + np.uint64(1)) * STEP)
+
+
+def chance(bits: np.ndarray, probability: float) -> np.ndarray:
+    """True with `probability`, bool, from draws."""
+    return (bits >> np.uint64(11)) * 2.0**-53 < probability
+
+
+def below(bits: np.ndarray, n: int | np.ndarray) -> np.ndarray:
+    """Even whole numbers 0 … n−1, int64, from draws; 0 ≤ n < 2^32 (0 gives 0)."""
+    return (((bits >> np.uint64(32)) * np.asarray(n).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+def derived_seed(*parts: int) -> int:
+    """One 63-bit seed out of several whole numbers, each of which matters, and so does their order."""
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        state = mix((state ^ np.uint64(part % 2**64)) + STEP)
+    return int(state[0] >> np.uint64(1))

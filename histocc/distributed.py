@@ -1,0 +1,244 @@
+"""The processes of a run: who this process is, and everything the processes say to each other outside DDP.
+
+This is the only module that reads RANK, LOCAL_RANK and WORLD_SIZE, and the only one that calls a collective.
+All of it works in one process too, where it costs nothing.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
+PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""
+
+
+class TrainingError(Exception):
+    """A run that cannot go on: ends every rank with exit code 1 and one message, from rank 0."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among the processes of the run. Made once, by `init_world`, and handed down."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    device: torch.device = torch.device("cpu")
+    backend: str | None = None                       # None: no process group
+    store: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0 of the whole job, the only one that writes files and speaks."""
+        return self.rank == 0
+
+    @property
+    def nodes(self) -> int:
+        return max(1, self.size // max(1, self.local_size))
+
+    def print(self, *words: object) -> None:
+        """Rank 0 only; flushed, so that the line is in the log when a job dies."""
+        if self.is_main:
+            print(*words, flush=True)
+
+    # ---- collectives: every rank calls them, in the same order ----
+
+    def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
+        """Sums and counts over all ranks, packed into one float64 all-reduce. Values: numbers or 0-d tensors."""
+        names = sorted(totals)                       # the same order on every rank
+        values = [torch.as_tensor(totals[name]).detach().to(self.device, torch.float64).reshape(()) for name in names]
+        packed = torch.stack(values)                                                             # [len(names)]
+        if self.backend:
+            dist.all_reduce(packed)
+        return dict(zip(names, packed.tolist()))
+
+    def gather(self, value: Any) -> list[Any]:
+        """The plain Python `value` of every rank, in order of rank, on every rank."""
+        if not self.backend:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        if self.backend:
+            dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
+
+    def main_first(self, name: str, work: Callable[[], Any]) -> Any:
+        """Runs `work` on rank 0 and returns its JSON-like result on every rank.
+
+        The others poll the store instead of waiting in a collective, so that long work never meets the time limit
+        of collectives. A `UserError` of rank 0 is raised on every rank. Each `name` may be used once in a run.
+        """
+        if not self.backend:
+            return work()
+        key = f"histocc/main_first/{name}"
+        if not self.is_main:
+            while not self.store.check([key]):
+                time.sleep(POLL_SECONDS)
+            answer = json.loads(self.store.get(key))
+            self.store.add(key + "/seen", 1)
+            if "result" in answer:
+                return answer["result"]
+            raise UserError(answer["user_error"]) if "user_error" in answer else SystemExit(1)
+        answer = {"failed": True}
+        try:
+            result = work()
+            answer = {"result": result}
+            return result
+        except UserError as error:
+            answer = {"user_error": str(error)}
+            raise
+        finally:
+            self.store.set(key, json.dumps(answer))
+            if "result" not in answer:                # rank 0 may hold the store: stay until all have read it
+                until = time.monotonic() + PEER_PATIENCE_SECONDS / 2
+                while self.store.add(key + "/seen", 0) < self.size - 1 and time.monotonic() < until:
+                    time.sleep(POLL_SECONDS)
+
+
+def launcher_environment(distributed: bool, world_size: int | None, local_rank: int | None) -> tuple[int, int, int]:
+    """(rank, local rank, world size) from the launcher's variables and the flags that must agree with them.
+
+    Raises UserError where they are missing, incomplete or contradict each other.
+    """
+    values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
+    if "LOCAL_RANK" not in values and local_rank is not None and values:
+        values["LOCAL_RANK"] = str(local_rank)       # launchers from before torchrun pass it as a flag alone
+    if not values:
+        if distributed:
+            raise UserError(
+                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it with\n"
+                f"  torchrun --nproc_per_node=2 {os.path.basename(sys.argv[0]) or 'finetune.py'} --distributed …\n"
+                "or leave --distributed out to run in one process.")
+        if world_size not in (None, 1):
+            raise UserError(f"--world-size {world_size} needs a launcher that starts {world_size} processes: "
+                            f"torchrun --nproc_per_node={world_size} …")
+        return 0, 0, 1
+    missing = [name for name in LAUNCHER_VARIABLES if name not in values]
+    if missing:
+        raise UserError(f"{', '.join(missing)} not set, but {', '.join(values)} is. A launcher such as torchrun sets "
+                        "all three; unset them to run in one process.")
+    try:
+        rank, local, size = (int(values[name]) for name in LAUNCHER_VARIABLES)
+    except ValueError:
+        raise UserError("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers; they are "
+                        + ", ".join(f"{k}={v!r}" for k, v in values.items())) from None
+    if world_size is not None and world_size != size:
+        raise UserError(f"--world-size {world_size} contradicts WORLD_SIZE={size} of the launcher. "
+                        "Leave --world-size out, or start that many processes.")
+    if not 0 <= rank < size or local < 0:
+        raise UserError(f"RANK={rank} and LOCAL_RANK={local} do not fit WORLD_SIZE={size}.")
+    return rank, local, size
+
+
+def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
+    """The device of this process. `name`: auto, cpu or cuda. Raises UserError where there is none for it."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cuda" and not gpus:
+        raise UserError("--device cuda, but this machine shows no CUDA device to torch "
+                        f"{torch.__version__}. Use --device cpu, or install torch with CUDA.")
+    if name == "cpu" or not gpus:
+        return torch.device("cpu")
+    highest = max(local_rank, local_size - 1)
+    if highest >= gpus:
+        raise UserError(f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
+                        "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def init_world(distributed: bool = False, *, world_size: int | None = None, local_rank: int | None = None,
+               device: str = "auto", timeout_minutes: float = 30.0) -> World:
+    """Reads the launcher's variables and joins the other processes. All ranks.
+
+    nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
+    """
+    rank, local, size = launcher_environment(distributed, world_size, local_rank)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
+    chosen = choose_device(device, local, local_size)
+    if size == 1 and not distributed:
+        return World(device=chosen)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    timeout = timedelta(minutes=timeout_minutes)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+    except (ValueError, RuntimeError) as error:       # MASTER_ADDR missing, port in use, host not reached
+        raise UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR="
+                        f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
+    dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
+                            timeout=timeout, device_id=chosen if backend == "nccl" else None)
+    return World(rank, local, size, local_size, chosen, backend, dist.PrefixStore("histocc", store))
+
+
+def close_world(world: World) -> None:
+    """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
+    if world.backend and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def current_world(device: torch.device | str = "cpu") -> World:
+    """The world of a process group that the caller has initialised already; one process where there is none."""
+    if not dist.is_initialized():
+        return World(device=torch.device(device))
+    return World(dist.get_rank(), int(os.environ.get("LOCAL_RANK") or 0), dist.get_world_size(),
+                 int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size()), torch.device(device),
+                 dist.get_backend())
+
+
+def wrap(model: torch.nn.Module, world: World) -> torch.nn.Module:
+    """`model` on the device of `world`, in DDP where there are other processes. Keep it inside a function.
+
+    Raises nothing of its own. Gradients are averaged over the processes after each backward pass.
+    """
+    model = model.to(world.device)
+    if not world.backend or not any(p.requires_grad for p in model.parameters()):
+        return model
+    return torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True)
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DDP, or `model` itself."""
+    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+
+
+def no_sync(model: torch.nn.Module, sync: bool) -> contextlib.AbstractContextManager:
+    """Holds DDP's all-reduce back while micro-batches are still to come (`sync` False)."""
+    if sync or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return contextlib.nullcontext()
+    return model.no_sync()
+
+
+@contextlib.contextmanager
+def errors_end_all_ranks():
+    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+
+    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is gone.
+    """
+    try:
+        yield
+    except (UserError, TrainingError) as error:
+        code = 2 if isinstance(error, UserError) else 1
+        if os.environ.get("RANK", "0") in ("", "0"):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+            time.sleep(PEER_PATIENCE_SECONDS)
+        sys.exit(code)

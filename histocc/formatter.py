@@ -1,0 +1,266 @@
+"""Codes of a classification <-> the token sequences that the seq2seq decoder reads and writes.
+
+A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS. One block holds one code; unused blocks are PAD.
+HISCO, OCC1950 and general systems ("gpf") are settings of one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+
+    >>> hisco_blocky5().transform_label("12345&-1")[:12].astype(int).tolist()
+    [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7, 1]
+"""
+
+import re
+import string
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
+FIRST_TOKEN_IDX = 5                                          # ids below are the five above
+
+SEP_VALUE = "&"                                              # between two codes in text form
+WITHIN_BLOCK_SEP = ","                                       # between two tokens of one code, where wanted
+NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})             # no title, not working, no work title; and a missing code
+
+
+class _System(NamedTuple):
+    tokens: tuple[str, ...]                                  # in order of their ids
+    whole_codes: tuple[str, ...] = ()                        # one token that fills its block
+    block_size: int | None = None                            # None: the user's choice
+    max_codes: int | None = None                             # None: as many as target columns
+    zeros_back_from: int | None = None                       # fewest digits to which leading zeros are restored
+    default_cols: tuple[str, ...] = ()
+
+
+_SYSTEMS = {
+    "hisco": _System(
+        tokens=tuple(str(n) for n in range(-3, 10)), whole_codes=("-1", "-2", "-3"), block_size=5, max_codes=5,
+        zeros_back_from=4, default_cols=tuple(f"hisco_{i}" for i in range(1, 6))),
+    "occ1950": _System(
+        tokens=tuple(string.digits), block_size=3, max_codes=2,
+        zeros_back_from=1, default_cols=("OCC1950_1", "OCC1950_2")),
+    "gpf": _System(
+        tokens=(*(str(n) for n in range(-999, 1000)), *string.ascii_letters,
+                *(c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)))),
+}
+
+
+class CodeError(ValueError):
+    """A code that does not fit the formatter. ``kind`` is "short", "long", "character" or "empty"."""
+
+    def __init__(self, message: str, kind: str = "character"):
+        super().__init__(message)
+        self.kind = kind
+
+
+class BlockyFormatter:
+    """Codes <-> token sequence for one classification.
+
+    Parameters
+    ----------
+    kind : "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (one block per target column).
+    target_cols : names of the columns that hold the codes; hisco takes one to five, occ1950 one or two, gpf one or more.
+        None: the usual names, for hisco and occ1950 only.
+    block_size : tokens per code; gpf only, the other two have their own.
+    use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead of one token
+        per character, so that a token may have several characters.
+    allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either way.
+
+    Raises ValueError for an unknown kind, or a number of columns or a block size out of range.
+
+    Attributes: kind, target_cols, max_num_codes, block_size, max_seq_len, num_classes, map_char_idx, map_idx_char,
+    sep_value, within_block_sep, allow_short.
+    """
+
+    def __init__(self, kind: str, target_cols: Sequence[str] | None = None, block_size: int = 5,
+                 use_within_block_sep: bool = False, allow_short: bool = False):
+        if kind not in _SYSTEMS:
+            raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
+        system = _SYSTEMS[kind]
+        general = kind == "gpf"
+        self.kind = kind
+        self.target_cols = list(system.default_cols if target_cols is None else target_cols)
+        self._check_columns(system)
+        if general and block_size < 1:
+            raise ValueError(f"block size must be at least 1, not {block_size}")
+        self.max_num_codes = system.max_codes or len(self.target_cols)
+        self.block_size = system.block_size or int(block_size)
+        self.max_seq_len = self.max_num_codes * self.block_size + 2          # BOS in front, EOS behind
+        self.sep_value = SEP_VALUE
+        self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
+        self.allow_short = bool(allow_short) and general
+
+        self.map_char_idx = {token: i for i, token in enumerate(system.tokens, start=FIRST_TOKEN_IDX)}
+        self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
+        self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
+        self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
+        # Tokens that a code can hold: in gpf without a separator each is one character, so "12" is two tokens, never one.
+        one_char = general and self.within_block_sep is None
+        self._in_codes = {i: token for i, token in self.map_idx_char.items() if not one_char or len(token) == 1}
+        ids = range(max(self.map_idx_char) + 2)              # the last stands for every id out of range
+        self._tables = [torch.tensor([i in members for i in ids]) for members in (self._in_codes, self._whole)]
+
+    def _check_columns(self, system: _System) -> None:
+        count, most = len(self.target_cols), system.max_codes
+        if count < 1 or (most is not None and count > most):
+            allowed = "at least one target column" if most is None else f"1 to {most} target columns"
+            raise ValueError(f"formatter {self.kind} takes {allowed}, not {count}: {self.target_cols}")
+
+    def __repr__(self) -> str:
+        return f"BlockyFormatter({self.to_dict()})"
+
+    # ---- text -> tokens
+
+    def repair(self, code: str) -> tuple[str, bool]:
+        """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters changed).
+
+        Surrounding blanks go, without counting as a change. HISCO: "41025.0" -> "41025", four digits get their leading zero
+        back. OCC1950: the same, up to three digits. gpf: nothing else, since any character may mean something there.
+        """
+        stripped = fixed = code.strip()
+        shortest = _SYSTEMS[self.kind].zeros_back_from
+        if shortest is not None:
+            if re.fullmatch(r"-?[0-9]+\.0+", fixed):
+                fixed = fixed.partition(".")[0]
+            if re.fullmatch(r"[0-9]+", fixed) and len(fixed) >= shortest:
+                fixed = fixed.zfill(self.block_size)
+        return fixed, fixed != stripped
+
+    def encode_code(self, code: str) -> np.ndarray:
+        """Tokens of one code, int64 [block_size]. The code is taken as it stands; see ``repair``.
+
+        Raises CodeError: "empty", "character" (no such token), "long" or "short" (does not fill its block; in gpf only
+        without ``allow_short``, and never for -1, -2, -3 and ?).
+        """
+        if not code.strip():
+            raise CodeError(f"code {code!r} is empty", "empty")
+        if self.map_char_idx.get(code) in self._whole:
+            return np.full(self.block_size, self.map_char_idx[code], dtype=np.int64)
+        tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
+        for token in tokens:
+            if self.map_char_idx.get(token) not in self._in_codes:
+                hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
+                raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}", "character")
+        count, size = len(tokens), self.block_size
+        if count > size:
+            raise CodeError(f"code {code!r} has {count} tokens, more than the block size {size}", "long")
+        if count < size and not (self.kind == "gpf" and (self.allow_short or code in NEVER_SHORT)):
+            raise CodeError(f"code {code!r} has {count} tokens, fewer than the block size {size}", "short")
+        block = np.full(size, EOS_IDX, dtype=np.int64)
+        block[:count] = [self.map_char_idx[token] for token in tokens]
+        return block
+
+    def transform_label(self, label: str | None) -> np.ndarray | None:
+        """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None.
+
+        Raises CodeError as ``encode_code`` does, and ValueError for more codes than blocks.
+        """
+        if label is None:
+            return None
+        codes = label.split(self.sep_value)
+        if len(codes) > self.max_num_codes:
+            raise ValueError(f"{label!r} holds {len(codes)} codes, formatter {self.kind} has room for {self.max_num_codes}")
+        sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
+        sequence[0], sequence[-1] = BOS_IDX, EOS_IDX
+        used = len(codes) * self.block_size
+        sequence[1:1 + used] = np.concatenate([self.encode_code(code) for code in codes])
+        return sequence
+
+    # ---- tokens -> text
+
+    def decode_block(self, ids: Sequence[int]) -> str | None:
+        """The code in one block of ``block_size`` token ids, or None where there is none.
+
+        HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no code; a first
+        token of -1, -2 or -3 is the whole code. gpf: the code ends at the first EOS, PAD, BOS and SEP before it are passed
+        over; nothing left, or an id that no code can hold, is no code. Raises ValueError for another number of ids.
+        """
+        ids = [int(i) for i in ids]
+        if len(ids) != self.block_size:
+            raise ValueError(f"a block has {self.block_size} tokens, not {len(ids)}")
+        if self.kind == "gpf":
+            ids = ids[:ids.index(EOS_IDX)] if EOS_IDX in ids else ids
+            ids = [i for i in ids if i not in (PAD_IDX, BOS_IDX, SEP_IDX)]
+        elif PAD_IDX in ids:
+            return None
+        elif ids[0] in self._whole:
+            return self.map_idx_char[ids[0]]
+        if not ids or any(i not in self._in_codes for i in ids):
+            return None
+        return (self.within_block_sep or "").join(self._in_codes[i] for i in ids)
+
+    def clean_pred(self, ids: Sequence[int]) -> str:
+        """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; "" without a code.
+
+        Raises ValueError if the blocks are not all there; the EOS behind them is not read.
+        """
+        size = self.block_size
+        blocks = (ids[start:start + size] for start in range(1, 1 + self.max_num_codes * size, size))
+        return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
+
+    def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving the device.
+
+        tokens : integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; what follows the blocks is not read.
+        Returns int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills its block,
+        a gpf code stands at the front with EOS behind. Raises ValueError if the sequence is too short.
+        """
+        length = self.max_num_codes * self.block_size
+        if tokens.shape[1] < 1 + length:
+            raise ValueError(f"sequences of {tokens.shape[1]} tokens are too short: BOS and {length} tokens are needed")
+        blocks = tokens[:, 1:1 + length].long().reshape(-1, self.max_num_codes, self.block_size)  # [B, M, bs]
+        in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
+        last = in_codes.shape[0] - 1
+        ids = torch.where((blocks < 0) | (blocks > last), last, blocks)
+        is_token = in_codes[ids]                             # [B, M, bs]
+        if self.kind == "gpf":
+            open_ = (blocks == EOS_IDX).cumsum(-1) == 0      # before the first EOS
+            passed_over = (blocks == PAD_IDX) | (blocks == BOS_IDX) | (blocks == SEP_IDX)
+            kept = is_token & open_
+            valid = kept.any(-1) & (is_token | passed_over | ~open_).all(-1)
+            front = torch.argsort((~kept).long(), dim=-1, stable=True)  # kept tokens first, in their order
+            canonical = torch.where(kept, blocks, EOS_IDX).gather(-1, front)
+        else:
+            first_is_whole = whole[ids[..., :1]]             # [B, M, 1]
+            canonical = torch.where(first_is_whole, blocks[..., :1], blocks)
+            valid = (is_token | first_is_whole).all(-1) & (blocks != PAD_IDX).all(-1)
+        return torch.where(valid[..., None], canonical, PAD_IDX)
+
+    # ---- plain form, for checkpoints
+
+    def to_dict(self) -> dict:
+        """Settings as plain types."""
+        return {"kind": self.kind, "block_size": self.block_size, "max_codes": self.max_num_codes,
+                "sep_value": self.sep_value, "within_block_sep": self.within_block_sep,
+                "target_cols": list(self.target_cols), "allow_short": self.allow_short}
+
+    @classmethod
+    def from_dict(cls, settings: dict) -> "BlockyFormatter":
+        """The formatter that ``to_dict`` described. Raises ValueError where the settings contradict each other."""
+        formatter = cls(settings["kind"], settings["target_cols"], settings["block_size"],
+                        settings["within_block_sep"] is not None, settings["allow_short"])
+        if formatter.to_dict() != settings:
+            raise ValueError(f"formatter settings do not fit together: {settings}, expected {formatter.to_dict()}")
+        return formatter
+
+
+def make_formatter(kind: str, target_cols: Sequence[str] | None, block_size: int = 5,
+                   use_within_block_sep: bool = False, allow_short: bool = False) -> BlockyFormatter:
+    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last three settings matter to gpf alone."""
+    return BlockyFormatter(kind, target_cols, block_size, use_within_block_sep, allow_short)
+
+
+def hisco_blocky5(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
+    """HISCO: five blocks of five tokens; one to five target columns (default hisco_1 ... hisco_5)."""
+    return BlockyFormatter("hisco", target_cols)
+
+
+def occ1950_blocky2(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
+    """OCC1950: two blocks of three digits; one or two target columns (default OCC1950_1, OCC1950_2)."""
+    return BlockyFormatter("occ1950", target_cols)
+
+
+def construct_general_purpose_formatter(block_size: int, target_cols: Sequence[str], use_within_block_sep: bool = False,
+                                        allow_short: bool = False) -> BlockyFormatter:
+    """Any system: as many blocks as target columns, ``block_size`` tokens each; see ``BlockyFormatter``."""
+    return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short)

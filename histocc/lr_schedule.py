@@ -1,0 +1,28 @@
+"""Learning rate of a step: linear warm-up, then linear decay."""
+
+import torch
+
+
+def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
+    """Factor on the peak learning rate for optimizer step `step` (0-based).
+
+    Rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps − warmup_steps) at
+    the last step: no step is wasted at rate 0. 0 from `total_steps` on.
+    """
+    if step >= total_steps:
+        return 0.0
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return (total_steps - step) / (total_steps - warmup_steps)
+
+
+def linear_schedule(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int):
+    """`linear_factor` as a torch scheduler. Its state is the peak rate and the step, so it can go on with another
+    number of total steps."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_factor(step, warmup_steps, total_steps))
+
+
+def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
+    """Learning rate for `processes` with the rule none, linear (× processes) or sqrt (× √processes)."""
+    factors = {"none": 1.0, "linear": float(processes), "sqrt": processes ** 0.5}
+    return rate * factors[rule]

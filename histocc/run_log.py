@@ -1,0 +1,105 @@
+"""What a run says while it goes: one console line per log point, `logs.csv`, and a progress bar where tqdm is."""
+
+import csv
+import importlib.util
+import os
+import sys
+import time
+
+COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
+           "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
+           "token_acc", "flat_acc")
+_DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
+
+
+def format_value(name: str, value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{_DIGITS.get(name, 12)}g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
+    seconds = int(seconds)
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // part:02d}{below}"
+    return f"{seconds}s"
+
+
+class RunLog:
+    """The log of one run; every method may be called on every rank and acts on rank 0 alone.
+
+    folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped.
+    """
+
+    def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True):
+        self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
+        self.is_main, self.total_steps, self.first_step = is_main, total_steps, step
+        self.started = time.monotonic()
+        self.bar = None
+        if self.path:
+            self._start_file(step)
+        if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            from tqdm import tqdm
+            self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
+
+    def _start_file(self, step: int) -> None:
+        rows = []
+        if step and os.path.isfile(self.path):
+            with open(self.path, encoding="utf-8", newline="") as file:
+                rows = [row for row in csv.DictReader(file)
+                        if row["step"].isdecimal() and int(row["step"]) <= step and None not in row.values()]
+        temporary = self.path + ".tmp"
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, self.path)
+
+    def say(self, *words: object) -> None:
+        if not self.is_main:
+            return
+        text = " ".join(map(str, words))
+        if self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def step(self) -> None:
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def row(self, values: dict) -> None:
+        """One row of logs.csv, and its lines on the console. `values` may hold any of COLUMNS."""
+        if not self.is_main:
+            return
+        if self.path:
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerow(
+                    [format_value(name, values.get(name)) for name in COLUMNS])
+        if values.get("train_loss") is not None:
+            self.say(self._train_line(values))
+        if values.get("val_loss") is not None:
+            self.say(self.validation_line(values))
+
+    def _train_line(self, values: dict) -> str:
+        step = values["step"]
+        done = step - self.first_step
+        left = (time.monotonic() - self.started) / max(done, 1) * (self.total_steps - step)
+        parts = [f"step {step:,}/{self.total_steps:,}", f"epoch {values['epoch'] + 1}", f"loss {values['train_loss']:.4f}",
+                 f"lr {values['lr']:.2e}"]
+        if values.get("samples_per_sec"):
+            parts += [f"{values['samples_per_sec']:,.0f} samples/s", f"waiting for data {values['data_share']:.0%}"]
+        return " · ".join([*parts, f"{duration(left)} left"])
+
+    @staticmethod
+    def validation_line(values: dict) -> str:
+        parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
+        parts += [f"{name} {values[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc")
+                  if values.get(name) is not None]
+        return " · ".join(parts)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()

@@ -1,0 +1,21 @@
+"""Twelve descriptions to show a trained model, which the generator never writes."""
+
+DEMO = (
+    ("widow of a master weaver", "en", "75400", ""),
+    ("Blacksmith and Inn Keeper at Thornby", "en", "83110", "51020"),
+    ("Huusmand og Skomager i Nørreby", "da", "61115", "80110"),
+    ("enke efter en gammel fisker", "da", "64100", ""),
+    ("f.d. torpare i Söderby", "se", "61115", ""),
+    ("Skräddaregesäll", "se", "79100", ""),
+    ("weduwe van een timmerman te Leiden", "nl", "95410", ""),
+    ("zonder eenig beroep", "nl", "-1", ""),
+    ("Schuhmachermeister in Altdorf", "ge", "80110", ""),
+    ("Witwe eines armen Tagelöhners", "ge", "99920", ""),
+    ("veuve d'un ancien boulanger", "fr", "77610", ""),
+    ("cultivateur retraité à Villeneuve", "fr", "61110", ""),
+)
+
+
+def demo_rows() -> list[tuple[str, str, str, str]]:
+    """Twelve rows (occ1, lang, hisco_1, hisco_2) in the six languages, none of which `rows` ever makes."""
+    return list(DEMO)

@@ -1,0 +1,345 @@
+"""The shared engine: `train_one_epoch`, `evaluate`, `train`.
+
+It knows models, batches and processes, but no files and no arguments: the caller hands it `save` and `log` functions.
+Any model called like `Seq2SeqMixerOccCANINE` and any criterion called like `LossMixer` runs on it.
+
+A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear, float
+[B, C] or the indices of each row's codes, int [B, K] with −1 for none. Batches of `histocc.dataset` also say how much
+each row weighs and how many observations the whole optimizer step has; other batches are whole steps of their own.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from histocc import metrics
+from histocc.decoding import evaluating, greedy_from_memory
+from histocc.distributed import TrainingError, World, current_world, no_sync, unwrap
+from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.run_log import RunLog
+from histocc.counter_rng import derived_seed
+
+CLIP_NORM = 1.0
+
+
+def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """Indices of codes int [B, K], −1 for none → [B, num_classes] of 0 and 1."""
+    target = torch.zeros(len(codes), num_classes + 1, dtype=dtype, device=codes.device)
+    return target.scatter_(1, codes.masked_fill(codes < 0, num_classes), 1.0)[:, :num_classes]
+
+
+def to_device(batch: dict, device: torch.device) -> dict:
+    """The batch with its tensors on `device`; pinned memory is copied while the device works."""
+    return {name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in batch.items()}
+
+
+def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
+    """Teacher-forced (logits [B, T−1, V], linear logits [B, C])."""
+    target = batch["targets_seq2seq"][:, :-1].long()
+    return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], target=target,
+                 target_mask=None, target_padding_mask=target == PAD_IDX)
+
+
+def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
+    """Named losses of each observation, [B] each; "loss" is the one that is trained.
+
+    A criterion without `per_observation` returns the mean over its rows, which then stands for each of them.
+    """
+    out_seq2seq, out_linear = outputs
+    target_linear = batch["targets_linear"]
+    if not target_linear.is_floating_point():
+        target_linear = multi_hot(target_linear, out_linear.shape[1], out_linear.dtype)
+    arguments = {"out_seq2seq": out_seq2seq, "out_linear": out_linear,
+                 "target_seq2seq": batch["targets_seq2seq"].long(), "target_linear": target_linear}
+    if hasattr(loss_fn, "per_observation"):
+        return loss_fn.per_observation(**arguments)
+    return {"loss": loss_fn(**arguments).expand(len(target_linear))}
+
+
+def weighted_sums(losses: dict[str, Tensor], weights: Tensor | None) -> dict[str, Tensor]:
+    """Sum of each loss over the observations; rows that only fill up a batch weigh nothing."""
+    return {name: (values if weights is None else values * weights.to(values.dtype)).sum()
+            for name, values in losses.items()}
+
+
+class Meter:
+    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
+
+    def __init__(self, samples: int = 0, state: dict | None = None):
+        self.samples = samples                       # observations of all ranks since the run began
+        self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
+        self.count = state["count"] if state else 0  # observations of all ranks since the last row
+        self.seconds_data = state["seconds_data"] if state else 0.0
+        self.grad_norm: Tensor | None = None
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
+
+    def state(self) -> dict:
+        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": self.count,
+                "seconds_data": self.seconds_data}
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
+            self.sums[name] = self.sums.get(name, 0.0) + value.detach().double()
+
+    def add_step(self, observations: int, grad_norm: Tensor) -> None:
+        self.count += observations
+        self.samples += observations
+        self.grad_norm = grad_norm
+
+    def row(self, world: World) -> dict:
+        """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+        elapsed = time.perf_counter() - self.timed_from
+        waited = self.seconds_data - self.timed_data
+        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
+        row = {f"train_{name}": total[name] / max(self.count, 1) for name in self.sums}
+        row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
+                "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
+                "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
+                "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
+        self.sums, self.count, self.seconds_data = {}, 0, 0.0
+        self.restart_clock()
+        return row
+
+
+class Boundary:
+    """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
+
+    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
+    """
+
+    def __init__(self, world: World, meter: Meter, *, log_interval: int | None = 100, eval_interval: int | None = None,
+                 save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
+                 evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
+                 log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
+                 best_val_loss: float | None = None):
+        self.world, self.meter = world, meter
+        self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
+        self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
+        self.evaluate, self.save, self.log = evaluate, save, log
+        self.best_val_loss = best_val_loss
+
+    def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
+        last = step == self.stop_step
+        names = [f"{step}.bin"] if _due(step, self.save_interval) else []
+        if self.save_each_epoch and self.steps_per_epoch and step % self.steps_per_epoch == 0:
+            names.append(f"epoch_{step // self.steps_per_epoch}.bin")
+        evaluates = self.evaluate is not None and (last or _due(step, self.eval_interval))
+        if evaluates or last or _due(step, self.log_interval):
+            row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
+            if evaluates:
+                row |= self.evaluate()
+                if self.best_val_loss is None or row["val_loss"] < self.best_val_loss:
+                    self.best_val_loss = row["val_loss"]
+                    names.append("best.bin")
+            if self.log is not None:
+                self.log(row)
+        if names or last:
+            self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
+        if names or evaluates:
+            self.meter.restart_clock()               # evaluating and saving are not training time
+
+    def _save(self, step: int, names: list[str]) -> None:
+        if self.save is None:
+            return
+        running = self.world.gather(self.meter.state())
+        self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss})
+
+
+def _due(step: int, interval: int | None) -> bool:
+    return bool(interval) and step % interval == 0
+
+
+def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World) -> None:
+    """Two throw-away passes through DDP, before weights, optimizer and random state are set. All ranks.
+
+    DDP lays its buckets out anew after its first step, so a run that is resumed would sum the gradients of more than
+    two ranks in another order than one that was never interrupted. After this the layout no longer depends on when the
+    process started. It costs two micro-batches at every start.
+    """
+    if unwrap(model) is model:
+        return
+    batch = to_device(data_loader.dataset[(0, 0, 0)], world.device)
+    for _ in range(2):
+        row_losses(loss_fn, forward(model, batch), batch)["loss"].sum().backward()
+    model.zero_grad(set_to_none=True)
+
+
+def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, optimizer: torch.optim.Optimizer,
+                    device: torch.device | str, scheduler: Any, current_step: int, *, epoch: int = 0,
+                    log_interval: int | None = 100, stop_step: int | None = None, boundary: Boundary | None = None,
+                    seed: int | None = None, step_done: Callable[[], None] | None = None, distributed: bool = False,
+                    is_main_process: bool = True, world: World | None = None) -> int:
+    """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All ranks.
+
+    The loss of a step is the mean over all its observations, whichever rank holds them: each rank's sum is divided by
+    their number everywhere, and multiplied by the number of ranks, since DDP averages over ranks.
+
+    current_step: optimizer steps done before; stop_step: return there. boundary: called after each step; None prints a
+    line every `log_interval` steps. seed: makes dropout a function of (seed, step, rank), so that nothing but the step
+    has to be known to go on; None leaves torch's generators alone. Called alone it runs in one process; `distributed`
+    joins the process group that exists. Raises TrainingError at a gradient that is not finite, on all ranks alike.
+    """
+    device = torch.device(device)
+    world = world or (current_world(device) if distributed else World(device=device))
+    if boundary is None:
+        printer = RunLog(None, stop_step or current_step + _length(data_loader), world.is_main and is_main_process,
+                         current_step, bar=False)
+        boundary = Boundary(world, Meter(), log_interval=log_interval, log=printer.row)
+    meter = boundary.meter
+    model.train()
+    batches, opens_step = iter(data_loader), True
+    while stop_step is None or current_step < stop_step:
+        waiting_from = time.perf_counter()
+        batch = next(batches, None)
+        meter.seconds_data += time.perf_counter() - waiting_from
+        if batch is None:
+            break
+        if opens_step and seed is not None:
+            torch.manual_seed(derived_seed(seed, current_step, world.rank))
+        batch = to_device(batch, device)
+        observations = batch.get("global_count", len(batch["input_ids"]) * world.size)
+        opens_step = batch.get("last_micro_batch", True)
+        with no_sync(model, sync=opens_step):
+            sums = weighted_sums(row_losses(loss_fn, forward(model, batch), batch), batch.get("weights"))
+            (sums["loss"] * (world.size / observations)).backward()
+        meter.add(sums)
+        if not opens_step:
+            continue
+        meter.add_step(observations, optimizer_step(model, optimizer, current_step))
+        learning_rate = optimizer.param_groups[0]["lr"]
+        scheduler.step()
+        current_step += 1
+        if step_done is not None:
+            step_done()
+        boundary(current_step, epoch, learning_rate)
+        model.train()
+    return current_step
+
+
+def _length(data_loader: Iterable[dict]) -> int:
+    return len(data_loader) if hasattr(data_loader, "__len__") else 0
+
+
+def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
+    """Clips the gradients to norm 1, takes the step, and returns the norm before clipping (0-d). All ranks.
+
+    After DDP the norm is the same on all ranks, so all of them stop together where it is not finite.
+    """
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+    if not torch.isfinite(norm):
+        raise TrainingError(f"step {step + 1}: the gradient is not finite ({float(norm)}). Nothing was changed by this "
+                            "step; the last checkpoint is good. Lower --learning-rate, or look for damaged weights.")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, device: torch.device | str, *,
+             formatter: BlockyFormatter | None = None, world: World | None = None) -> dict[str, float]:
+    """Losses and accuracies over all rows of all ranks' `data_loader`s. All ranks.
+
+    val_loss and its parts, and token_acc, are teacher-forced; flat_acc holds the linear decoder's codes with
+    probability above 0.5 against the target; seq_acc, only with a `formatter`, decodes greedily and compares sets of
+    codes. All accuracies are fractions 0…1.
+    """
+    device = torch.device(device)
+    world = world or World(device=device)
+    raw_model = unwrap(model)
+    totals: dict[str, Tensor | float] = {}
+    with evaluating(raw_model):
+        for batch in data_loader:
+            for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter).items():
+                totals[name] = totals.get(name, 0.0) + value
+    total = world.sum_over_ranks(totals)
+    rows, tokens = max(total.pop("_rows"), 1.0), max(total.pop("_tokens"), 1.0)
+    right_tokens = total.pop("_right_tokens")
+    return {**{name: value / rows for name, value in total.items()}, "token_acc": right_tokens / tokens}
+
+
+def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatter: BlockyFormatter | None) -> dict:
+    """Weighted sums over one batch: losses, rows and tokens counted, rows right."""
+    weights = batch.get("weights")
+    if weights is None:
+        weights = torch.ones(len(batch["input_ids"]), device=batch["input_ids"].device)
+    targets = batch["targets_seq2seq"].long()
+    inner = targets[:, :-1]
+    if formatter is not None:
+        memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
+        memory_padding = model.memory_padding_mask(batch["attention_mask"])
+        outputs = model.decode(memory, inner, memory_padding), model.classify(pooled)
+    else:
+        outputs = forward(model, batch)
+    losses = row_losses(loss_fn, outputs, batch)
+    right, counted = metrics.token_counts(outputs[0], targets, PAD_IDX)
+    linear = batch["targets_linear"]
+    if not linear.is_floating_point():
+        linear = multi_hot(linear, outputs[1].shape[1], torch.float32)
+    rows = {f"val_{name}": values for name, values in losses.items()}
+    rows |= {"_rows": torch.ones_like(weights), "_tokens": counted, "_right_tokens": right,
+             "flat_acc": metrics.flat_sets_equal(outputs[1], linear)}
+    if formatter is not None:
+        decoded = greedy_from_memory(model, memory, memory_padding, max_codes=formatter.max_num_codes,
+                                     block_size=formatter.block_size)
+        rows["seq_acc"] = metrics.same_code_sets(formatter.canonical_blocks(decoded.tokens),
+                                                 formatter.canonical_blocks(targets), PAD_IDX)
+    return {name: (values.double() * weights.double()).sum() for name, values in rows.items()}
+
+
+def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, optimizer: torch.optim.Optimizer,
+          device: torch.device | str, scheduler: Any, total_steps: int, current_step: int = 0,
+          log_interval: int | None = 100, eval_interval: int | None = 1000, save_interval: int | None = 1000, *,
+          stop_step: int | None = None, steps_per_epoch: int | None = None, formatter: BlockyFormatter | None = None,
+          save: Callable[[int, list[str], dict], None] | None = None, log: Callable[[dict], None] | None = None,
+          step_done: Callable[[], None] | None = None, position: dict | None = None, save_each_epoch: bool = False,
+          seed: int | None = None, distributed: bool = False, is_main_process: bool = True,
+          world: World | None = None) -> int:
+    """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
+
+    data_loaders: "data_loader_train" and, where there is something to validate on, "data_loader_val". A loader with a
+    method `at(epoch, first_batch)` starts in the middle of an epoch. There is an evaluation after the last step.
+    position: what `save` was given by an earlier run, to go on counting where that stopped.
+    """
+    device = torch.device(device)
+    world = world or (current_world(device) if distributed else World(device=device))
+    stop_step = min(total_steps, stop_step or total_steps)
+    loader, loader_val = data_loaders["data_loader_train"], data_loaders.get("data_loader_val")
+    steps_per_epoch = steps_per_epoch or len(loader)
+    position = position or {}
+    running = position.get("running") or []
+    meter = Meter(position.get("samples", 0), _own_share(running, world))
+    boundary = Boundary(
+        world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
+        stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
+        save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
+        evaluate=None if loader_val is None else
+        lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, world=world))
+    while current_step < stop_step:
+        epoch, first_batch = divmod(current_step, steps_per_epoch)
+        batches = loader.at(epoch, first_batch) if hasattr(loader, "at") else loader
+        before = current_step
+        current_step = train_one_epoch(model, batches, loss_fn, optimizer, device, scheduler, current_step, epoch=epoch,
+                                       stop_step=stop_step, boundary=boundary, seed=seed, step_done=step_done,
+                                       world=world)
+        if current_step == before:
+            raise TrainingError("the data loader gave no batch")
+    return current_step
+
+
+def _own_share(running: list[dict], world: World) -> dict | None:
+    """This rank's sums of the log row that was open when the checkpoint was written; on another number of ranks the
+    first takes them all."""
+    if len(running) == world.size:
+        return running[world.rank]
+    if not running:
+        return None
+    names = running[0]["sums"].keys()
+    sums = {name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0 for name in names}
+    return {"sums": sums, "count": running[0]["count"], "seconds_data": 0.0}

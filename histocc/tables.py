@@ -1,0 +1,148 @@
+"""Reading tables of text: CSV files row by row, with their line numbers, and the small key files of codes.
+
+Values stay the text that stands in the file: "NA", "null" and "0123" are never turned into anything else.
+"""
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from histocc.distributed import UserError
+
+csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+
+
+def open_table(path: str):
+    """`path` as UTF-8 text, with or without byte order mark."""
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def read_header(path: str) -> tuple[list[str], str]:
+    """(column names, delimiter) of the first line. Raises UserError for what cannot be a table."""
+    if os.path.isdir(path):
+        raise UserError(f"{path}: is a folder, not a file")
+    try:
+        with open_table(path) as file:
+            line = file.readline()
+            if not line.strip():
+                raise UserError(f"{path}: is empty" if not line else f"{path}: the first line, with the column names, is blank")
+            delimiter = max(",;\t", key=line.count)           # the first of them where none occurs
+            file.seek(0)
+            return next(csv.reader(file, delimiter=delimiter)), delimiter
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(not_utf8(path, error)) from None
+
+
+def not_utf8(path: str, error: UnicodeDecodeError) -> str:
+    return (f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}). Save it as UTF-8, for example with\n"
+            f"  iconv -f WINDOWS-1252 -t UTF-8 {path} > utf8.csv")
+
+
+def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str]:
+    """What is wrong with the columns of a file, a line each."""
+    problems = [f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
+                for name in dict.fromkeys(wanted) if name not in header]
+    return problems + [f"{path}: column {name!r} stands there {header.count(name)} times"
+                       for name in dict.fromkeys(wanted) if header.count(name) > 1]
+
+
+def read_rows(path: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """(line number of the row's last line, cells) of each row below the header; blank lines are passed over.
+
+    Raises UserError where the file is not UTF-8 or not readable as CSV.
+    """
+    try:
+        with open_table(path) as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            next(reader, None)
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+    except UnicodeDecodeError as error:
+        raise UserError(not_utf8(path, error)) from None
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+
+
+def find_target_columns(header: list[str], naming: str = "hisco", has_key: bool = False) -> tuple[str, list[str]] | None:
+    """(formatter, columns) of the first family of target columns that `header` has, or None.
+
+    Families: code1 … code5 (only with a key file, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2.
+    """
+    families = [("hisco", [f"code{i}" for i in range(1, 6)])] if has_key else []
+    families += [("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
+                 ("occ1950", ["OCC1950_1", "OCC1950_2"])]
+    for formatter, names in families:
+        if names[0] in header:
+            return formatter, [name for name in names if name in header]
+    return None
+
+
+def hold_numbers(columns: list[str]) -> bool:
+    """True for the columns code1, code2 …: they hold numbers of a key, not codes."""
+    return all(re.fullmatch(r"code\d+", name) for name in columns)
+
+
+def read_column(path: str, column: str) -> list[str]:
+    """The cells of one column, in order. Raises UserError."""
+    header, delimiter = read_header(path)
+    problems = column_problems(path, header, [column])
+    if problems:
+        raise UserError("\n".join(problems))
+    index = header.index(column)
+    return [cells[index].strip() for _, cells in read_rows(path, delimiter) if len(cells) > index]
+
+
+def read_key(path: str) -> list[str]:
+    """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or `hisco`.
+
+    Rows without a code are passed over. Raises UserError where the numbers are not 0 … n−1, each once.
+    """
+    header, _ = read_header(path)
+    name = next((column for column in ("system_code", "hisco") if column in header), None)
+    if name is None or "code" not in header:
+        raise UserError(f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
+                        f"this one has {', '.join(map(repr, header))}")
+    pairs = {}
+    for code, number in zip(read_column(path, name), read_column(path, "code")):
+        if not code:
+            continue
+        if not number.isdecimal() or int(number) in pairs:
+            raise UserError(f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; code {code!r} has {number!r}")
+        pairs[int(number)] = code
+    if sorted(pairs) != list(range(len(pairs))) or not pairs:
+        raise UserError(f"{path}: column 'code' must number the codes 0 … {max(len(pairs) - 1, 0)} without a gap")
+    return [pairs[i] for i in range(len(pairs))]
+
+
+def read_words(path: str) -> dict[str, int]:
+    """Words and how often they occur: columns word, freq. Raises UserError."""
+    words, counts = read_column(path, "word"), read_column(path, "freq")
+    bad = next(((w, c) for w, c in zip(words, counts) if not w or not c.isdecimal()), None)
+    if bad or not words:
+        raise UserError(f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else ""))
+    return {word: int(count) for word, count in zip(words, counts)}
+
+
+def main(argv: list[str]) -> int:
+    """`python -m histocc.tables FILE`: the flags that fit the target columns of a file, for the launchers."""
+    try:
+        found = find_target_columns(read_header(argv[0])[0])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if found is None:
+        print(f"error: {argv[0]} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols", file=sys.stderr)
+        return 2
+    print("--formatter", found[0], "--target-cols", *found[1])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

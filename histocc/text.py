@@ -1,0 +1,92 @@
+"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1).
+
+A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`, where the inner `[SEP]` is
+the five literal characters and the outer two are CANINE's own code points from the private use area.
+"""
+
+import numpy as np
+
+PAD_ID = 0
+CLS_ID = 0xE000
+SEP_ID = 0xE001
+LANGUAGE_SEPARATOR = "[SEP]"
+UNKNOWN_LANGUAGE = "unk"
+
+# Languages of the published models, and what they mean when nothing is known.
+LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
+
+# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little.
+_WIDTHS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128)
+
+
+def padded_width(n: int, max_len: int = 128) -> int:
+    """Smallest fixed width that gives `n` characters the same encoding as any larger one.
+
+    CANINE drops the last block of four positions when it downsamples, and its upsampling convolution looks two
+    positions ahead: the block of the second position after the last real one must exist and not be the last. With less,
+    real positions change by whole units. `n` counts characters without [CLS] and [SEP]; the result is a number of
+    positions, at most `max_len`.
+    """
+    need = 4 * ((n + 3) // 4) + 8
+    for width in _WIDTHS:
+        if width >= need:
+            return min(width, max_len)
+    return min(-(-need // 32) * 32, max_len)
+
+
+def code_points(text: str) -> np.ndarray:
+    """`text` as uint32 code points [n]."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """What stands before the description for each language: (ids int64 [L, W] padded with 0, lengths int64 [L])."""
+    rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    table = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
+    for i, row in enumerate(rows):
+        table[i, :len(row)] = row
+    return table, lengths
+
+
+def encode_batch(flat: np.ndarray, offsets: np.ndarray, language: np.ndarray,
+                 table: tuple[np.ndarray, np.ndarray], max_len: int = 128,
+                 width: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Character ids of a batch.
+
+    flat: code points uint32 [N] of all descriptions; offsets: int64 [B+1]; language: int [B], rows of `table`
+    (from `language_table`). Returns (input_ids int64 [B, S], attention_mask bool [B, S]); S is `width`, or
+    `padded_width` of the longest input. Descriptions that do not fit in `max_len` positions are cut.
+    """
+    prefixes, prefix_lengths = table
+    start = np.minimum(prefix_lengths[language], max_len - 1)                      # [B]
+    total = np.minimum(start + np.diff(offsets) + 1, max_len)                      # [B], [CLS] … [SEP]
+    if width is None:
+        width = padded_width(int(total.max()) - 2, max_len)
+    position = np.arange(width)                                                    # [S]
+    mask = position < total[:, None]                                               # [B, S]
+    ids = np.zeros(mask.shape, dtype=np.int64)
+    head = min(prefixes.shape[1], width)
+    ids[:, :head] = prefixes[language, :head]
+    in_text = (position >= start[:, None]) & (position < (total - 1)[:, None])     # [B, S]
+    source = (offsets[:-1] - start)[:, None] + position                            # [B, S], index into flat
+    ids[in_text] = flat[source[in_text]]
+    ids[np.arange(len(total)), total - 1] = SEP_ID
+    return ids, mask
+
+
+def encode(texts: list[str], languages: list[str], max_len: int = 128,
+           width: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Character ids of descriptions with their languages; shapes as in `encode_batch`."""
+    known = sorted(set(languages))
+    flat, offsets = join_texts([code_points(text) for text in texts])
+    language = np.array([known.index(lang) for lang in languages], dtype=np.int64)
+    return encode_batch(flat, offsets, language, language_table(known), max_len, width)
+
+
+def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Arrays of code points → (flat uint32 [N], offsets int64 [B+1])."""
+    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(a) for a in arrays], out=offsets[1:])
+    flat = np.concatenate(arrays).astype(np.uint32, copy=False) if arrays else np.zeros(0, dtype=np.uint32)
+    return flat, offsets

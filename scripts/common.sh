@@ -1,0 +1,313 @@
+# shellcheck shell=bash
+# What launch_training.sh, run_multi_gpu_train.sh and tests/run have in common. Sourced, never run.
+# Written for bash 3.2 too: an empty array is expanded as ${A[@]+"${A[@]}"}.
+
+REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+fail() {
+  printf 'error: %s\n' "$@" >&2
+  exit 2
+}
+
+# ---- environment ----
+
+# probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or none,
+# options of its torchrun", or why not.
+probe() {
+  PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
+import importlib.util, re, sys
+if sys.version_info < (3, 11):
+    sys.exit(print("Python %d.%d is older than 3.11" % sys.version_info[:2]) or 1)
+missing = [name for name in ("torch", "numpy", *sys.argv[1:]) if importlib.util.find_spec(name) is None]
+if missing:
+    sys.exit(print("it has no", ", ".join(missing)) or 1)
+try:
+    import numpy, torch
+    from torch.distributed.run import get_args_parser
+except Exception as error:
+    sys.exit(print("torch or numpy cannot be imported:", " ".join(str(error).split())) or 1)
+if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
+    sys.exit(print("torch", torch.__version__, "is older than 2.10") or 1)
+usage = get_args_parser().format_help()
+print(torch.__version__, torch.version.cuda or torch.version.hip or "none",
+      *(option for option in ("--signals-to-handle", "--shutdown-timeout") if option in usage))
+EOF
+  ) && [[ -n $PROBED ]]
+}
+
+# set_up REQUIREMENTS [MODULE…]: sets PYTHON to that of the active environment where it has torch, numpy and the modules,
+# else to that of .venv, which is made and filled here.
+set_up() {
+  local active reason=''
+  active=$(command -v python || command -v python3 || true)
+  if [[ -n $active && $active != "$REPO/.venv/bin/"* ]]; then
+    if probe "$active" "${@:2}"; then
+      PYTHON=$active
+      echo "Environment: $PYTHON, torch ${PROBED%% *}"
+      return
+    fi
+    reason=" ($active is not used: ${PROBED:-it does not start})"
+  fi
+  PYTHON=$REPO/.venv/bin/python
+  echo "Environment: $REPO/.venv$reason"
+  fill_venv "$@"
+}
+
+# The file `unfinished` stands in .venv while it is being filled, so that an interrupted start is noticed and mended;
+# `installed-REQUIREMENTS` says for which requirements it was filled, so that the next start costs nothing.
+fill_venv() {
+  local venv=$REPO/.venv unfinished=$REPO/.venv/unfinished done_for=$REPO/.venv/installed-$1 log=$REPO/.venv/pip.log wanted base
+  wanted=$(cat "$REPO/requirements.txt" "$REPO/$1" | cksum)
+  if [[ ! -e $unfinished && ( ! -e $done_for || $(cat "$done_for") == "$wanted" ) ]] && probe "$PYTHON" "${@:2}"; then
+    return
+  fi
+  if [[ -e $unfinished ]] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
+    base=$(find_python)
+    [[ ! -e $venv ]] || echo "  making it anew: it is broken, or an earlier start was interrupted"
+    echo "  making it with $("$base" --version)"
+    rm -rf "$venv"
+    mkdir "$venv"
+    touch "$unfinished"
+    "$base" -m venv "$venv" >"$log" 2>&1 || pip_failed "$log"
+  fi
+  touch "$unfinished"
+  echo "  installing $1 (torch alone is a download of 200 MB to 3 GB; log: $log)"
+  "$PYTHON" -m pip install --no-input --disable-pip-version-check -r "$REPO/$1" >"$log" 2>&1 </dev/null || pip_failed "$log"
+  probe "$PYTHON" "${@:2}" || fail "$venv was filled, but: $PROBED"
+  echo "$wanted" >"$done_for"
+  rm "$unfinished"
+  echo "  installed"
+}
+
+pip_failed() {
+  tail -n 25 "$1" >&2
+  printf 'error: %s\n' "the installation failed; the lines above are the end of $1" \
+    "The same command tries again. An activated environment with torch 2.10 or newer is used instead of .venv." >&2
+  exit 1
+}
+
+find_python() {
+  local name
+  for name in python3.11 python3.12 python3.13 python3.14 python3 python; do
+    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+      command -v "$name"
+      return
+    fi
+  done
+  fail "Python 3.11 or newer, with its venv module, was not found." \
+    "Install it (on Debian and Ubuntu: python3.11 and python3.11-venv), or activate an environment with torch 2.10 or newer."
+}
+
+# ---- arguments of the launchers ----
+
+# Sets NUM, DATA, FLAGS (those after --) and PRINT_ONLY. `usage` is the launcher's own.
+read_arguments() {
+  NUM='' DATA='' FLAGS=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
+  while (($#)); do
+    case $1 in
+      -h | --help) usage; exit 0 ;;
+      --print-only) PRINT_ONLY=1 ;;
+      --) shift; FLAGS=("$@"); break ;;
+      -*) fail "unknown option $1. Flags for the training script stand after --: [NUM] [DATA] -- $1" ;;
+      *[!0-9]* | '')
+        if [[ $1 == all ]]; then
+          set_once NUM "$1"
+        else
+          [[ -n $1 ]] || fail "DATA is empty: expected a CSV file, or a folder with train.csv and val.csv"
+          set_once DATA "$1"
+        fi ;;
+      *) set_once NUM "$((10#$1))" ;;
+    esac
+    shift
+  done
+  [[ $NUM != 0 ]] || fail "NUM is the number of processes: at least 1"
+}
+
+set_once() {
+  [[ -z ${!1} ]] || fail "$1 is given twice: ${!1} and $2. Flags for the training script stand after --"
+  printf -v "$1" %s "$2"
+}
+
+# has_flag NAME…: whether one of them is among FLAGS, in either spelling. Sets VALUE to what follows it.
+has_flag() {
+  local flag name previous='' found=1
+  for flag in ${FLAGS[@]+"${FLAGS[@]}"}; do
+    [[ -z $previous ]] || VALUE=$flag
+    previous=''
+    for name in "$@"; do
+      [[ $flag == --* ]] || continue
+      [[ $(tr _ - <<<"${flag%%=*}") == "$name" ]] || continue
+      found=0 VALUE=''
+      if [[ $flag == *=* ]]; then VALUE=${flag#*=}; else previous=$flag; fi
+    done
+  done
+  return $found
+}
+
+# ---- processes ----
+
+# GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves.
+count_gpus() {
+  local listed all visible=0 id
+  listed=$(nvidia-smi --list-gpus 2>/dev/null || true)
+  all=$(grep -c '^GPU ' <<<"$listed" || true)
+  if [[ -z ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    echo "$all"
+    return
+  fi
+  for id in ${CUDA_VISIBLE_DEVICES//,/ }; do          # as CUDA reads it: up to the first that is not there
+    [[ ! $id =~ ^-?[0-9]+$ ]] || ((id >= 0 && id < all)) || break
+    visible=$((visible + 1))
+  done
+  ((all == 0)) && echo 0 || echo "$visible"
+}
+
+# choose_processes DEFAULT (a number, or all): sets GPUS, PROCESSES and DEVICES, in words.
+choose_processes() {
+  local default=$1 hidden=''
+  GPUS=$(count_gpus)
+  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || hidden=" (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)"
+  if has_flag --device && [[ $VALUE == cpu ]]; then
+    GPUS=0 hidden=' (--device cpu)'
+  fi
+  if ((GPUS == 0)); then
+    PROCESSES=${NUM:-$default}
+    [[ $PROCESSES != all ]] || PROCESSES=2
+    DEVICES="NO GPU$hidden: TRAINING ON CPUS, $PROCESSES process(es) on $(cores) core(s)"
+    return
+  fi
+  PROCESSES=$NUM
+  if [[ $PROCESSES == all || ( -z $NUM && $default == all ) ]]; then
+    PROCESSES=$GPUS
+  elif [[ -z $NUM ]]; then
+    PROCESSES=$((default < GPUS ? default : GPUS))
+  fi
+  ((PROCESSES <= GPUS)) || fail \
+    "$PROCESSES processes need a GPU each, but $GPUS can be used here$hidden." \
+    "Ask for at most $GPUS, set CUDA_VISIBLE_DEVICES to more of them, or train on CPUs with -- --device cpu"
+  DEVICES="$PROCESSES of $GPUS GPU(s)$hidden"
+  [[ $PROBED != *' none'* ]] || DEVICES+=$'\n'"             WARNING: torch ${PROBED%% *} was built without CUDA and trains on CPUs all the same"
+}
+
+cores() {
+  getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
+}
+
+free_port() {
+  "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# ---- what to run ----
+
+# Sets SCRIPT and ARGUMENTS for DATA, with what the script needs to be told about its columns.
+choose_data() {
+  local file=$DATA name
+  case $(tr '[:upper:]' '[:lower:]' <<<"$DATA") in
+    *.csv | *.tsv | *.txt) SCRIPT=finetune.py ARGUMENTS=(--dataset "$DATA") ;;
+    *) SCRIPT='' ;;
+  esac
+  if [[ -d $DATA ]]; then
+    for name in train.csv val.csv; do
+      [[ -f $DATA/$name ]] || fail "$DATA is a folder without $name" "$EXPECTED"
+    done
+    file=${DATA%/}/train.csv
+    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$file" --val-data "${DATA%/}/val.csv")
+  elif [[ ! -e $DATA ]]; then
+    fail "$DATA: no such file or folder" "$EXPECTED"
+  elif [[ -z $SCRIPT || ! -f $DATA ]]; then
+    fail "$DATA is neither" "$EXPECTED"
+  fi
+  describe_columns "$file"
+}
+EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt), or a folder with train.csv and val.csv'
+
+# Adds the flags that fit the columns of a file, where the user has not given them.
+describe_columns() {
+  local found wanted=columns
+  ! has_flag --target-cols --key --target-col-naming || wanted=''
+  found=$("$PYTHON" - "$1" $wanted <<'EOF'
+import sys
+from histocc import tables
+from histocc.distributed import UserError
+file, *wanted = sys.argv[1:]
+try:
+    print("lang" in tables.read_header(file)[0])
+except UserError as error:
+    sys.exit(print("error:", error, file=sys.stderr) or 2)
+sys.exit(tables.main([file]) if wanted else 0)
+EOF
+  ) || exit $?
+  if [[ $found == *--target-cols* ]]; then
+    if has_flag --formatter; then
+      found=${found/--formatter * --target-cols/--target-cols}
+    fi
+    # shellcheck disable=SC2206  # the columns that it finds have no blanks in their names
+    ARGUMENTS+=(${found#*$'\n'})
+  fi
+  if [[ $found == True* ]] && ! has_flag --language --language-col; then
+    ARGUMENTS+=(--language-col lang)
+  fi
+}
+
+choose_save_path() {
+  SAVE_PATH=./output
+  if has_flag --save-path --save-dir --checkpoint-dir; then
+    SAVE_PATH=$VALUE
+  elif [[ $SCRIPT == finetune.py ]]; then
+    ARGUMENTS+=(--save-path "$SAVE_PATH")
+  else
+    ARGUMENTS+=(--save-dir "$SAVE_PATH")
+  fi
+}
+
+# Whether the save path holds the run on the sample that launch_training.sh makes.
+holds_sample_run() {
+  [[ -f $SAVE_PATH/args.json ]] && grep -qF "\"$SAVE_PATH/sample/train.csv\"" "$SAVE_PATH/args.json"
+}
+
+# Sets COMMAND from all that was chosen; the user's flags come last and win.
+make_command() {
+  PORT=${MASTER_PORT:-$(free_port)}
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(cores) / PROCESSES > 0 ? $(cores) / PROCESSES : 1))}
+  export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}
+  COMMAND=("$PYTHON" -m torch.distributed.run --nnodes=1 --nproc-per-node="$PROCESSES" --master-addr=127.0.0.1 --master-port="$PORT")
+  [[ $PROBED != *--signals-to-handle* ]] || COMMAND+=(--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1)
+  [[ $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
+  COMMAND+=("$REPO/$SCRIPT" --distributed "${ARGUMENTS[@]}")
+  if [[ -n ${MODEL_SIZE:-} ]] && ! has_flag --model-size; then
+    COMMAND+=(--model-size "$MODEL_SIZE")
+  fi
+  COMMAND+=(${FLAGS[@]+"${FLAGS[@]}"})
+}
+
+say_command() {
+  printf '%s\n' "Data:        $DATA" "Script:      $SCRIPT" "Processes:   $PROCESSES" "Devices:     $DEVICES" \
+    "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Port:        $PORT" "Save path:   $SAVE_PATH" "Command:"
+  printf ' %q' "${COMMAND[@]}"
+  printf '\n'
+}
+
+# Says what will run, then becomes it.
+start() {
+  make_command
+  say_command
+  [[ -z $PRINT_ONLY ]] || exit 0
+  exec "${COMMAND[@]}"
+}
+
+# run_and_return COMMAND…: runs it, passing signals on to it, for what follows it.
+run_and_return() {
+  local child status=0 signal
+  (trap - INT QUIT; exec "$@") &                      # bash would have a background process ignore both
+  child=$!
+  for signal in TERM INT HUP QUIT USR1; do
+    # shellcheck disable=SC2064  # the child's number, now
+    trap "kill -$signal $child 2>/dev/null || true" "$signal"
+  done
+  while kill -0 "$child" 2>/dev/null; do
+    status=0
+    wait "$child" || status=$?                        # a signal ends `wait` early
+  done
+  trap - TERM INT HUP QUIT USR1
+  return "$status"
+}

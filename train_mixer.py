@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Train a model on files of training data, and validate it on files of its own.
+
+    python train_mixer.py --train-data a.csv b.csv --val-data v.csv --save-dir ./output --formatter hisco
+    torchrun --nproc_per_node=4 train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
+
+The same command again goes on where the run in the save folder stopped.
+"""
+
+from histocc import cli, job
+
+
+def get_args_parser() -> cli.Parser:
+    parser = cli.make_parser("train_mixer.py", __doc__.split("\n", 1)[0])
+    parser.add_argument("--train-data", "--data-dir", "--data-root", dest="train_data", nargs="+", required=True,
+                        metavar="FILE.csv", help="descriptions and codes to train on")
+    parser.add_argument("--val-data", nargs="+", required=True, metavar="FILE.csv", help="descriptions and codes to validate on")
+    parser.add_argument("--target-col-naming", default="hisco", metavar="NAME",
+                        help="without --target-cols: take NAME_1 … NAME_5 where the file has them")
+    cli.add_run_arguments(parser, "--save-dir", None, save_interval=5000)
+    cli.add_data_arguments(parser, formatter="hisco", use_val_share=False)
+    cli.add_model_arguments(parser)
+    cli.add_training_arguments(parser, num_epochs=50, default_batch=512, seq2seq_weight=0.5)
+    return parser
+
+
+def run(args, world):
+    """All ranks."""
+    data, formatter = job.prepared(args, world, args.train_data, args.val_data, naming=args.target_col_naming)
+    if args.prepare_only:
+        return
+    if args.eval_only:
+        return job.run_evaluation(args, world, data, formatter)
+    job.run_training(args, world, data, formatter, files=args.train_data)
+
+
+def main(argv=None):
+    cli.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()
