@@ -8,7 +8,7 @@
 The same command again goes on where the run in the save folder stopped.
 """
 
-from histocc import cli, job
+from histocc import cli, job, job_data
 
 
 def get_args_parser() -> cli.Parser:
@@ -24,7 +24,7 @@ def get_args_parser() -> cli.Parser:
 
 def run(args, world):
     """All ranks."""
-    data, formatter = job.prepared(args, world, train_files=[args.dataset], val_files=[])
+    data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
     if args.prepare_only:
         return
     if args.eval_only:

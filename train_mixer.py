@@ -7,7 +7,7 @@
 The same command again goes on where the run in the save folder stopped.
 """
 
-from histocc import cli, job
+from histocc import cli, job, job_data
 
 
 def get_args_parser() -> cli.Parser:
@@ -26,7 +26,7 @@ def get_args_parser() -> cli.Parser:
 
 def run(args, world):
     """All ranks."""
-    data, formatter = job.prepared(args, world, args.train_data, args.val_data, naming=args.target_col_naming)
+    data, formatter = job_data.prepared(args, world, args.train_data, args.val_data, naming=args.target_col_naming)
     if args.prepare_only:
         return
     if args.eval_only:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from histocc import __version__
-from histocc.distributed import UserError, World, close_world, errors_end_all_ranks, init_world
+from histocc.distributed import UserError, World, close_world, errors_end_all_ranks, init_world, is_first_rank
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
@@ -248,7 +248,7 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
     """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object that is
     still alive when the interpreter ends can abort the process."""
     with errors_end_all_ranks():
-        if os.environ.get("RANK", "0") not in ("", "0") and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
+        if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)                              # rank 0 prints it
         args = parser.parse_args(argv)
         world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,

@@ -20,11 +20,14 @@ import torch.distributed as dist
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
-PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong
+PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
+HEARD_PATIENCE_SECONDS = 2.0  # the same where rank 0 itself has found it
 
 
 class UserError(Exception):
     """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""
+
+    heard_from_main = False
 
 
 class TrainingError(Exception):
@@ -41,6 +44,7 @@ class World:
     local_size: int = 1
     device: torch.device = torch.device("cpu")
     backend: str | None = None                       # None: no process group
+    restarts: int = 0                                # how often the launcher has restarted the processes
     store: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -96,7 +100,9 @@ class World:
             self.store.add(key + "/seen", 1)
             if "result" in answer:
                 return answer["result"]
-            raise UserError(answer["user_error"]) if "user_error" in answer else SystemExit(1)
+            error = UserError(answer["user_error"]) if "user_error" in answer else SystemExit(1)
+            error.heard_from_main = True
+            raise error
         answer = {"failed": True}
         try:
             result = work()
@@ -184,13 +190,19 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
                         f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
-    return World(rank, local, size, local_size, chosen, backend, dist.PrefixStore("histocc", store))
+    return World(rank, local, size, local_size, chosen, backend, int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+                 dist.PrefixStore("histocc", store))
 
 
 def close_world(world: World) -> None:
     """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
     if world.backend and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 by the launcher's variables, before there is a `World`."""
+    return os.environ.get("RANK", "0") in ("", "0")
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
@@ -236,9 +248,9 @@ def errors_end_all_ranks():
         yield
     except (UserError, TrainingError) as error:
         code = 2 if isinstance(error, UserError) else 1
-        if os.environ.get("RANK", "0") in ("", "0"):
+        if is_first_rank():
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-            time.sleep(PEER_PATIENCE_SECONDS)
+            time.sleep(HEARD_PATIENCE_SECONDS if getattr(error, "heard_from_main", False) else PEER_PATIENCE_SECONDS)
         sys.exit(code)

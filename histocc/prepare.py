@@ -360,29 +360,47 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
         say(f"Prepared data: found in {folder}")
         return folder
     say(f"Preparing data: {', '.join([*settings.train_files, *settings.val_files])}")
+    missing = _missing_folders(root)
     new = os.path.join(root, f".{key}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
-    os.makedirs(new)
     try:
-        reader = Reader(settings, new)
-        for part, paths in (("train", settings.train_files), ("val", settings.val_files)):
-            for path in paths:
-                reader.read(path, part, *read_header(path))
-        codes, languages = reader.finish()
-        write_key(os.path.join(new, "key.csv"), codes)
-        write_words(os.path.join(new, "words.csv"), reader.words)
-        with open(os.path.join(new, "meta.json"), "w", encoding="utf-8") as file:
-            json.dump({"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": languages,
-                       "max_codes": len(settings.target_cols), "report": reader.report(codes)}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        os.makedirs(new)
+        _write_folder(settings, key, new)
         try:
             os.rename(new, folder)
         except OSError:                              # another job has just finished the same
             if not os.path.isfile(os.path.join(folder, "meta.json")):
                 raise
-    finally:
+    except BaseException:
         shutil.rmtree(new, ignore_errors=True)
-        if os.path.isdir(root) and not os.listdir(root):
-            os.rmdir(root)
+        for path in missing:
+            if os.path.isdir(path) and not os.listdir(path):
+                os.rmdir(path)
+        raise
+    shutil.rmtree(new, ignore_errors=True)
     return folder
+
+
+def _missing_folders(path: str) -> list[str]:
+    """`path` and its parents that do not exist yet, the deepest first."""
+    missing = []
+    path = os.path.abspath(path)
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def _write_folder(settings: PrepareSettings, key: str, folder: str) -> None:
+    reader = Reader(settings, folder)
+    for part, paths in (("train", settings.train_files), ("val", settings.val_files)):
+        for path in paths:
+            reader.read(path, part, *read_header(path))
+    codes, languages = reader.finish()
+    write_key(os.path.join(folder, "key.csv"), codes)
+    write_words(os.path.join(folder, "words.csv"), reader.words)
+    with open(os.path.join(folder, "meta.json"), "w", encoding="utf-8") as file:
+        json.dump({"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": languages,
+                   "max_codes": len(settings.target_cols), "report": reader.report(codes)}, file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -4,8 +4,11 @@
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+# fail LINE…: says what is wrong and ends with 2, as the scripts do for a user's mistake.
 fail() {
-  printf 'error: %s\n' "$@" >&2
+  printf 'error: %s\n' "$1" >&2
+  shift
+  (($# == 0)) || printf '  %s\n' "$@" >&2
   exit 2
 }
 
@@ -38,16 +41,17 @@ EOF
 # set_up REQUIREMENTS [MODULE…]: sets PYTHON to that of the active environment where it has torch, numpy and the modules,
 # else to that of .venv, which is made and filled here.
 set_up() {
-  local active reason=''
-  active=$(command -v python || command -v python3 || true)
-  if [[ -n $active && $active != "$REPO/.venv/bin/"* ]]; then
+  local name active reason=''
+  for name in python python3; do
+    active=$(command -v "$name" || true)
+    [[ -n $active && $active != "$REPO/.venv/bin/"* ]] || continue
     if probe "$active" "${@:2}"; then
       PYTHON=$active
       echo "Environment: $PYTHON, torch ${PROBED%% *}"
       return
     fi
-    reason=" ($active is not used: ${PROBED:-it does not start})"
-  fi
+    reason=${reason:-" ($active is not used: ${PROBED:-it does not start})"}
+  done
   PYTHON=$REPO/.venv/bin/python
   echo "Environment: $REPO/.venv$reason"
   fill_venv "$@"
@@ -81,9 +85,8 @@ fill_venv() {
 
 pip_failed() {
   tail -n 25 "$1" >&2
-  printf 'error: %s\n' "the installation failed; the lines above are the end of $1" \
-    "The same command tries again. An activated environment with torch 2.10 or newer is used instead of .venv." >&2
-  exit 1
+  (fail "the installation failed; the lines above are the end of $1" \
+    "The same command tries again. An activated environment with torch 2.10 or newer is used instead of .venv.") || exit 1
 }
 
 find_python() {
@@ -100,8 +103,31 @@ find_python() {
 
 # ---- arguments of the launchers ----
 
+# The part of --help that both launchers have.
+usage_of_both() {
+  cat <<'EOF'
+  --print-only  print what would run and stop (so does HISTOCC_LAUNCH_DRY_RUN=1);
+                the environment is set up if it is not yet there
+  -- FLAGS      flags of the training script; python finetune.py --help lists them.
+                Without --target-cols the columns hisco_1 ... hisco_5 or OCC1950_1/2
+                that the file has, and their formatter; --language-col lang where it
+                has that column; without --save-path ./output.
+
+From the environment:
+  CUDA_VISIBLE_DEVICES  GPUs to use; empty: none
+  MODEL_SIZE            tiny, small or base
+  MASTER_PORT           port of the processes (default: a free one)
+  OMP_NUM_THREADS       threads of a process (default: cores / processes)
+
+The same command again goes on where the run stopped. Uses the active Python environment
+if it has torch 2.10 or newer and numpy, else makes .venv beside this script. The exit
+code is torchrun's; 2 where the arguments are wrong and nothing was started.
+EOF
+}
+
 # Sets NUM, DATA, FLAGS (those after --) and PRINT_ONLY. `usage` is the launcher's own.
 read_arguments() {
+  export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
   NUM='' DATA='' FLAGS=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
   while (($#)); do
     case $1 in
@@ -130,13 +156,13 @@ set_once() {
 
 # has_flag NAME…: whether one of them is among FLAGS, in either spelling. Sets VALUE to what follows it.
 has_flag() {
-  local flag name previous='' found=1
+  local flag given name previous='' found=1
   for flag in ${FLAGS[@]+"${FLAGS[@]}"}; do
     [[ -z $previous ]] || VALUE=$flag
     previous=''
+    given=${flag%%=*}
     for name in "$@"; do
-      [[ $flag == --* ]] || continue
-      [[ $(tr _ - <<<"${flag%%=*}") == "$name" ]] || continue
+      [[ $flag == --* && ${given//_/-} == "$name" ]] || continue
       found=0 VALUE=''
       if [[ $flag == *=* ]]; then VALUE=${flag#*=}; else previous=$flag; fi
     done
@@ -199,33 +225,35 @@ free_port() {
 
 # ---- what to run ----
 
-# Sets SCRIPT and ARGUMENTS for DATA, with what the script needs to be told about its columns.
-choose_data() {
-  local file=$DATA name
-  case $(tr '[:upper:]' '[:lower:]' <<<"$DATA") in
-    *.csv | *.tsv | *.txt) SCRIPT=finetune.py ARGUMENTS=(--dataset "$DATA") ;;
-    *) SCRIPT='' ;;
-  esac
-  if [[ -d $DATA ]]; then
-    for name in train.csv val.csv; do
-      [[ -f $DATA/$name ]] || fail "$DATA is a folder without $name" "$EXPECTED"
-    done
-    file=${DATA%/}/train.csv
-    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$file" --val-data "${DATA%/}/val.csv")
-  elif [[ ! -e $DATA ]]; then
-    fail "$DATA: no such file or folder" "$EXPECTED"
-  elif [[ -z $SCRIPT || ! -f $DATA ]]; then
-    fail "$DATA is neither" "$EXPECTED"
-  fi
-  describe_columns "$file"
-}
 EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt), or a folder with train.csv and val.csv'
 
-# Adds the flags that fit the columns of a file, where the user has not given them.
+# Sets SCRIPT, ARGUMENTS and HEADER_OF, the file whose columns count, for DATA.
+choose_script() {
+  local name
+  if [[ -d $DATA ]]; then
+    for name in train.csv val.csv; do
+      [[ -f $DATA/$name ]] || fail "$DATA is a folder without $name." "$EXPECTED"
+    done
+    HEADER_OF=${DATA%/}/train.csv
+    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "${DATA%/}/val.csv")
+    return
+  fi
+  [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"
+  case $DATA in
+    *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT]) ;;
+    *) fail "$DATA is neither a table nor a folder of tables." "$EXPECTED" ;;
+  esac
+  HEADER_OF=$DATA
+  SCRIPT=finetune.py ARGUMENTS=(--dataset "$DATA")
+}
+
+# Adds the flags that fit the columns of HEADER_OF, where the user has not given them.
 describe_columns() {
-  local found wanted=columns
+  local found wanted=columns language=wanted
   ! has_flag --target-cols --key --target-col-naming || wanted=''
-  found=$("$PYTHON" - "$1" $wanted <<'EOF'
+  ! has_flag --language --language-col || language=''
+  [[ -n $wanted$language ]] || return 0
+  found=$("$PYTHON" - "$HEADER_OF" ${wanted:+"$wanted"} <<'EOF'
 import sys
 from histocc import tables
 from histocc.distributed import UserError
@@ -244,7 +272,7 @@ EOF
     # shellcheck disable=SC2206  # the columns that it finds have no blanks in their names
     ARGUMENTS+=(${found#*$'\n'})
   fi
-  if [[ $found == True* ]] && ! has_flag --language --language-col; then
+  if [[ $found == True* && -n $language ]]; then
     ARGUMENTS+=(--language-col lang)
   fi
 }
@@ -269,9 +297,8 @@ holds_sample_run() {
 make_command() {
   PORT=${MASTER_PORT:-$(free_port)}
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(cores) / PROCESSES > 0 ? $(cores) / PROCESSES : 1))}
-  export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}
   COMMAND=("$PYTHON" -m torch.distributed.run --nnodes=1 --nproc-per-node="$PROCESSES" --master-addr=127.0.0.1 --master-port="$PORT")
-  [[ $PROBED != *--signals-to-handle* ]] || COMMAND+=(--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1)
+  [[ $PROBED != *--signals-to-handle* ]] || COMMAND+=(--signals-to-handle='SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1')
   [[ $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
   COMMAND+=("$REPO/$SCRIPT" --distributed "${ARGUMENTS[@]}")
   if [[ -n ${MODEL_SIZE:-} ]] && ! has_flag --model-size; then
@@ -287,8 +314,12 @@ say_command() {
   printf '\n'
 }
 
-# Says what will run, then becomes it.
+# Says what will run on the user's data, then becomes it.
 start() {
+  if ! has_flag --save-path --save-dir --checkpoint-dir --overwrite && holds_sample_run; then
+    fail "$SAVE_PATH holds the run on the sample." \
+      "Choose another folder with -- --save-path DIR, or replace that run with -- --overwrite"
+  fi
   make_command
   say_command
   [[ -z $PRINT_ONLY ]] || exit 0

@@ -7,8 +7,8 @@ from random import Random
 
 from histocc.sample.demo import DEMO
 from histocc.sample.table import Forms, forms
-from histocc.sample.words import (AND, CRAFT, CRAFT_ENDING, EMPLOYER, FORMER, FORMER_WOMEN, IN_TOWN, NOT_A_CRAFT, TAGS, TOWNS,
-                                  WIDOW, WOMEN)
+from histocc.sample.words import (AND, CRAFT, CRAFT_ENDING, EMPLOYER, FORMER, FORMER_WOMEN, IN_TOWN, NO_WIDOWS, NOT_A_CRAFT,
+                                  TAGS, TOWNS, WIDOW, WOMEN)
 
 Row = tuple[str, str, str, str]
 
@@ -134,7 +134,7 @@ def _status(column: str, form: Forms, rand) -> str:
     title, kind = _spelled(form, rand), rand()
     if form.code in WOMEN:
         return _fill(_pick(FORMER_WOMEN[column], rand), title, column)
-    if kind < 0.35:
+    if kind < 0.35 and form.code not in NO_WIDOWS:
         return _fill(_pick(WIDOW[column], rand), title, column)
     if kind < 0.65 and is_craft(form):
         ending, stays, ranks = CRAFT_ENDING.get(column, ("", "", ()))
@@ -155,9 +155,18 @@ def _fill(template: str, title: str, column: str) -> str:
         template = template.replace("de {}", "d'{}")
     elif column == "en" and " a {}" in template and title[0] in "aeiou":
         template = template.replace(" a {}", " an {}")
-    if "{}s" in template and (title[-1] in "sxzß" or column == "de" and not (title.endswith(("er", "mann")) and " " not in title)):
+    elif column == "de" and title.endswith("mädchen"):
+        template = template.replace("e {}", "es {}")
+    if "{}s" in template and not _takes_s(title, column):
         template = GENITIVE_ELSE[column]
     return template.replace("{}", title)
+
+
+def _takes_s(title: str, column: str) -> bool:
+    """Whether "of the title" is the title and an s; in German that is sure for one word in -er or -mann only."""
+    if column == "de":
+        return title.endswith(("er", "mann")) and " " not in title
+    return title[-1] not in "sxz"
 
 
 def _placed(column: str, title: str, code: str, rand) -> str:

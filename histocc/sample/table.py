@@ -70,9 +70,13 @@ def _written(title: str, code: str, column: str) -> list[list[str]]:
 
 def _respelled(title: str, rules) -> list[str]:
     """The spellings with one rule applied throughout, and up to as many with two."""
-    one = [new for old, new in ((title, re.sub(pattern, repl, title)) for pattern, repl in rules) if new != old]
-    two = [new for old in one for new in (re.sub(pattern, repl, old) for pattern, repl in rules) if new != old]
-    return [t.strip() for t in dict.fromkeys(one + two[: len(one)])]
+    def apply(text, some_rules):
+        return [(at, new) for at, (pattern, repl) in some_rules if (new := re.sub(pattern, repl, text)) != text]
+
+    numbered = list(enumerate(rules))
+    one = apply(title, numbered)
+    two = [new for at, old in one for _, new in apply(old, numbered[at + 1:])]
+    return [new for new in dict.fromkeys([new for _, new in one] + two[: len(one)]) if new != title]
 
 
 def _slips(title: str) -> list[str]:

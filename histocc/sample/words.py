@@ -11,6 +11,8 @@ TAGS = {"en": "en", "da": "da", "sv": "se", "nl": "nl", "de": "ge", "fr": "fr"}
 WOMEN = frozenset("54010 79510 79140 75220 56010 22430 07310 79320 79565 62510 54035 54050 55220 32140 38020 07110 "
                   "13960 14140".split())
 
+NO_WIDOWS = frozenset(["14120"])         # clergymen, some of whom may not marry
+
 FORMER = {
     "en": ("retired {}", "{} (retired)", "formerly {}", "former {}", "late {}", "{} (deceased)", "{}, dec'd", "deceased {}"),
     "da": ("fhv. {}", "forhenværende {}", "forh. {}", "tidligere {}", "afdøde {}", "afd. {}", "pens. {}"),
@@ -23,7 +25,7 @@ FORMER_WOMEN = {
     "en": ("retired {}", "{} (retired)", "formerly {}", "former {}", "late {}", "{} (deceased)"),
     "da": ("fhv. {}", "forhenværende {}", "tidligere {}", "afdøde {}"),
     "sv": ("f.d. {}", "f. d. {}", "förutvarande {}", "avlidna {}"),
-    "nl": ("gewezen {}", "gew. {}", "voormalig {}", "wijlen {}"),
+    "nl": ("gewezen {}", "gew. {}", "voormalige {}", "wijlen {}"),
     "de": ("gewesene {}", "gew. {}", "ehemalige {}", "ehem. {}"),
     "fr": ("ancienne {}", "anc. {}", "ex {}", "feue {}"),
 }
@@ -56,8 +58,10 @@ TOWNS = {
     "en": ("ashby", "thornby", "westbrook", "langley", "northwick", "milford", "oakham", "stanton", "bradley", "hillside"),
     "da": ("odense", "nørreby", "vesterby", "aalborg", "sønderby", "holme", "ribe", "lundby", "viborg", "østerby"),
     "sv": ("söderby", "norrby", "lund", "västerås", "granby", "hammarby", "kalmar", "ekeby", "sundby", "vallby"),
-    "nl": ("oosterdam", "leiden", "noorddorp", "westerveen", "gouda", "zuidhoek", "deventer", "molenbeek", "haarlem", "nieuwdorp"),
-    "de": ("altdorf", "neustadt", "kirchheim", "oberbach", "steinfeld", "grünau", "waldkirch", "niederhof", "lindenau", "talheim"),
+    "nl": ("oosterdam", "leiden", "noorddorp", "westerveen", "gouda", "zuidhoek", "deventer", "molenbeek", "haarlem",
+           "nieuwdorp"),
+    "de": ("altdorf", "neustadt", "kirchheim", "oberbach", "steinfeld", "grünau", "waldkirch", "niederhof", "lindenau",
+           "talheim"),
     "fr": ("saint-martin", "villeneuve", "beaulieu", "montfort", "la rochette", "saint-pierre", "neuville", "bellefontaine",
            "rouen", "clairval"),
 }
@@ -83,23 +87,24 @@ AND = {"en": ("and", "and", "&"), "da": ("og", "og", "&"), "sv": ("och", "och", 
 
 # Old spellings and those of another hand: (what is written in the table, as a regular expression; what stands instead).
 SPELLING = {
-    "en": (("maker", " maker"), ("maker", "-maker"), ("our", "or"), ("ai", "ay"), ("i(?=[tr][^aeiou])", "y"), ("er$", "or"),
-           ("ll", "l"), ("(?<=[aeiou])k", "ck"), ("(?<=[aeiou])([lt])(?=e)", r"\1\1"), ("ee", "ea"), ("ea", "ee"),
-           ("ss", "s"), ("(?<=[^aeiou])y$", "ie"), ("th$", "the"), ("or(?= |$)", "our")),
-    "da": (("å", "aa"), ("v", "w"), ("hus", "huus"), ("mand", "mann"), ("(?<=[aeouyæøå])k", "ck"), ("tj", "ti"), ("æ", "e"),
-           ("ø", "ö"), ("^sk", "sch"), ("mur", "muur"), ("dd", "d"), ("ks", "x"), ("(?<=[aeiouy])g(?=[ea])", "gg"), ("f(?=[ei])", "ff"),
-           ("ej", "ei"), ("i(?=[rl])", "ii"), ("ld", "ll")),
-    "sv": (("v", "w"), ("(?<=[aeiouäö])k", "ck"), ("ck", "k"), ("ä", "e"), ("å", "aa"), ("kv", "qv"),
-           ("t(?=[aeio])", "th"), ("f(?=[aeiö])", "ff"), ("rd", "rdh"), ("are$", "ar"), ("sj", "si"), ("ö", "o"),
-           ("dd", "d"), ("rk", "rck")),
-    "nl": (("ij", "y"), ("aa", "ae"), ("k(?=er|$)", "ck"), ("g(?=[ei])", "gh"), ("ui", "uy"), ("s(?=ch)", "ss"), ("ee", "e"),
-           ("z", "s"), ("oe", "ou"), ("mm", "m"), ("ei", "ey"), ("t(?=[aio])", "th"), ("d$", "dt"), ("f", "ff")),
-    "de": (("ei", "ey"), ("t(?=[aeio])", "th"), ("rt$", "rth"), ("ü", "ue"), ("ä", "ae"), ("ö", "oe"), ("k(?=[aolr])", "c"),
-           ("ä", "e"), ("ß", "ss"), ("f(?=[te])", "ff"), ("(?<=[nr])z", "tz"), ("(?<=[aeiouü])n(?=n)", ""), ("eu", "äu"),
-           ("(?<=[aeiou])m(?=[ae])", "mm"), ("hm", "m"), ("k(?=er|$)", "ck")),
-    "fr": (("é", "e"), ("[èê]", "e"), ("î", "is"), ("oi", "oy"), ("ç", "c"), ("[œ]", "oe"), ("ss", "s"), ("nn", "n"),
-           ("ll", "l"), ("and$", "ant"), ("i(?=er|eur)", "y"), ("t(?=i)", "tt"), ("ê", "es"), ("an", "en"),
-           ("r(?=[iou])", "rr")),
+    "en": ((r"(?<=\w)maker", " maker"), (r"(?<=\w)maker", "-maker"), ("our", "or"), ("ai", "ay"), ("i(?=[tr][^aeiou])", "y"),
+           ("ll", "l"), ("(?<=[aeo])k(?=e)", "ck"), ("(?<=[aeiou])([lt])(?=er)", r"\1\1"),
+           ("ee", "ea"), ("ea", "ee"), ("ss", "s"), ("(?<=[^aeiou])y$", "ie"), ("th$", "the"), ("coal", "cole")),
+    "da": (("å", "aa"), ("v", "w"), ("hus", "huus"), ("mand", "mann"), ("(?<=[aeouyæøå])k(?=[aeou])", "ck"), ("tj", "ti"),
+           ("æ", "e"), ("ø", "ö"), ("^sk", "sch"), ("mur", "muur"), ("dd", "d"), ("ks", "x"),
+           ("(?<=[aeiouy])g(?=er)", "gg"), ("ej", "ei"), ("i(?=[rl])", "ii"), ("ld", "ll"), ("f(?=ør)", "ff")),
+    "sv": (("v", "w"), ("(?<=[aeiouäö])k(?=[ae])", "ck"), ("ck", "k"), ("ä", "e"), ("å", "aa"), ("kv", "qv"),
+           (r"\bt(?=[aeioä])", "th"), ("rd", "rdh"), ("are$", "ar"), ("sj", "si"), ("ö", "o"), ("dd", "d"), ("rk", "rck"),
+           ("mm", "m"), ("(?<=[aeo])f(?=t)", "ff")),
+    "nl": (("ij", "y"), ("aa", "ae"), ("(?<=[aeo])k(?=er|$)", "ck"), ("g(?=[ei])", "gh"), ("ui", "uy"), ("ee", "e"),
+           ("z", "s"), ("oe(?=[nkr])", "ou"), ("mm", "m"), ("ei", "ey"), (r"\bt(?=[aio])", "th"), ("d$", "dt"),
+           ("sch(?=[or])", "sc"), ("kk", "ck")),
+    "de": (("ei", "ey"), (r"\bt(?=[aeioö])", "th"), ("rt$", "rth"), ("ü", "ue"), ("ä", "ae"), ("ö", "oe"),
+           ("(?<![cs])k(?=[aolrnä])", "c"), ("ä", "e"), ("ß", "ss"), ("(?<=[aeiou])f(?=t)", "ff"), ("(?<=[nr])z", "tz"),
+           ("nn", "n"), ("(?<=u)hm", "m"), ("(?<=[nr])k(?=er|$)", "ck"), ("tt", "t"), ("ck", "kk")),
+    "fr": (("é", "e"), ("[èê]", "e"), ("î", "is"), ("oi", "oy"), ("ç", "c"), ("ç", "ss"), ("œ", "oe"), ("ss", "s"),
+           ("nn", "n"), ("ll", "l"), ("and$", "ant"), ("i(?=er|eur)", "y"), ("ê", "es"), ("(?<=[aeo])l(?=ier)", "ll"),
+           ("(?<=[aeou])n(?=i?er)", "nn"), ("mm", "m")),
 }
 
 # Abbreviations that clerks used; the general ones, a title cut short with a dot, are made from the titles.
@@ -118,7 +123,8 @@ SHORT = {
     "nl": {"arbeider": ("arb.",), "dagloner": ("dagl.",), "landbouwer": ("landb.",), "dienstmeid": ("dienstm.",),
            "timmerman": ("timm.",), "schoenmaker": ("schoenm.",), "kleermaker": ("kleerm.",),
            "fabrieksarbeider": ("fabr.arb.",)},
-    "de": {"arbeiter": ("arb.",), "tagelöhner": ("tagel.", "tagelöhn."), "schuhmacher": ("schuhm.",), "dienstmagd": ("dienstm.",),
+    "de": {"arbeiter": ("arb.",), "tagelöhner": ("tagel.", "tagelöhn."), "schuhmacher": ("schuhm.",),
+           "dienstmagd": ("dienstm.",),
            "fabrikarbeiter": ("fabr.arb.",), "zimmermann": ("zimm.",), "schneider": ("schneid.",), "tischler": ("tischl.",)},
     "fr": {"cultivateur": ("cult.", "cultiv."), "journalier": ("journ.", "journal."), "domestique": ("dom.", "domest."),
            "cordonnier": ("cordon.",), "tisserand": ("tiss.",), "menuisier": ("menuis.",), "négociant": ("négoc.",),

@@ -1,0 +1,65 @@
+"""What a run says before it starts, with the labels that users of the guides look for."""
+
+import argparse
+
+import torch
+
+from histocc.arrays import PreparedData
+from histocc.distributed import World
+from histocc.formatter import BlockyFormatter
+from histocc.sampler import BatchPlan
+
+
+def say_banner(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module,
+               plan: BatchPlan, files: list[str], total_steps: int, warmup_steps: int, rate: float) -> None:
+    """What is about to run, on rank 0, with the labels that users of the guides look for."""
+    gpu = world.device.type == "cuda"
+    kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = f" ({torch.cuda.get_device_name(world.device)})" if gpu else ""
+    per = "GPU" if gpu else "GPU (CPU process here)"
+    on = {n: BatchPlan(plan.rows, args.global_batch_size or args.batch_size * n * args.accumulate_steps, n).steps_per_epoch
+          for n in (1, 2, 4, 8)}
+    accumulation = plan.micro_batches(0)
+    scaling = {"none": "not scaled", "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
+               "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}[args.lr_scaling]
+    uneven = plan.total % world.size or (plan.total // world.size) % plan.micro
+    world.print("\n".join([
+        "=" * 72,
+        f"Distributed environment: {kind}",
+        f"Number of processes: {world.size}",
+        f"Number of GPUs: {world.size if gpu else 0}",
+        f"Nodes: {world.nodes}",
+        f"Backend: {world.backend or 'none (one process)'}",
+        f"Available GPUs: {visible}{names}",
+        f"Threads per process: {torch.get_num_threads()}",
+        f"Dataset: {', '.join(files)} ({len(data.train):,} rows for training, {len(data.val):,} for validation)",
+        f"Model: {args.model_size} (width {model.encoder.config.hidden_size}, {model.encoder.config.num_hidden_layers} layers)",
+        f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+        f"Vocabulary size: {model.vocab_size}",
+        f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})",
+        f"Batch size per {per}: {args.batch_size} × {world.size} processes × {accumulation} accumulation steps "
+        + ("≥ " if uneven else "= ") + f"Total batch size: {plan.total}",
+        f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
+        + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
+        f"Epochs: {args.num_epochs} ({total_steps:,} steps)",
+        f"Learning rate: {rate:g} ({scaling}; warm-up over {warmup_steps:,} steps)",
+        f"Precision: {'float64' if args.float64 else 'float32'}",
+        f"Save directory: {args.save_path}",
+        "=" * 72]))
+
+
+def devices(world: World) -> str:
+    kind = "GPU" if world.device.type == "cuda" else "CPU process"
+    plural = "s" if kind == "GPU" else "es"
+    return f"{world.size} {kind}{plural if world.size > 1 else ''}"
+
+
+def say_start(args: argparse.Namespace, world: World, resumed: dict | None, step: int, plan: BatchPlan) -> None:
+    if resumed:
+        before = resumed["args"]["num_epochs"]
+        longer = f"; {args.num_epochs} epochs instead of {before}, with the longer schedule" if args.num_epochs > before else ""
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        world.print(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}")
+    world.print(f"Starting training for {args.num_epochs} epochs")
+    world.print(f"Training on {devices(world)}")

@@ -1,0 +1,108 @@
+"""Models out of checkpoints, and the first weights of a new run."""
+
+import argparse
+import os
+
+import torch
+
+from histocc import checkpoint
+from histocc.canine import CanineConfig
+from histocc.distributed import UserError, World
+from histocc.formatter import BlockyFormatter
+from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+
+
+def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
+    """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
+    return Seq2SeqMixerOccCANINE(
+        num_classes=formatter.num_classes, num_classes_flat=codes, dropout_rate=dropout,
+        decoder_dim_feedforward=config["decoder_dim_feedforward"], config=CanineConfig.from_dict(config),
+        memory_mask=config["memory_mask"])
+
+
+def load_model(path: str, device: torch.device | str = "cpu") -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+    """(model in eval mode, formatter, checkpoint) of a checkpoint file or a run's folder, its best one first.
+
+    Raises UserError.
+    """
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
+    if file is None:
+        raise UserError(f"{path}: no checkpoint there (neither {checkpoint.BEST} nor {checkpoint.LAST})")
+    state = own_checkpoint(file)
+    formatter = BlockyFormatter.from_dict(state["formatter"])
+    model = build_model(state["config"], formatter, len(state["key"]))
+    model.load_state_dict(state["model"])
+    return model.to(device).eval(), formatter, state
+
+
+def own_checkpoint(file: str) -> dict:
+    state = checkpoint.load(file)
+    if state.get("format") != checkpoint.FORMAT:
+        raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
+                        f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
+    return state
+
+
+def run_config(args: argparse.Namespace, first: dict | None) -> dict:
+    """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises UserError."""
+    dropouts = {"hidden_dropout_prob": args.encoder_dropout, "attention_probs_dropout_prob": args.encoder_dropout}
+    if first is None:
+        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
+    else:
+        encoder = {**first["config"], **dropouts}
+        if args.model_size and not has_size(encoder, args.model_size):
+            raise UserError(f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another size "
+                            f"(width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave --model-size out")
+    config = {**encoder, "max_len": args.max_len, "memory_mask": True,
+              "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"]}
+    if first is not None and not args.only_encoder:
+        config["memory_mask"] = first["config"]["memory_mask"]
+        if args.decoder_dim_feedforward is None:
+            config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
+    return config
+
+
+def load_first_weights(model: Seq2SeqMixerOccCANINE, args: argparse.Namespace, first: dict, key: dict, world: World) -> None:
+    """Weights of --initial-checkpoint where name and shape fit; says what is new."""
+    weights = {name: value for name, value in first["model"].items()
+               if not args.only_encoder or name.startswith("encoder.")}
+    same_key = list(first["key"]) == list(key)
+    if not same_key:
+        linear = {name: weights.pop(name) for name in list(weights) if name.startswith("linear_decoder.")}
+    new, unused = checkpoint.load_matching(model, weights)
+    world.print(f"First weights: {args.initial_checkpoint}" + (" (encoder alone)" if args.only_encoder else ""))
+    if not same_key and not args.only_encoder:
+        own = model.state_dict()
+        kept = checkpoint.transfer_linear_rows(own, linear, first["key"], key)
+        model.load_state_dict(own)
+        new = [name for name in new if not name.startswith("linear_decoder.")]
+        world.print(f"  the key differs: {kept:,} of {len(key):,} codes keep their weights in the linear decoder, the others are new")
+    if new:
+        world.print(f"  new, with random weights: {', '.join(new)}")
+    if unused:
+        world.print(f"  in the checkpoint, but of another name or shape: {', '.join(unused)}")
+
+
+def has_size(config: dict, name: str) -> bool:
+    """Whether the encoder of `config` has the sizes that --model-size `name` makes."""
+    sizes = model_config(name).to_dict()
+    return all(config[field] == value for field, value in sizes.items() if "dropout" not in field)
+
+
+def size_name(config: dict) -> str | None:
+    """tiny, small or base; None for other sizes."""
+    return next((name for name in MODEL_SIZES if has_size(config, name)), None)
+
+
+def system_name(formatter: BlockyFormatter) -> str:
+    """Name of the output columns: hisco, occ1950, or what the target columns have in common."""
+    if formatter.kind != "gpf":
+        return formatter.kind
+    return os.path.commonprefix(formatter.target_cols).rstrip("_0123456789") or formatter.target_cols[0]
+
+
+def initial_file(args: argparse.Namespace) -> str:
+    file = checkpoint.find(args.initial_checkpoint, (checkpoint.BEST, checkpoint.LAST))
+    if file is None:
+        raise UserError(f"--initial-checkpoint {args.initial_checkpoint}: no checkpoint there")
+    return file

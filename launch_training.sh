@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+set -euo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+
+usage() {
+  cat <<'EOF'
+Usage: ./launch_training.sh [NUM] [DATA] [--print-only] [-- FLAGS]
+
+  ./launch_training.sh
+  ./launch_training.sh 4 data.csv -- --num-epochs 3 --language en --save-path ./mine
+
+Trains with torchrun on NUM processes: a GPU each where there are GPUs, else on CPUs. The
+learning rate is taken as given (run_multi_gpu_train.sh multiplies it by NUM).
+
+  NUM           number of processes (default: 2; 1 where there is one GPU), or all
+  DATA          a CSV file, which finetune.py splits into training and validation,
+                or a folder with train.csv and val.csv, for train_mixer.py.
+                Without DATA: a small model on the sample that comes with histocc,
+                and then twelve descriptions coded with it.
+EOF
+  usage_of_both
+}
+
+# Trains on the sample, shows what the model makes of texts that it has never seen. Any number of processes gives the
+# same total batch, and so the same result.
+train_on_sample() {
+  SCRIPT=train_mixer.py DATA='the sample of histocc'
+  ARGUMENTS=()
+  choose_save_path
+  if [[ -f $SAVE_PATH/last.bin ]] && ! holds_sample_run && ! has_flag --overwrite; then
+    fail "$SAVE_PATH holds another run. Train on the sample elsewhere: ./launch_training.sh -- --save-path DIR"
+  fi
+  ARGUMENTS+=(--train-data "$SAVE_PATH/sample/train.csv" --val-data "$SAVE_PATH/sample/val.csv"
+    --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang
+    --model-size tiny --num-epochs 4 --batch-size 32 --global-batch-size 32 --learning-rate 2e-3
+    --encoder-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 100 --eval-interval 375)
+  make_command
+  say_command
+  show=("$PYTHON" -m histocc.sample.show --model "$SAVE_PATH")
+  printf ' %q' "${show[@]}"
+  printf '\n'
+  [[ -z $PRINT_ONLY ]] || exit 0
+  "$PYTHON" -m histocc.sample --rows 12000 --seed 1 --split-dir "$SAVE_PATH/sample"
+  run_and_return "${COMMAND[@]}"
+  "${show[@]}"
+  echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s. Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
+}
+
+read_arguments "$@"
+[[ -z $DATA ]] || choose_script
+set_up requirements.txt
+choose_processes 2
+if [[ -z $DATA ]]; then
+  train_on_sample
+  exit
+fi
+describe_columns
+choose_save_path
+start

@@ -1,0 +1,88 @@
+"""What the tests share: small files of rows, and starting the scripts as real processes."""
+
+import contextlib
+import csv
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parent.parent
+FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
+TINY = ["--model-size", "tiny", "--device", "cpu"]
+
+
+def write_csv(path, header, rows, delimiter=","):
+    """A UTF-8 CSV file; returns its path as text."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    return str(path)
+
+
+TITLES = [("farmer", "61110"), ("wine merchant", "41025"), ("blacksmith", "83110"), ("shoemaker", "80110"),
+          ("farm servant", "62105"), ("weaver of linen", "75400"), ("carpenter", "95410"), ("tailor", "79100")]
+
+
+def write_rows(path, n, start=0):
+    """`n` rows occ1, hisco_1, hisco_2, lang with different texts; every third has two codes."""
+    rows = []
+    for i in range(start, start + n):
+        (text, code), (other, second) = TITLES[i % 8], TITLES[(i * 5 + 3) % 8]
+        two = i % 3 == 0 and code != second
+        rows.append((f"{text} and {other} no {i}" if two else f"{text} no {i}", code, second if two else "",
+                     ("en", "da", "se")[i % 3]))
+    return write_csv(path, ("occ1", "hisco_1", "hisco_2", "lang"), rows)
+
+
+def environment(**more):
+    """This environment without what a launcher sets, one thread per process, and `more`."""
+    env = {name: value for name, value in os.environ.items()
+           if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "CUDA_VISIBLE_DEVICES": ""} | more
+
+
+def command(script, *args, processes=None, legacy=False):
+    """The command line that starts `script`: plain python, torchrun, or the launcher from before torchrun."""
+    python = [sys.executable, "-W", "ignore"]
+    if processes is None:
+        return [*python, str(script), *map(str, args)]
+    launcher = "torch.distributed.launch" if legacy else "torch.distributed.run"
+    return [*python, "-m", launcher, "--standalone", f"--nproc_per_node={processes}", str(script), "--distributed",
+            *map(str, args)]
+
+
+def run(script, *args, processes=None, legacy=False, code=0, timeout=240, **env):
+    """Runs to the end and checks the exit code (of torchrun, where there are `processes`); returns the output."""
+    done = subprocess.run(command(script, *args, processes=processes, legacy=legacy), env=environment(**env),
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, cwd=REPO)
+    assert done.returncode == code, f"exit code {done.returncode} instead of {code}\n{done.stdout}"
+    return done.stdout
+
+
+def run_inside(main, *args):
+    """Runs a script's `main` in this process, for what ends before any training: (exit code, output)."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            main([str(arg) for arg in args])
+        except SystemExit as end:
+            return end.code or 0, output.getvalue()
+    return 0, output.getvalue()
+
+
+def read_logs(folder):
+    """Rows of logs.csv: a dict of floats each, None where a cell is empty."""
+    with open(Path(folder) / "logs.csv", encoding="utf-8", newline="") as file:
+        return [{name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def greatest_difference(folder, other, names):
+    """Greatest relative difference between two runs over the columns `names` of all rows of logs.csv."""
+    rows, others = read_logs(folder), read_logs(other)
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    pairs = [(row[name], row2[name]) for row, row2 in zip(rows, others) for name in names]
+    assert all((a is None) == (b is None) for a, b in pairs)
+    return max(abs(a - b) / abs(a) for a, b in pairs if a is not None and a != 0)

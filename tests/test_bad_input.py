@@ -1,0 +1,141 @@
+"""What users are told: exit code 2, one message that names the thing and what to do, and nothing left behind."""
+
+import os
+import subprocess
+
+import pytest
+import finetune
+from helpers import FINETUNE, TINY, TRAIN_MIXER, command, environment, run, run_inside, write_csv, write_rows
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data") / "data.csv", 30)
+
+
+def refused(tmp_path, *flags):
+    """The message of a run that must be refused; its save folder must not be there afterwards."""
+    save = [] if "--save-path" in flags else ["--save-path", tmp_path / "run"]
+    code, output = run_inside(finetune.main, *TINY, *flags, *save)
+    assert code == 2 and output.count("error:") == 1
+    assert not (tmp_path / "run").exists()
+    return output
+
+
+def test_several_problems_are_reported_together(tmp_path, data):
+    output = refused(tmp_path, "--dataset", data, "--target-cols", "hisco_9", "--input-col", "occupation", "--language", "en",
+                     "--language-col", "lang", "--share-val", 1.5, "--persistent-workers")
+    for words in ("5 problems", "no column 'hisco_9'", "no column 'occupation'", "it has 'occ1', 'hisco_1', 'hisco_2', 'lang'",
+                  "--language and --language-col", "--share-val must lie between 0 and 1, not 1.5",
+                  "--persistent-workers needs --num-workers"):
+        assert words in output, words
+
+
+def test_code_that_does_not_fit_names_row_value_and_flags(tmp_path):
+    path = write_csv(tmp_path / "d.csv", ("occ1", "hisco_1"), [("farmer", "61110"), ("pilot", "4220"), ("smith", "83110")] * 9)
+    output = refused(tmp_path, "--dataset", path, "--target-cols", "hisco_1")
+    for words in ("9 rows", "line 3", "'hisco_1'", "'4220'", "--allow-codes-shorter-than-block-size", "--drop-bad-labels",
+                  "--formatter hisco"):
+        assert words in output, words
+
+
+@pytest.mark.parametrize("content, words", [
+    ("", "is empty"),
+    ("occ1,hisco_1\n", "there are only column names"),
+    ("occ1,hisco_1\nfarmer,\nsmith, \n", "2 × first code missing"),
+])
+def test_files_without_a_valid_row(tmp_path, content, words):
+    path = tmp_path / "d.csv"
+    path.write_text(content)
+    assert words in refused(tmp_path, "--dataset", path, "--target-cols", "hisco_1")
+
+
+def test_missing_file_and_save_path_below_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--target-cols", "a", "--save-path", tmp_path / "file" / "run")
+    assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_save_path_on_a_read_only_mount(tmp_path, data):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(mount)], capture_output=True).returncode:
+        pytest.skip("this system mounts nothing")
+    try:
+        output = refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", "--save-path", mount / "run")
+        assert "cannot write there: Read-only file system" in output
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--bf16"], "--bf16: mixed precision"),
+    (["--parallel", "fsdp"], "--parallel fsdp: not available"),
+    (["--batch-size", "auto"], "'auto' is not available"),
+    (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+    (["--tensorboard", "--log-wandb"], "logs.csv in the save folder holds every figure"),
+    (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
+    (["--learning-rate", "-1"], "--learning-rate must be above 0"),
+    (["--block-sise", "5"], "unrecognized arguments: --block-sise"),
+    (["--device", "cuda"], "--device cuda, but this machine shows no CUDA device"),
+    (["--initial-checkpoint", "/nowhere"], "/nowhere: no checkpoint there"),
+])
+def test_flags_that_cannot_be_followed(tmp_path, data, flags, words):
+    assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
+
+
+@pytest.mark.parametrize("flags, env, words", [
+    (["--distributed"], {}, "torchrun --nproc_per_node=2 finetune.py --distributed"),
+    (["--world-size", "4"], {}, "--world-size 4 needs a launcher"),
+    ([], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK not set, but RANK, WORLD_SIZE is"),
+    ([], {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
+])
+def test_environment_that_contradicts_itself(tmp_path, data, flags, env, words, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["finetune.py"])
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
+
+
+@pytest.mark.processes
+def test_on_several_processes_rank_0_alone_speaks_and_every_rank_ends_with_2(tmp_path, data):
+    """--world-size contradicts WORLD_SIZE: found before the ranks meet. A missing column: found by rank 0 afterwards."""
+    for flags, words in ((["--target-cols", "hisco_1", "--world-size", "4"], "--world-size 4 contradicts WORLD_SIZE=2"),
+                         (["--target-cols", "none"], "no column 'none'")):
+        output = run(FINETUNE, "--dataset", data, "--save-path", tmp_path / "run", *TINY, *flags, processes=2, code=1)
+        assert output.count("error:") == 1 and words in output
+        assert "[rank" not in output and 'File "' + str(FINETUNE) not in output         # no traceback of ours
+        assert output.count("exitcode  : 2") == 2                                        # torchrun's report
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.processes
+def test_help_is_printed_once(tmp_path):
+    output = run(TRAIN_MIXER, "--help", processes=2)
+    assert output.count("usage: train_mixer.py") == 1
+
+
+@pytest.mark.processes
+def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
+    """Two processes with the variables set by hand, as a batch system without torchrun would: rank 0 holds the store."""
+    from test_multi_gpu_compatibility import free_port
+    port = free_port()
+    flags = ["--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", *TINY]
+    ranks = [subprocess.Popen(command(FINETUNE, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))) for rank in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [2, 2]
+    assert "no column 'none'" in outputs[0] and outputs[1] == ""
+
+
+@pytest.mark.processes
+def test_a_mistake_ends_a_plain_process_with_2_and_no_traceback(tmp_path, data):
+    output = run(FINETUNE, "--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", code=2)
+    assert "Traceback" not in output and "no column 'none'" in output

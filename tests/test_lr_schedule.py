@@ -1,0 +1,95 @@
+"""Learning rate: linear warm-up and decay, as a function of the step alone."""
+
+import pytest
+import torch
+
+from histocc.lr_schedule import linear_factor, linear_schedule, scaled_learning_rate
+
+RATE = 1e-3
+
+
+def optimizer_and_schedule(warmup_steps: int, total_steps: int):
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.AdamW([parameter], lr=RATE, fused=True)
+    return optimizer, linear_schedule(optimizer, warmup_steps, total_steps)
+
+
+def take_steps(optimizer, scheduler, steps: int) -> list[float]:
+    """Learning rates of the steps taken."""
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def go_on(optimizer, scheduler, warmup_steps: int, total_steps: int):
+    """A new optimizer and schedule that take the state of others, in the order in which a run does it."""
+    new_optimizer, new_scheduler = optimizer_and_schedule(warmup_steps, total_steps)
+    new_optimizer.load_state_dict(optimizer.state_dict())
+    new_scheduler.load_state_dict(scheduler.state_dict())
+    return new_optimizer, new_scheduler
+
+
+@pytest.mark.parametrize("warmup_steps, total_steps, factors", [
+    (0, 4, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+    (1, 5, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4, 0]),
+    (3, 8, [1 / 4, 2 / 4, 3 / 4, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5, 0, 0]),
+    (0, 1, [1, 0]),
+    (4, 4, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 0]),
+    (9, 3, [1 / 10, 2 / 10, 3 / 10, 0]),
+])
+def test_table(warmup_steps, total_steps, factors):
+    assert [linear_factor(step, warmup_steps, total_steps) for step in range(len(factors))] == pytest.approx(factors, abs=1e-12)
+
+
+def test_published_proportions():
+    """5 % warm-up of 1,000 steps: the peak is at step 50, half of it at about 525, and no step is wasted at rate 0."""
+    factors = [linear_factor(step, 50, 1000) for step in range(1000)]
+    assert max(factors) == factors[50] == 1 and factors[525] == 0.5 and min(factors) > 0
+    assert factors[:51] == sorted(factors[:51]) and factors[50:] == sorted(factors[50:], reverse=True)
+
+
+def test_optimizer_gets_the_rate_of_its_step():
+    rates = take_steps(*optimizer_and_schedule(3, 8), 9)
+    assert rates == pytest.approx([RATE * linear_factor(step, 3, 8) for step in range(9)], abs=1e-15)
+
+
+def test_resumed_schedule_equals_uninterrupted_one():
+    whole = take_steps(*optimizer_and_schedule(3, 12), 12)
+    for stopped_at in range(12):
+        first = optimizer_and_schedule(3, 12)
+        rates = take_steps(*first, stopped_at)
+        assert rates + take_steps(*go_on(*first, 3, 12), 12 - stopped_at) == whole
+
+
+@pytest.mark.parametrize("steps_done", [2, 5, 8])
+def test_longer_schedule_goes_on_from_the_same_step(steps_done):
+    first = optimizer_and_schedule(2, 8)
+    take_steps(*first, steps_done)
+    rates = take_steps(*go_on(*first, 4, 20), 20 - steps_done)
+    assert rates == pytest.approx([RATE * linear_factor(step, 4, 20) for step in range(steps_done, 20)], abs=1e-15)
+
+
+def test_resumed_schedule_keeps_the_first_peak_rate():
+    optimizer, scheduler = optimizer_and_schedule(0, 8)
+    take_steps(optimizer, scheduler, 3)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    other = torch.optim.AdamW([parameter], lr=7.0)
+    other_scheduler = linear_schedule(other, 0, 8)
+    other.load_state_dict(optimizer.state_dict())
+    other_scheduler.load_state_dict(scheduler.state_dict())
+    assert take_steps(other, other_scheduler, 2) == pytest.approx([RATE * 5 / 8, RATE * 4 / 8])
+
+
+@pytest.mark.parametrize("rule, factor", [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_scaling_with_the_processes(rule, factor):
+    assert scaled_learning_rate(2e-5, rule, 4) == pytest.approx(2e-5 * factor, rel=1e-12)
+    assert scaled_learning_rate(2e-5, rule, 1) == 2e-5
+
+
+def test_unknown_scaling_is_an_error():
+    with pytest.raises(KeyError):
+        scaled_learning_rate(2e-5, "cubic", 4)

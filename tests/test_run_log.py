@@ -1,0 +1,133 @@
+"""logs.csv and the lines on the console."""
+
+import csv
+
+import pytest
+
+from histocc.run_log import COLUMNS, RunLog, duration
+
+VALUES = {"step": 1200, "epoch": 1, "samples": 153600, "train_loss": 1 / 3, "train_loss_linear": 2 / 3, "train_loss_seq2seq": 1e-9 / 3,
+          "grad_norm": 1.23456789, "lr": 2e-5 / 3, "samples_per_sec": 1234.5678, "seconds_data": 0.0123456789, "data_share": 0.034}
+VALIDATION = {"val_loss": 1 / 7, "val_loss_linear": 2 / 7, "val_loss_seq2seq": 3 / 7, "seq_acc": 0.5, "token_acc": 2 / 3, "flat_acc": 1 / 3}
+
+
+def rows(folder):
+    with open(folder / "logs.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def steps(folder):
+    return [row["step"] for row in rows(folder)]
+
+
+def log_with(folder, *steps, **options):
+    log = RunLog(str(folder), 5000, **options)
+    for step in steps:
+        log.row({**VALUES, **VALIDATION, "step": step})
+    return log
+
+
+def test_columns_and_their_order(tmp_path):
+    RunLog(str(tmp_path), 10)
+    assert (tmp_path / "logs.csv").read_bytes() == (
+        b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,seconds_data,"
+        b"val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc\n")
+    assert ",".join(COLUMNS) + "\n" == (tmp_path / "logs.csv").read_text()
+
+
+def test_row(tmp_path):
+    log = RunLog(str(tmp_path), 5000)
+    log.row(VALUES)
+    log.row({"step": 1300, "epoch": 2, **VALIDATION})
+    log.close()
+    trained, validated = rows(tmp_path)
+    assert trained == {
+        **dict.fromkeys(COLUMNS, ""), "step": "1200", "epoch": "1", "samples": "153600", "train_loss": "0.333333333333",
+        "train_loss_linear": "0.666666666667", "train_loss_seq2seq": "3.33333333333e-10", "grad_norm": "1.23457",
+        "lr": "6.66667e-06", "samples_per_sec": "1234.57", "seconds_data": "0.0123457"}
+    assert validated == {
+        **dict.fromkeys(COLUMNS, ""), "step": "1300", "epoch": "2", "val_loss": "0.142857142857", "val_loss_linear": "0.285714285714",
+        "val_loss_seq2seq": "0.428571428571", "seq_acc": "0.5", "token_acc": "0.666666666667", "flat_acc": "0.333333333333"}
+
+
+def test_each_row_is_in_the_file_at_once(tmp_path):
+    log = RunLog(str(tmp_path), 5000)
+    for step in (100, 200):
+        log.row({**VALUES, "step": step})
+        assert steps(tmp_path)[-1] == str(step)
+
+
+def test_new_run_starts_a_new_file(tmp_path):
+    log_with(tmp_path, 100, 200)
+    RunLog(str(tmp_path), 5000)
+    assert rows(tmp_path) == []
+
+
+def test_resumed_run_drops_later_rows(tmp_path):
+    log_with(tmp_path, 100, 200, 300)
+    before = rows(tmp_path)
+    log_with(tmp_path, 250, step=200)
+    assert steps(tmp_path) == ["100", "200", "250"] and rows(tmp_path)[:2] == before[:2]
+    assert [path.name for path in tmp_path.iterdir()] == ["logs.csv"]
+
+
+def test_resumed_run_without_a_log(tmp_path):
+    log_with(tmp_path, 300, step=200)
+    assert steps(tmp_path) == ["300"]
+
+
+def test_half_written_last_row_is_dropped(tmp_path):
+    log_with(tmp_path, 100, 1200)
+    whole = (tmp_path / "logs.csv").read_bytes()
+    before = rows(tmp_path)
+    last_row = whole.rindex(b"\n", 0, -1) + 1
+    for size in range(last_row, len(whole)):
+        (tmp_path / "logs.csv").write_bytes(whole[:size])
+        log_with(tmp_path, 1300, step=1200)
+        kept = rows(tmp_path)[:-1]
+        assert kept in (before[:1], before), f"cut after {whole[last_row:size]}"
+        assert rows(tmp_path)[-1]["step"] == "1300"
+
+
+def test_train_line(tmp_path, capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
+    log = RunLog(str(tmp_path), 5000, step=1100)
+    now[0] += 50.0                                                   # 100 steps in 50 s: 3,800 more take 1,900 s
+    log.row(VALUES)
+    assert capsys.readouterr().out == ("step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
+                                       "waiting for data 3% · 31m40s left\n")
+
+
+def test_validation_line(tmp_path, capsys):
+    RunLog(str(tmp_path), 5000).row({"step": 1300, "epoch": 2, **VALIDATION})
+    assert capsys.readouterr().out == ("validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · "
+                                       "flat_acc 33.3%\n")
+
+
+def test_row_with_both_says_both(tmp_path, capsys):
+    log_with(tmp_path, 1200)
+    train, validation = capsys.readouterr().out.splitlines()
+    assert train.startswith("step 1,200/5,000") and validation.startswith("validation at step 1,200")
+
+
+def test_only_rank_0_writes_and_speaks(tmp_path, capsys):
+    (tmp_path / "logs.csv").write_text("left alone")
+    log = log_with(tmp_path, 100, is_main=False)
+    log.say("hello")
+    log.step()
+    log.close()
+    assert (tmp_path / "logs.csv").read_text() == "left alone" and capsys.readouterr() == ("", "")
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunLog(None, 5000).row(VALUES)
+    assert list(tmp_path.iterdir()) == [] and "loss 0.3333" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds, text", [
+    (0, "0s"), (59.9, "59s"), (60, "1m00s"), (190, "3m10s"), (3599, "59m59s"), (3600, "1h00m"), (7500, "2h05m"),
+    (86399, "23h59m"), (86400, "1d00h"), (86400 * 3 + 4 * 3600 + 59, "3d04h")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text

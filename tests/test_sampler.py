@@ -1,0 +1,111 @@
+"""Which rows meet in which step: each once per epoch, and the same on any number of processes."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histocc.sampler import BatchPlan, MicroBatchSampler, epoch_rows, permuted
+
+plans = st.builds(BatchPlan, rows=st.integers(1, 300), total=st.integers(1, 90), processes=st.integers(1, 9), micro=st.integers(0, 12))
+
+
+def share(plan: BatchPlan, batch: int, rank: int) -> list[np.ndarray]:
+    return [plan.positions(batch, rank, micro_batch) for micro_batch in range(plan.micro_batches(batch))]
+
+
+def positions_of(plan: BatchPlan, batch: int) -> list[int]:
+    """Positions that all ranks take in a batch, sorted."""
+    return sorted(np.concatenate([part for rank in range(plan.processes) for part in share(plan, batch, rank)]).tolist())
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans)
+def test_every_row_once_whatever_the_processes(plan):
+    batches = [positions_of(plan, batch) for batch in range(plan.steps_per_epoch)]
+    assert batches == [list(range(start, min(start + plan.total, plan.rows))) for start in range(0, plan.rows, plan.total)]
+    assert [plan.batch_rows(batch) for batch in range(plan.steps_per_epoch)] == list(map(len, batches))
+    assert plan.steps_per_epoch == -(-plan.rows // plan.total)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans)
+def test_shares_are_even_and_micro_batches_few_and_small(plan):
+    for batch in range(plan.steps_per_epoch):
+        parts = [[len(part) for part in share(plan, batch, rank)] for rank in range(plan.processes)]
+        sizes = list(map(sum, parts))
+        assert max(sizes) - min(sizes) <= 1
+        assert max(map(max, parts)) <= plan.micro
+        assert plan.micro_batches(batch) == max(1, -(-max(sizes) // plan.micro))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 90), st.integers(1, 9))
+def test_one_micro_batch_unless_asked(rows, total, processes):
+    plan = BatchPlan(rows, total, processes)
+    assert {plan.micro_batches(batch) for batch in range(plan.steps_per_epoch)} == {1}
+
+
+@settings(max_examples=30, deadline=None)
+@given(plans, plans)
+def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, other):
+    other = BatchPlan(plan.rows, plan.total, other.processes, other.micro)
+    for batch in range(min(plan.steps_per_epoch, 5)):
+        rows = [sorted(np.concatenate([epoch_rows(np.concatenate(share(p, batch, rank)), p.rows, seed=3, epoch=5)
+                                       for rank in range(p.processes)]).tolist()) for p in (plan, other)]
+        assert rows[0] == rows[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans, st.integers(0, 3), st.data())
+def test_starting_in_mid_epoch_gives_the_tail(plan, epoch, data):
+    first = data.draw(st.integers(0, plan.steps_per_epoch))
+    whole, tail = MicroBatchSampler(plan, epoch), MicroBatchSampler(plan, epoch, first)
+    assert list(tail) == [index for index in whole if index[1] >= first]
+    assert len(tail) == len(list(tail)) and len(whole) == len(list(whole))
+    assert [index for index in whole if index[2] == 0] == [(epoch, batch, 0) for batch in range(plan.steps_per_epoch)]
+
+
+# ---- the order of an epoch
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.data())
+def test_permutation(n, seed, data):
+    order = permuted(np.arange(n), n, seed)
+    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(n))
+    some = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=5)), dtype=np.int64)
+    assert (permuted(some, n, seed) == order[some]).all()
+
+
+def test_order_differs_by_epoch_and_seed():
+    orders = [tuple(epoch_rows(np.arange(50), 50, seed, epoch)) for seed in range(10) for epoch in range(10)]
+    assert len(set(orders)) == 100
+
+
+def test_order_stays_as_it_is():
+    """A run that is resumed with another order would see some rows twice and others never."""
+    assert epoch_rows(np.arange(10), 10, seed=42, epoch=0).tolist() == [1, 9, 0, 2, 6, 7, 3, 4, 8, 5]
+    assert epoch_rows(np.arange(10), 10, seed=42, epoch=1).tolist() == [4, 5, 6, 7, 3, 9, 1, 0, 8, 2]
+    assert epoch_rows(np.arange(4), 1_000_000, seed=7, epoch=3).tolist() == [265068, 860614, 185254, 236792]
+    assert [part.tolist() for rank in range(2) for part in share(BatchPlan(11, 7, 2, 2), 1, rank)] == [[7, 9], [8, 10]]
+    assert [part.tolist() for rank in range(2) for part in share(BatchPlan(11, 7, 2, 2), 0, rank)] == [
+        [0, 2], [4, 6], [1], [3, 5]]
+
+
+def test_part_of_a_huge_epoch_costs_no_memory():
+    n = 10**13
+    rows = permuted(np.arange(n - 1000, n), n, 1)
+    assert len(set(rows.tolist())) == 1000 and 0 <= rows.min() and rows.max() < n
+    assert abs(rows.mean() / n - 0.5) < 0.05             # five standard errors
+
+
+def test_order_is_even():
+    """Over many epochs each row comes to each place equally often, and neighbours in the file part."""
+    n, epochs = 7, 1500
+    counts = np.zeros((n, n))
+    for epoch in range(epochs):
+        counts[np.arange(n), epoch_rows(np.arange(n), n, 1, epoch)] += 1
+    expected = epochs / n
+    assert np.abs(counts - expected).max() < 5 * expected**0.5
+    order = epoch_rows(np.arange(10_000), 10_000, 1, 0)
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05 and abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+    assert abs(np.abs(np.diff(order)).mean() / 10_000 - 1 / 3) < 0.02

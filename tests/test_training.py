@@ -1,0 +1,214 @@
+"""The contracts of a run, with real processes: same result on any number, nothing lost or repeated by a restart."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from helpers import FINETUNE, TINY, TRAIN_MIXER, greatest_difference, read_logs, run, write_rows
+
+pytestmark = pytest.mark.processes
+LOSSES = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss", "val_loss_linear", "val_loss_seq2seq")
+FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on."""
+    folder = tmp_path_factory.mktemp("data")
+    return ["--train-data", write_rows(folder / "train.csv", 25), "--val-data", write_rows(folder / "val.csv", 7, 100)]
+
+
+@pytest.fixture(scope="module")
+def curves(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("curves")
+    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0, "--encoder-dropout", 0, "--float64",
+              "--num-epochs", 3, "--log-interval", 1, "--eval-interval", 4, "--learning-rate", 1e-3,
+              "--augmentation-prob", 0.9]
+    ways = {"one": (None, False, ["--batch-size", 12]),
+            "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2]),
+            "two": (2, True, ["--batch-size", 6]),                       # the legacy launcher
+            "three": (3, False, ["--global-batch-size", 12, "--batch-size", 3]),
+            "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128])}
+    outputs = {name: run(TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy)
+               for name, (processes, legacy, flags) in ways.items()}
+    return folder, outputs
+
+
+class TestAnyNumberOfProcesses:
+    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none."""
+
+    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four"])
+    def test_losses_are_those_of_one_process(self, curves, other):
+        assert greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
+
+    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four"])
+    def test_accuracies_samples_and_rates_are_equal(self, curves, other):
+        rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
+        assert [[row[name] for name in FIGURES] for row in rows] == [[row[name] for name in FIGURES] for row in others]
+
+    def test_no_row_is_dropped_or_repeated(self, curves):
+        samples = [row["samples"] for row in read_logs(curves[0] / "four")]
+        assert samples == [12, 24, 25, 37, 49, 50, 62, 74, 75]
+
+    def test_there_is_an_evaluation_after_the_last_step(self, curves):
+        evaluated = [row["step"] for row in read_logs(curves[0] / "one") if row["val_loss"] is not None]
+        assert evaluated == [4, 8, 9]
+
+    def test_the_loss_falls(self, curves):
+        losses = [row["train_loss"] for row in read_logs(curves[0] / "one")]
+        assert losses[-1] < 0.7 * losses[0]
+
+    def test_banner_and_files(self, curves):
+        folder, outputs = curves
+        for words in ("Distributed environment: MULTI_CPU", "Number of processes: 4", "Number of GPUs: 0", "Backend: gloo",
+                      "Total batch size: 12", "Steps per epoch: 3", "Vocabulary size: 19", "Starting training for 3 epochs",
+                      "Training on 4 CPU processes"):
+            assert words in outputs["four"], words
+            assert outputs["four"].count(words) == 1                     # rank 0 alone speaks
+        assert "Distributed environment: SINGLE" in outputs["one"]
+        assert {"last.bin", "best.bin", "args.json", "logs.csv", "key.csv", "rejected_rows.csv", "prepared"} <= set(
+            os.listdir(folder / "four"))
+
+    def test_checkpoint_is_plain_and_enough(self, curves):
+        state = torch.load(curves[0] / "four" / "last.bin", weights_only=True)
+        assert {"model", "optimizer", "scheduler", "step", "key", "format", "config", "formatter", "system", "languages",
+                "args", "rng", "position"} <= state.keys()
+        assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
+        assert not any(name.startswith("module.") for name in state["model"])
+        best = torch.load(curves[0] / "four" / "best.bin", weights_only=True)
+        validated = {row["step"]: row["val_loss"] for row in read_logs(curves[0] / "four") if row["val_loss"] is not None}
+        assert best["step"] == min(validated, key=validated.get)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def runs(request, files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"resume{request.param}")
+    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", 3, "--batch-size",
+              12 // request.param, "--log-interval", 2, "--eval-interval", 4, "--save-interval", 1000,
+              "--learning-rate", 1e-3]
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=request.param)
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=request.param)
+    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=request.param)
+    return folder, output, common, request.param
+
+
+class TestGoingOn:
+    """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one."""
+
+    def test_weights_and_optimizer_are_bitwise_equal(self, runs):
+        whole, parts = (torch.load(runs[0] / name / "last.bin", weights_only=True) for name in ("whole", "parts"))
+        assert whole["step"] == parts["step"] == 9
+        assert all(torch.equal(whole["model"][name], parts["model"][name]) for name in whole["model"])
+        for index, values in whole["optimizer"]["state"].items():
+            assert all(torch.equal(values[name], parts["optimizer"]["state"][index][name]) for name in values)
+
+    def test_the_log_reads_as_one(self, runs):
+        whole, parts = (read_logs(runs[0] / name) for name in ("whole", "parts"))
+        for row in (*whole, *parts):
+            row.pop("samples_per_sec"), row.pop("seconds_data")
+        assert whole == parts
+        assert "Resuming from step 4 (epoch 2, batch 1)" in runs[1]
+
+    def test_a_finished_run_says_so_and_changes_nothing(self, runs):
+        folder, _, common, processes = runs
+        if processes != 2:
+            pytest.skip("once is enough")
+        before = {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
+        output = run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=2)
+        assert "is finished (9 steps): nothing to do" in output
+        assert before == {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of finetune.py in one process, with its flags."""
+    folder = tmp_path_factory.mktemp("finetune")
+    flags = ["--dataset", write_rows(folder / "data.csv", 60), "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco",
+             "--language-col", "lang", *TINY, "--batch-size", 16, "--num-epochs", 1, "--save-interval", 1,
+             "--keep-checkpoints", 2, "--save-each-epoch", "--learning-rate", 1e-3]
+    run(FINETUNE, *flags, "--save-path", folder / "run")
+    return folder, flags
+
+
+class TestFinetune:
+    def test_old_checkpoints_are_pruned_but_never_those_of_epochs(self, finished):
+        names = {name for name in os.listdir(finished[0] / "run") if name.endswith(".bin")}
+        steps = torch.load(finished[0] / "run" / "last.bin", weights_only=True)["step"]
+        assert names == {"last.bin", "best.bin", "epoch_1.bin", f"{steps}.bin", f"{steps - 1}.bin"}
+
+    def test_same_text_is_on_one_side(self, finished):
+        key = (finished[0] / "run" / "key.csv").read_text().splitlines()
+        assert key[0] == "system_code,code" and len(key) == 9 and key[1:] == sorted(key[1:])
+
+    def test_other_arguments_are_refused_by_name(self, finished):
+        folder, flags = finished
+        output = run(FINETUNE, *flags, "--save-path", folder / "run", "--seed", 7, "--weight-decay", 0.5, code=2)
+        assert "--seed was 42, now it is 7" in output and "--weight-decay was 0.01, now it is 0.5" in output
+        assert "Traceback" not in output
+
+    def test_other_data_are_refused(self, finished, tmp_path):
+        folder, flags = finished
+        other = write_rows(tmp_path / "other.csv", 61)
+        output = run(FINETUNE, "--dataset", other, *flags[2:], "--save-path", folder / "run", code=2)
+        assert "holds a run on other data" in output
+
+    def test_another_total_batch_is_refused_with_the_flag_to_set(self, finished):
+        folder, flags = finished
+        output = run(FINETUNE, *flags, "--save-path", folder / "run", "--batch-size", 8, code=2)
+        assert "--global-batch-size 16" in output
+
+    def test_more_epochs_go_on(self, finished, tmp_path):
+        folder, flags = finished
+        shutil.copytree(folder / "run", tmp_path / "run")
+        output = run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
+        assert "2 epochs instead of 1, with the longer schedule" in output
+        first, second = (torch.load(f / "run" / "last.bin", weights_only=True)["step"] for f in (folder, tmp_path))
+        assert second == 2 * first
+
+    def test_overwrite_starts_anew(self, finished, tmp_path):
+        folder, flags = finished
+        shutil.copytree(folder / "run", tmp_path / "run")
+        run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--overwrite", "--seed", 7, "--max-steps", 1)
+        assert json.loads((tmp_path / "run" / "args.json").read_text())["seed"] == 7
+        assert torch.load(tmp_path / "run" / "last.bin", weights_only=True)["step"] == 1
+        assert not (tmp_path / "run" / "epoch_1.bin").exists()
+
+    def test_eval_only_repeats_the_validation_and_writes_nothing(self, finished):
+        folder, flags = finished
+        before = sorted((name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run"))
+        output = run(FINETUNE, *flags, "--save-path", folder / "run", "--eval-only")
+        loss = read_logs(folder / "run")[-1]["val_loss"]
+        assert f"loss {loss:.4f}" in output
+        assert before == sorted((name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run"))
+
+    def test_first_weights_with_another_key_keep_the_known_codes(self, finished, tmp_path):
+        folder, flags = finished
+        other = write_rows(tmp_path / "other.csv", 60)
+        with open(other, "a", encoding="utf-8") as file:
+            file.write("".join(f"pilot of boats {i},04220,,en\n" for i in range(6)))
+        output = run(FINETUNE, "--dataset", other, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco",
+                     "--initial-checkpoint", folder / "run", "--save-path", tmp_path / "run", "--freeze-encoder",
+                     "--max-steps", 1, "--batch-size", 8, "--learning-rate", 1e-9, "--device", "cpu")
+        assert "8 of 9 codes keep their weights" in output and "Model: tiny" in output
+        old = torch.load(folder / "run" / "best.bin", weights_only=True)
+        new = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
+        encoder = [name for name in old["model"] if name.startswith("encoder.")]
+        assert all(torch.equal(old["model"][name], new["model"][name]) for name in encoder)
+        for code, number in old["key"].items():
+            assert torch.allclose(old["model"]["linear_decoder.weight"][number],
+                                  new["model"]["linear_decoder.weight"][new["key"][code]], atol=1e-6)
+
+    def test_prepare_only_trains_nothing(self, finished, tmp_path):
+        output = run(FINETUNE, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
+        assert "60 read" in output and os.listdir(tmp_path / "run") == ["prepared"]
+
+    def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
+        data = tmp_path / "data.csv"
+        data.write_text("occ1,code\n" + "".join(f"text {i},{('a12', 'b9', '?')[i % 3]}\n" for i in range(30)))
+        run(FINETUNE, "--dataset", data, "--target-cols", "code", "--block-size", 3, "--save-path", tmp_path / "run",
+            "--allow-codes-shorter-than-block-size", "--max-steps", 2, "--batch-size", 8, "--num-workers", 2,
+            "--persistent-workers", *TINY)
+        state = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
+        assert list(state["key"]) == ["?", "a12", "b9"] and state["system"] == "code"
