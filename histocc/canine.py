@@ -23,7 +23,7 @@ ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), 
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
 
-    Widths and lengths are counts, dropouts are probabilities 0…1. Raises ValueError for sizes that do not go together.
+    Dropouts are probabilities 0…1. Raises ValueError for sizes that do not go together.
     """
 
     hidden_size: int = 768
@@ -225,7 +225,7 @@ class Projection(nn.Module):
     def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
         """chars [B, S, H], molecules [B, M, H] → [B, S, H]."""
         # Summing this in another order (a matrix product per tap is no slower) is closer to the exact value, but
-        # further from the published model's rounding: 2.6e-5 instead of 1.3e-5 at width 768 in float32.
+        # further from the published model's rounding: 2.6e-5 instead of 1.5e-5 at width 768 in float32.
         joined = torch.cat([chars, self.spread(molecules, chars.shape[1])], dim=2)  # [B, S, 2 H]
         around = self.conv.kernel_size[0] - 1
         padded = F.pad(joined.transpose(1, 2), (around // 2, around - around // 2))
@@ -278,13 +278,14 @@ class CanineEncoder(nn.Module):
 
         input_ids: character ids int64 [B, S], [CLS] first. attention_mask: bool or 0/1 [B, S], 1 at real positions.
         Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights; rows of padding alone give
-        finite values. Positions do not depend on S from two positions and one whole block beyond the last real
-        one. Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
+        finite values. Real positions do not depend on S where the block that holds the second position after the
+        last real one is followed by another block, and where S, if more than the local stride (128), is a multiple
+        of it. Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
         of another shape.
         """
         rate = self.config.downsampling_rate
         if attention_mask.shape != input_ids.shape:
-            raise ValueError(f"input_ids {list(input_ids.shape)} and attention_mask {list(attention_mask.shape)} differ")
+            raise ValueError(f"input_ids is {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)}")
         if input_ids.shape[1] < rate:
             raise ValueError(f"{input_ids.shape[1]} positions, but the encoder needs at least {rate}")
         visible = attention_mask.bool()                                            # [B, S]

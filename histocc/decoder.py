@@ -212,7 +212,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Padding mask [B, S] → bool [B, 1, 1, S], True where memory may be looked at; all of it in rows of padding alone."""
+    """Padding mask [B, S] → bool [B, 1, 1, S], True where memory may be looked at; everywhere in rows of padding."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

@@ -167,6 +167,7 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
         raise UserError(f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
                         "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.")
     torch.cuda.set_device(local_rank)
+    torch.backends.cudnn.deterministic = True         # a resumed run repeats the sums of its convolutions
     return torch.device("cuda", local_rank)
 
 

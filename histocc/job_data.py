@@ -36,7 +36,7 @@ def settings_from(args: argparse.Namespace, train_files: list[str], val_files: l
         drop_bad_labels=args.drop_bad_labels, fixed_codes=fixed,
         numbered=bool(args.key) and tables.hold_numbers(args.target_cols or []))
     problems += [problem for problem in prepare.file_problems(settings) if problem not in problems]
-    problems += _missing_code_problem(formatter, args.missing_code)
+    problems += _missing_code_problem(formatter, args.missing_code, fixed)
     if problems:
         raise UserError(problems[0] if len(problems) == 1 else
                         "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)]))
@@ -55,23 +55,29 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[s
     path = args.key or args.all_codes_file
     if not path:
         return None
-    cells = tables.read_key(path) if args.key else tables.read_column(path, args.all_codes_col or args.target_cols[0])
+    if args.key:
+        cells = tables.read_key(path)
+    else:
+        cells = [cell for cell, in tables.read_columns(path, [args.all_codes_col or args.target_cols[0]])]
     codes = [formatter.repair(cell)[0] for cell in cells if cell]
     try:
         for code in codes:
             formatter.encode_code(code)
     except CodeError as error:
         raise UserError(f"{path}: {error}") from None
+    if args.key and len(set(codes)) < len(codes):
+        raise UserError(f"{path}: a code stands there twice, with and without its leading zero")
     return codes if args.key else sorted(set(codes))
 
 
-def _missing_code_problem(formatter: BlockyFormatter | None, code: str | None) -> list[str]:
+def _missing_code_problem(formatter: BlockyFormatter | None, code: str | None, fixed: list[str] | None) -> list[str]:
+    if formatter is None or code is None:
+        return []
     try:
-        if formatter is not None and code is not None:
-            formatter.encode_code(code)
+        formatter.encode_code(code)
     except CodeError as error:
         return [f"--missing-code: {error}"]
-    return []
+    return [] if fixed is None or code in fixed else [f"--missing-code: code {code!r} is not among the codes of the key"]
 
 
 def prepared(args: argparse.Namespace, world: World, train_files: list[str], val_files: list[str],

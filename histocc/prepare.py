@@ -21,12 +21,11 @@ import numpy as np
 from histocc.arrays import ARRAYS, PREPARED_FORMAT, map_array
 from histocc.distributed import UserError
 from histocc.formatter import BlockyFormatter, CodeError
-from histocc.tables import column_problems, read_header, read_rows
+from histocc.tables import column_problems, read_header, read_rows, write_key, write_words
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points
 
 EXAMPLES = 5                  # rows shown of each kind of problem
 MOST_LANGUAGES = 255
-MOST_WORDS = 50_000           # the most frequent words of the training texts, for word insertion
 _BLANK = -1                   # a cell without a code; lower values number the cells that do not fit
 
 
@@ -117,6 +116,9 @@ class CodeBook:
             return self._fault("outside key", f"code {code!r} is not among the {len(self.fixed)} codes of the key")
         if repaired:
             self.repaired_cells.add(cell)
+        return self.of_code(code)
+
+    def of_code(self, code: str) -> int:
         return self.codes.setdefault(code, len(self.codes))
 
     def _fault(self, kind: str, message: str) -> int:
@@ -180,7 +182,7 @@ class Reader:
         self.bad_labels: list[str] = []              # the first few, as shown to the user
         self.languages: dict[str, int] = {UNKNOWN_LANGUAGE: 0}
         self.language_rows: Counter = Counter()
-        self.missing = None if settings.missing_code is None else self.book.number(settings.missing_code)
+        self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.words: Counter = Counter()
         self.writers = {part: PartWriter(folder, part, len(settings.target_cols)) for part in ("train", "val")}
         self.rejects_file = open(os.path.join(folder, "rejected_rows.csv"), "w", encoding="utf-8", newline="")
@@ -296,13 +298,16 @@ class Reader:
         self.rejects_file.close()
         self.check()
         found = list(self.book.codes)
-        codes = self.settings.fixed_codes if self.settings.fixed_codes is not None else sorted(found)
-        final = {code: i for i, code in enumerate(codes)}
-        number = np.array([final[code] for code in found] + [-1], dtype=ARRAYS["codes"])     # −1 stays −1
-        for part in self.writers:
+        old = {part: map_array(os.path.join(self.folder, f"{part}.codes"), ARRAYS["codes"]) for part in self.writers}
+        used = set().union(*(np.unique(numbers).tolist() for numbers in old.values()))      # not those of rejected rows alone
+        codes = self.settings.fixed_codes
+        if codes is None:
+            codes = sorted(code for number, code in enumerate(found) if number in used)
+        place = {code: i for i, code in enumerate(codes)}
+        final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])      # −1 stays −1
+        for part, numbers in old.items():
             path = os.path.join(self.folder, f"{part}.codes")
-            old = map_array(path, ARRAYS["codes"])
-            number[old].tofile(path + ".new")
+            final[numbers].tofile(path + ".new")
             os.replace(path + ".new", path)
         return list(codes), list(self.languages)
 
@@ -330,22 +335,6 @@ def report_lines(report: dict) -> list[str]:
     }
     lines += [f"Note: {report[name]:,} {saying}" for name, saying in sayings.items() if report[name]]
     return lines + [f"  {count:,} × {kind}" for kind, count in report["rejected"].items()]
-
-
-def write_words(path: str, words: Counter) -> None:
-    """`words.csv`: columns word, freq; the most frequent words first."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["word", "freq"])
-        writer.writerows(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS])
-
-
-def write_key(path: str, codes: list[str]) -> None:
-    """`key.csv`: columns system_code, code (the number of the linear output)."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["system_code", "code"])
-        writer.writerows((code, i) for i, code in enumerate(codes))
 
 
 def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print) -> str:

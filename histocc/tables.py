@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from histocc.distributed import UserError
 
+MOST_WORDS = 50_000           # of the training texts, the most frequent ones, for word insertion
+
 csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
 
 
@@ -57,17 +59,21 @@ def read_rows(path: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
 
     Raises UserError where the file is not UTF-8 or not readable as CSV.
     """
+    line = 1
     try:
         with open_table(path) as file:
-            reader = csv.reader(file, delimiter=delimiter)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             next(reader, None)
+            line = reader.line_num
             for cells in reader:
+                line = reader.line_num
                 if cells:
-                    yield reader.line_num, cells
+                    yield line, cells
     except UnicodeDecodeError as error:
         raise UserError(not_utf8(path, error)) from None
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+        raise UserError(f"{path}, line {line + 1}: a cell that begins with a quotation mark must end with one, and quotation "
+                        f"marks inside it must be doubled ({error})") from None
 
 
 def find_target_columns(header: list[str], naming: str = "hisco", has_key: bool = False) -> tuple[str, list[str]] | None:
@@ -89,45 +95,71 @@ def hold_numbers(columns: list[str]) -> bool:
     return all(re.fullmatch(r"code\d+", name) for name in columns)
 
 
-def read_column(path: str, column: str) -> list[str]:
-    """The cells of one column, in order. Raises UserError."""
+def read_columns(path: str, columns: list[str]) -> list[list[str]]:
+    """The cells of some columns, row by row, without blanks around them. Raises UserError, also for a row too short."""
     header, delimiter = read_header(path)
-    problems = column_problems(path, header, [column])
+    problems = column_problems(path, header, columns)
     if problems:
         raise UserError("\n".join(problems))
-    index = header.index(column)
-    return [cells[index].strip() for _, cells in read_rows(path, delimiter) if len(cells) > index]
+    places = [header.index(column) for column in columns]
+    rows = []
+    for line, cells in read_rows(path, delimiter):
+        if len(cells) <= max(places):
+            raise UserError(f"{path}, line {line}: has {len(cells)} cells, the header has {len(header)}")
+        rows.append([cells[place].strip() for place in places])
+    return rows
 
 
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or `hisco`.
 
-    Rows without a code are passed over. Raises UserError where the numbers are not 0 … n−1, each once.
+    Rows without a code are passed over. Raises UserError where a code stands there twice, or the numbers are not
+    0 … n−1, each once.
     """
     header, _ = read_header(path)
     name = next((column for column in ("system_code", "hisco") if column in header), None)
     if name is None or "code" not in header:
         raise UserError(f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
                         f"this one has {', '.join(map(repr, header))}")
-    pairs = {}
-    for code, number in zip(read_column(path, name), read_column(path, "code")):
+    numbered: dict[int, str] = {}
+    for code, number in read_columns(path, [name, "code"]):
         if not code:
             continue
-        if not number.isdecimal() or int(number) in pairs:
+        if not number.isdecimal() or int(number) in numbered:
             raise UserError(f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; code {code!r} has {number!r}")
-        pairs[int(number)] = code
-    if sorted(pairs) != list(range(len(pairs))) or not pairs:
-        raise UserError(f"{path}: column 'code' must number the codes 0 … {max(len(pairs) - 1, 0)} without a gap")
-    return [pairs[i] for i in range(len(pairs))]
+        numbered[int(number)] = code
+    if sorted(numbered) != list(range(len(numbered))) or not numbered:
+        raise UserError(f"{path}: column 'code' must number the codes 0 … {max(len(numbered) - 1, 0)} without a gap")
+    codes = [numbered[i] for i in range(len(numbered))]
+    twice = next((code for code in codes if codes.count(code) > 1), None) if len(set(codes)) < len(codes) else None
+    if twice is not None:
+        raise UserError(f"{path}: code {twice!r} stands there more than once")
+    return codes
 
 
 def read_words(path: str) -> dict[str, int]:
     """Words and how often they occur: columns word, freq. Raises UserError."""
-    words, counts = read_column(path, "word"), read_column(path, "freq")
-    bad = next(((w, c) for w, c in zip(words, counts) if not w or not c.isdecimal()), None)
-    if bad or not words:
+    rows = read_columns(path, ["word", "freq"])
+    bad = next((row for row in rows if not row[0] or not row[1].isdecimal()), None)
+    if bad or not rows:
         raise UserError(f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else ""))
-    return {word: int(count) for word, count in zip(words, counts)}
+    return {word: int(count) for word, count in rows}
+
+
+def write_words(path: str, words: dict[str, int]) -> None:
+    """`words.csv`: columns word, freq; the most frequent words first."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["word", "freq"])
+        writer.writerows(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS])
+
+
+def write_key(path: str, codes: list[str]) -> None:
+    """`key.csv`: columns system_code, code (the number of the linear output)."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["system_code", "code"])
+        writer.writerows((code, i) for i, code in enumerate(codes))
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,9 @@ UNKNOWN_LANGUAGE = "unk"
 # Languages of the published models, and what they mean when nothing is known.
 LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
 
-# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little.
+# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little. Beyond them whole chunks of
+# CANINE's local attention: in a chunk of padding alone the values depend on its length, and the convolutions carry them
+# into the last real positions of the chunk before.
 _WIDTHS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 
 
@@ -31,7 +33,7 @@ def padded_width(n: int, max_len: int = 128) -> int:
     for width in _WIDTHS:
         if width >= need:
             return min(width, max_len)
-    return min(-(-need // 32) * 32, max_len)
+    return min(-(-need // 128) * 128, max_len)
 
 
 def code_points(text: str) -> np.ndarray:

@@ -456,7 +456,7 @@ def test_words_of_the_training_texts(tmp_path):
 
 
 def test_the_most_frequent_words_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(prep, "MOST_WORDS", 2)
+    monkeypatch.setattr(tables, "MOST_WORDS", 2)
     result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
     assert result.table("words.csv")[1:] == [["c", "3"], ["b", "2"]]
 

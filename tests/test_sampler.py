@@ -42,7 +42,7 @@ def test_shares_are_even_and_micro_batches_few_and_small(plan):
 @given(st.integers(1, 300), st.integers(1, 90), st.integers(1, 9))
 def test_one_micro_batch_unless_asked(rows, total, processes):
     plan = BatchPlan(rows, total, processes)
-    assert {plan.micro_batches(batch) for batch in range(plan.steps_per_epoch)} == {1}
+    assert {plan.micro_batches(batch) for batch in range(plan.steps_per_epoch)} == {1} and plan.micro == -(-total // processes)
 
 
 @settings(max_examples=30, deadline=None)

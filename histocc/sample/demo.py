@@ -1,17 +1,17 @@
 """Twelve descriptions to show a trained model, which the generator never writes."""
 
 DEMO = (
-    ("widow of a master weaver", "en", "75400", ""),
+    ("Widow of a carpenter, Ashby", "en", "95410", ""),
     ("Blacksmith and Inn Keeper at Thornby", "en", "83110", "51020"),
-    ("Huusmand og Skomager i Nørreby", "da", "61115", "80110"),
-    ("enke efter en gammel fisker", "da", "64100", ""),
+    ("huusmand og skomager", "da", "61115", "80110"),
+    ("afdøde fisker fra Ribe", "da", "64100", ""),
     ("f.d. torpare i Söderby", "se", "61115", ""),
     ("Skräddaregesäll", "se", "79100", ""),
     ("weduwe van een timmerman te Leiden", "nl", "95410", ""),
     ("zonder eenig beroep", "nl", "-1", ""),
     ("Schuhmachermeister in Altdorf", "ge", "80110", ""),
-    ("Witwe eines armen Tagelöhners", "ge", "99920", ""),
-    ("veuve d'un ancien boulanger", "fr", "77610", ""),
+    ("witwe eines tagelöhners in Neustadt", "ge", "99920", ""),
+    ("veuve d'un boulanger à Rouen", "fr", "77610", ""),
     ("cultivateur retraité à Villeneuve", "fr", "61110", ""),
 )
 

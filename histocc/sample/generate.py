@@ -20,7 +20,7 @@ CAPITALISED, CAPITALS = 0.20, 0.03
 # How often an occupation is drawn, by its place in the table: the first 40 five times as often as the last.
 FREQUENT = ((40, 5), (80, 3), (120, 2))
 # Second occupations that go with any trade.
-SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020", "41025", "62740", "83110", "80110", "75400")
+SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020")
 GENITIVE_ELSE = {"da": "enke efter {}", "sv": "änka efter {}", "de": "{} witwe"}
 _VOWELS = "aeiouyhàâéèêëîïôœù"
 _DEMO = frozenset((text.casefold(), tag) for text, tag, *_ in DEMO)
@@ -101,7 +101,8 @@ def _one(language: Language, form: Forms, rand) -> str:
     """One occupation as a register has it."""
     chance = rand()
     if chance < STATUS:
-        return _status(language.column, form, rand)
+        text = _status(language.column, form, rand)
+        return _in_town(language.column, text, rand) if rand() < 0.2 else text
     chance -= STATUS
     if chance < PLACE:
         return _placed(language.column, _spelled(form, rand), form.code, rand)

@@ -1,0 +1,211 @@
+"""How the house is built: imports point down, rooms stay small, and every flag does something."""
+
+import ast
+import graphlib
+import re
+import sys
+from pathlib import Path
+
+import finetune
+import pytest
+import train_mixer
+
+from histocc import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = {path.stem: path for path in (ROOT / "finetune.py", ROOT / "train_mixer.py")}
+MODULES = {".".join(path.relative_to(ROOT / "histocc").with_suffix("").parts): path for path in sorted((ROOT / "histocc").rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**MODULES, **SCRIPTS}.items()}
+
+LEVELS = [                                                            # the lowest first; imports only point down
+    {"__init__", "counter_rng"},
+    {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder"},
+    {"arrays", "tables", "sampler", "loss", "mixer", "checkpoint", "run_log", "cli"},
+    {"prepare", "dataset", "decoding", "banner", "model_io"},
+    {"seq2seq_mixer_engine", "job_data"},
+    {"job"},
+    {"sample", *SCRIPTS},
+]
+LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
+
+
+def imports(node: ast.AST, inside_functions: bool = True):
+    """Full names of what is imported below `node`: "torch.nn", "histocc.text.encode"."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports are written with their full names"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif inside_functions or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from imports(child, inside_functions)
+
+
+def module_of(full: str) -> str:
+    """The module of histocc that holds an imported name."""
+    parts = full.split(".")[1:]
+    while ".".join(parts) not in MODULES and ".".join([*parts, "__init__"]) not in MODULES:
+        parts.pop()
+    return ".".join(parts) if ".".join(parts) in MODULES else ".".join([*parts, "__init__"])
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of histocc that a module or script imports, anywhere in it."""
+    return {module_of(full) for full in imports(TREES[name]) if full.split(".")[0] == "histocc"}
+
+
+def level_of(name: str) -> int:
+    return LEVEL[name.split(".")[0]]
+
+
+def test_every_module_has_a_level():
+    assert {name.split(".")[0] for name in TREES} == set(LEVEL)
+
+
+def test_imports_only_point_down():
+    graph = {name: own_imports(name) for name in TREES}
+    assert sum(map(len, graph.values())) > 60 and "text" in graph["dataset"]         # the search finds them
+    assert [f"{name} imports {other}" for name, others in graph.items() for other in others if level_of(other) > level_of(name)] == []
+    graphlib.TopologicalSorter(graph).prepare()                                      # raises CycleError
+
+
+def test_module_level_needs_torch_and_numpy_alone():
+    allowed = sys.stdlib_module_names | {"torch", "numpy", "histocc"}
+    assert [f"{name} imports {full}" for name, tree in TREES.items() for full in imports(tree, inside_functions=False)
+            if full.split(".")[0] not in allowed] == []
+
+
+def test_nothing_imports_a_script():
+    assert [name for name in MODULES if SCRIPTS.keys() & {full.split(".")[0] for full in imports(TREES[name])}] == []
+
+
+def test_one_module_knows_the_processes():
+    """The launcher's variables, and collectives."""
+    def knows(tree) -> bool:
+        return any(full.startswith("torch.distributed") for full in imports(tree)) or any(
+            isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+            or isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed" for node in ast.walk(tree))
+    assert [name for name, tree in TREES.items() if knows(tree)] == ["distributed"]
+
+
+def test_no_room_is_too_large():
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in {**MODULES, **SCRIPTS}.items()}
+    functions = {f"{name}.{node.name}": node.end_lineno - node.lineno + 1 for name, tree in TREES.items() for node in ast.walk(tree)
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+    assert {name: lines for name, lines in functions.items() if lines > 60} == {}
+
+
+def test_nothing_is_put_off():
+    places = [path for pattern in ("*", "histocc/**/*", "scripts/*", "tests/*", "benchmarks/*", "configs/*", ".ci/*") for path in ROOT.glob(pattern)]
+    texts = {path: path.read_text(encoding="utf-8") for path in places
+             if path.is_file() and (path.suffix in (".py", ".sh", ".md", ".toml") or path.name == "run")}
+    assert len(texts) > 30
+    assert [str(path) for path, text in texts.items() if re.search("TO" "DO|FIX" "ME", text)] == []
+
+
+# ---- flags
+
+PARSERS = {"finetune": finetune.get_args_parser, "train_mixer": train_mixer.get_args_parser}
+REQUIRED = {"finetune": ["--dataset", "a.csv"], "train_mixer": ["--train-data", "a.csv", "--val-data", "v.csv", "--save-dir", "out"]}
+
+# dest: default. Flags are the dest with hyphens, and what OTHER_NAMES adds.
+BOTH = {
+    "save_each_epoch": False, "keep_checkpoints": 3, "overwrite": False, "log_interval": 100, "eval_interval": 1000,
+    "log_wandb": False, "wandb_project_name": None, "tensorboard": False, "config": None,
+    "input_col": "occ1", "target_cols": None, "language": "unk", "language_col": None, "block_size": 5,
+    "use_within_block_sep": False, "allow_codes_shorter_than_block_size": False, "drop_bad_labels": False, "missing_code": None,
+    "key": None, "all_codes_file": None, "all_codes_col": None, "max_len": 128, "prepare_only": False,
+    "include_descriptions": False, "description_prob": None, "description_template": None, "descriptions_file": None,
+    "descriptions_code_col": None, "descriptions_text_col": None, "descriptions_lang_col": None,
+    "num_transformations": 3, "augmentation_prob": 0.3, "unk_lang_prob": 0.25, "fn_word_freq": None,
+    "num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
+    "model_size": None, "initial_checkpoint": None, "only_encoder": False, "freeze_encoder": False, "dropout": 0.0,
+    "encoder_dropout": 0.1, "decoder_dim_feedforward": None,
+    "accumulate_steps": 1, "global_batch_size": None, "learning_rate": 2e-5, "lr_scaling": "none", "warmup_pct": 0.05,
+    "warmup_steps": None, "schedule_steps": None, "max_steps": None, "weight_decay": 0.01, "seed": 42, "eval_only": False, "dry_run": False,
+    "device": "auto", "distributed": False, "local_rank": None, "world_size": None, "timeout_minutes": 30.0, "parallel": "ddp",
+    "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False,
+}
+DEFAULTS = {
+    "finetune": BOTH | {"dataset": None, "save_path": "./Finetuned/", "save_interval": 1000, "formatter": "gpf", "share_val": 0.1,
+                        "num_epochs": 5, "batch_size": 128, "seq2seq_weight": 0.1},
+    "train_mixer": BOTH | {"train_data": None, "val_data": None, "save_path": None, "save_interval": 5000, "formatter": "hisco",
+                           "target_col_naming": "hisco", "num_epochs": 50, "batch_size": 512, "seq2seq_weight": 0.5},
+}
+OTHER_NAMES = {"dataset": {"--data-dir", "--data-root"}, "train_data": {"--data-dir", "--data-root"},
+               "save_path": {"--save-dir", "--checkpoint-dir"}, "num_epochs": {"--epochs"}}
+CHOICES = {"formatter": ("gpf", "hisco", "occ1950"), "model_size": ("tiny", "small", "base"), "lr_scaling": ("none", "linear", "sqrt"),
+           "device": ("auto", "cpu", "cuda"), "parallel": ("ddp", "fsdp")}
+SEVERAL = {"target_cols", "train_data", "val_data"}
+
+
+def actions(script: str) -> list:
+    return [action for action in PARSERS[script]()._actions if action.dest not in ("help", "version")]
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_flags_and_defaults_stay(script):
+    found = actions(script)
+    assert {action.dest: action.default for action in found} == DEFAULTS[script]
+    for action in found:
+        assert set(action.option_strings) == {cli.flag(action.dest)} | OTHER_NAMES.get(action.dest, set())
+        assert action.choices == CHOICES.get(action.dest) and (action.nargs == "+") == (action.dest in SEVERAL)
+    assert {action.dest for action in found if action.required} == {
+        "finetune": {"dataset"}, "train_mixer": {"train_data", "val_data", "save_path"}}[script]
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_flags_are_spelled_with_hyphens_or_underscores(script):
+    parser = PARSERS[script]()
+    for action in actions(script):
+        value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else ["7"]
+        for flag in action.option_strings:
+            spelled = "--" + flag[2:].replace("-", "_")
+            ways = [[flag, *value], [spelled, *value], *([[f"{spelled}={value[0]}"]] if value else [])]
+            results = [vars(parser.parse_args([*REQUIRED[script], *way])) for way in ways]
+            assert all(result == results[0] for result in results) and results[0][action.dest] != action.default
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_values_keep_their_underscores_and_signs(script):
+    args = PARSERS[script]().parse_args([*REQUIRED[script], "--save_path=my_out/_x", "--target_cols", "hisco_1", "hisco_2", "--missing_code", "-1"])
+    assert (args.save_path, args.target_cols, args.missing_code) == ("my_out/_x", ["hisco_1", "hisco_2"], "-1")
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_help_names_every_flag(script):
+    text = PARSERS[script]().format_help()
+    assert all(flag in text for action in actions(script) for flag in action.option_strings) and all(action.help for action in actions(script))
+
+
+@pytest.mark.parametrize("arguments", [["--learning-rat", "1"], ["--batch-size", "0"], ["--batch-size", "auto"], ["--num-epochs", "1.5"], ["--formatter", "x"], ["--seed"]])
+def test_a_mistake_in_the_arguments_is_the_users(arguments):
+    with pytest.raises(cli.UserError, match="finetune.py --help"):
+        finetune.get_args_parser().parse_args([*REQUIRED["finetune"], *arguments])
+
+
+def test_every_flag_is_read():
+    read = set(cli.NOT_AVAILABLE)
+    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "args":
+            read.add(node.attr)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]) == "args":
+            read.update(getattr(argument, "value", None) for argument in node.args[1:2] if isinstance(argument, ast.Constant))
+    assert sorted({dest for script in PARSERS for dest in DEFAULTS[script]} - read) == []
+
+
+def test_tables_of_flags_name_flags():
+    everything = set(DEFAULTS["finetune"]) | set(DEFAULTS["train_mixer"])
+    assert set(cli.NOT_AVAILABLE) <= everything and cli.MAY_DIFFER_ON_RESUME <= everything
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_what_is_not_available_is_refused_by_name(script):
+    parser = PARSERS[script]()
+    assert cli.argument_problems(parser.parse_args(REQUIRED[script])) == []
+    for dest in cli.NOT_AVAILABLE:
+        action = next(action for action in actions(script) if action.dest == dest)
+        args = parser.parse_args([*REQUIRED[script], cli.flag(dest), *([] if action.nargs == 0 else ["x"])])
+        [problem] = cli.argument_problems(args)
+        assert problem.startswith(cli.flag(dest)) and "not available" in problem
