@@ -108,17 +108,19 @@ class CodeBook:
             if not number.isdecimal() or int(number) >= len(self.by_number):
                 return self._fault("label", f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}")
             code, repaired = self.by_number[int(number)], False
+        number = self.of_code(code)
+        if repaired and number >= 0:
+            self.repaired_cells.add(cell)
+        return number
+
+    def of_code(self, code: str) -> int:
+        """Number of a code, or of the fault that it has."""
         try:
             self.formatter.encode_code(code)
         except CodeError as error:
             return self._fault("label", str(error))
         if self.fixed is not None and code not in self.fixed:
             return self._fault("outside key", f"code {code!r} is not among the {len(self.fixed)} codes of the key")
-        if repaired:
-            self.repaired_cells.add(cell)
-        return self.of_code(code)
-
-    def of_code(self, code: str) -> int:
         return self.codes.setdefault(code, len(self.codes))
 
     def _fault(self, kind: str, message: str) -> int:

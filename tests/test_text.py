@@ -95,7 +95,7 @@ def test_padded_width(max_len):
         assert width >= min(enough, max_len), f"{n} characters need {enough} positions, not {width}"
         assert width < enough + (32 if width <= 128 else 128)
     assert widths == sorted(widths) and widths[-1] == max_len
-    assert len(set(widths)) <= 10 + max_len // 32
+    assert len(set(widths)) <= 10 + max_len // 128
 
 
 def test_short_texts_are_padded_little():
