@@ -48,10 +48,14 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.language)
 
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
         start = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - start
+        lengths = self.lengths(rows)
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 from histocc.arrays import PreparedData, RowSet
 from histocc.augment import Augmenter
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
-from histocc.sampler import BatchPlan, MicroBatchSampler, epoch_rows
+from histocc.sampler import BatchPlan, EpochOrder, MicroBatchSampler
 from histocc.text import UNKNOWN_LANGUAGE, encode_batch, language_table
 
 
@@ -30,7 +30,8 @@ class MicroBatches(Dataset):
                  max_len: int = 128, shuffle_seed: int | None = None, augmenter: Augmenter | None = None,
                  fixed_width: int | None = None):
         self.rows, self.plan, self.rank, self.max_len = rows, plan, rank, max_len
-        self.shuffle_seed, self.augmenter, self.fixed_width = shuffle_seed, augmenter, fixed_width
+        self.augmenter, self.fixed_width = augmenter, fixed_width
+        self.order = None if shuffle_seed is None else EpochOrder(plan, shuffle_seed, rows.lengths)
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes = language_table(data.languages)
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
@@ -51,8 +52,9 @@ class MicroBatches(Dataset):
         weight = 1.0 if len(positions) else 0.0
         if not len(positions):
             positions = np.array([batch * self.plan.total], dtype=np.int64)
-        rows = positions if self.shuffle_seed is None else epoch_rows(
-            positions, len(self.rows), self.shuffle_seed, epoch)
+        rows = positions
+        if self.order is not None:
+            rows = self.order.batch(epoch, batch)[positions - batch * self.plan.total]
         input_ids, mask = self._input(rows, epoch)
         codes = self.rows.codes[rows].astype(np.int64)                                        # [B, K]
         return {

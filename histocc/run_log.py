@@ -9,6 +9,7 @@ import time
 COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc")
+FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
 
@@ -36,7 +37,7 @@ class RunLog:
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True):
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step = is_main, total_steps, step
-        self.started = time.monotonic()
+        self.started, self.steps = time.monotonic(), 0
         self.bar = None
         if self.path:
             self._start_file(step)
@@ -48,8 +49,9 @@ class RunLog:
         rows = []
         if step and os.path.isfile(self.path):
             with open(self.path, encoding="utf-8", newline="") as file:
-                rows = [row for row in csv.DictReader(file)
-                        if row["step"].isdecimal() and int(row["step"]) <= step and None not in row.values()]
+                whole = [line for line in file if line.endswith("\n")]      # the last one may be half-written
+            rows = [row for row in csv.DictReader(whole)
+                    if row["step"].isdecimal() and int(row["step"]) <= step and None not in row.values()]
         temporary = self.path + ".tmp"
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
@@ -67,8 +69,17 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
+        """Counts a step. After a few of them says how long the rest will take: the first row may be minutes away."""
         if self.bar is not None:
             self.bar.update(1)
+            return
+        self.steps += 1
+        if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.total_steps:
+            self.say(f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
+                     f"about {duration(self._seconds_left(self.first_step + self.steps))} left")
+
+    def _seconds_left(self, step: int) -> float:
+        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.total_steps - step)
 
     def row(self, values: dict) -> None:
         """One row of logs.csv, and its lines on the console. `values` may hold any of COLUMNS."""
@@ -85,13 +96,11 @@ class RunLog:
 
     def _train_line(self, values: dict) -> str:
         step = values["step"]
-        done = step - self.first_step
-        left = (time.monotonic() - self.started) / max(done, 1) * (self.total_steps - step)
         parts = [f"step {step:,}/{self.total_steps:,}", f"epoch {values['epoch'] + 1}", f"loss {values['train_loss']:.4f}",
                  f"lr {values['lr']:.2e}"]
         if values.get("samples_per_sec"):
             parts += [f"{values['samples_per_sec']:,.0f} samples/s", f"waiting for data {values['data_share']:.0%}"]
-        return " · ".join([*parts, f"{duration(left)} left"])
+        return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
 
     @staticmethod
     def validation_line(values: dict) -> str:

@@ -5,6 +5,7 @@ rows meet in the same optimizer step on any number of processes and after any nu
 exactly once in an epoch, and starting in the middle of an epoch costs nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,40 @@ class BatchPlan:
 def epoch_rows(positions: np.ndarray, rows: int, seed: int, epoch: int) -> np.ndarray:
     """Row numbers that stand at `positions` of the shuffled order of `epoch` (int64)."""
     return permuted(positions, rows, derived_seed(seed, epoch))
+
+
+class EpochOrder:
+    """Rows of each global batch of an epoch: shuffled, then batches of similar length within large windows.
+
+    A window is `WINDOW` batches of the shuffled order. Its rows are sorted by length, cut into batches, and the batches
+    shuffled, so that a batch has little padding and the order stays a pure function of (seed, epoch, batch, total).
+    The rows of an incomplete last batch stay apart. lengths: row numbers int64 [k] → their lengths [k]; None shuffles only.
+    """
+
+    WINDOW = 64
+
+    def __init__(self, plan: BatchPlan, seed: int, lengths: Callable[[np.ndarray], np.ndarray] | None = None):
+        self.plan, self.seed, self.lengths = plan, seed, lengths
+        self._window: tuple[int, int] | None = None
+        self._rows = np.zeros(0, dtype=np.int64)
+
+    def batch(self, epoch: int, batch: int) -> np.ndarray:
+        """Row numbers of global batch `batch` (0-based); int64 [batch_rows]."""
+        total, full = self.plan.total, self.plan.rows // self.plan.total
+        if self.lengths is None or batch >= full:
+            start = batch * total
+            return epoch_rows(np.arange(start, start + self.plan.batch_rows(batch)), self.plan.rows, self.seed, epoch)
+        window, place = divmod(batch, self.WINDOW)
+        if self._window != (epoch, window):
+            self._rows, self._window = self._sorted(epoch, window, full), (epoch, window)
+        return self._rows[place * total:(place + 1) * total]
+
+    def _sorted(self, epoch: int, window: int, full: int) -> np.ndarray:
+        first, last = window * self.WINDOW, min((window + 1) * self.WINDOW, full)
+        rows = epoch_rows(np.arange(first * self.plan.total, last * self.plan.total), self.plan.rows, self.seed, epoch)
+        rows = rows[np.argsort(self.lengths(rows), kind="stable")].reshape(last - first, self.plan.total)
+        order = permuted(np.arange(last - first), last - first, derived_seed(self.seed, epoch, window))
+        return rows[order].reshape(-1)
 
 
 class MicroBatchSampler:

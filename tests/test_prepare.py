@@ -319,11 +319,11 @@ def test_missing_code_that_the_key_does_not_have(tmp_path):
 
 
 def test_repeated_codes_count_once(tmp_path):
-    content = "occ1,hisco_1,hisco_2,hisco_3\na,61110,61110,83110\nb,1110,01110,\nc,83110,,61110\n"
+    content = "occ1,hisco_1,hisco_2,hisco_3\na,61110,61110,83110\nb,1110,01110,\nc,83110,,61110\nd,61110,83110,61110\n"
     result = prepare(tmp_path, content, cols=("hisco_1", "hisco_2", "hisco_3"))
-    assert [codes for _, _, codes in result.train] == [["61110", "83110"], ["01110"], ["83110", "61110"]]
-    assert result.report["codes_repeated"] == 2
-    assert result.data.train.codes.tolist() == [[1, 2, -1], [0, -1, -1], [2, 1, -1]]
+    assert [codes for _, _, codes in result.train] == [["61110", "83110"], ["01110"], ["83110", "61110"], ["61110", "83110"]]
+    assert result.report["codes_repeated"] == 3
+    assert result.data.train.codes.tolist() == [[1, 2, -1], [0, -1, -1], [2, 1, -1], [1, 2, -1]]
 
 
 # ---- key
@@ -471,7 +471,7 @@ def test_found_again(tmp_path):
     assert said == [f"Preparing data: {path}"]
     os.rename(path, tmp_path / "renamed.csv")                        # the content counts, not the path
     assert prep.prepare(settings_for(tmp_path / "renamed.csv"), str(tmp_path / "out"), said.append) == folder
-    assert "found" in said[1] and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
+    assert said[1] == f"Prepared data: found in {folder}" and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
     assert sorted(before) == ["key.csv", "meta.json", "rejected_rows.csv",
                               *(f"train.{name}" for name in ("chars", "codes", "language", "offsets")),
                               *(f"val.{name}" for name in ("chars", "codes", "language", "offsets")), "words.csv"]
