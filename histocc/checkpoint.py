@@ -18,6 +18,7 @@ from histocc.distributed import UserError
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
+_OWN_FILE = re.compile(r"(last|best|\d+|epoch_\d+)\.bin(\.tmp\d+)?|logs\.csv|args\.json")
 
 
 def to_cpu(value: Any) -> Any:
@@ -40,9 +41,18 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def _temporary(path: str) -> str:
+    """A free name beside `path`. What a killed process of the same number left there may be a link to another
+    checkpoint: it is removed, never written to."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    if os.path.lexists(temporary):
+        os.remove(temporary)
+    return temporary
+
+
 def write_atomic(path: str, write) -> None:
     """Calls `write(file)` on a temporary binary file beside `path`, syncs it and renames it: never half a file."""
-    temporary = f"{path}.tmp{os.getpid()}"
+    temporary = _temporary(path)
     try:
         with open(temporary, "wb") as file:
             write(file)
@@ -57,7 +67,7 @@ def write_atomic(path: str, write) -> None:
 
 def link_atomic(source: str, path: str) -> None:
     """`path` becomes the same file as `source`: a hard link where the file system can, else a copy."""
-    temporary = f"{path}.tmp{os.getpid()}"
+    temporary = _temporary(path)
     try:
         os.link(source, temporary)
     except OSError:
@@ -90,14 +100,20 @@ def load(path: str) -> dict:
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
     """
     try:
+        if zipfile.is_zipfile(path):                  # torch does not compare the checksums
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+            if damaged:
+                raise UserError(f"{path}: damaged: its part {damaged} has another checksum than when it was written")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except pickle.UnpicklingError as error:
         raise UserError(_refusal(path, error)) from None
-    except (RuntimeError, EOFError, zipfile.BadZipFile, OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged: "
-                        f"{str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+    except UserError:
+        raise
+    except Exception as error:                        # a damaged or foreign file makes the reader fail in any way
+        raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})") from None
     if not isinstance(state, dict) or "model" not in state:
         raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
     return state
@@ -108,8 +124,9 @@ def _refusal(path: str, error: Exception) -> str:
         found = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
     except Exception:                                 # not even the list can be read: a damaged or foreign file
         found = ""
-    if not found:
-        return f"{path}: cannot be read as a checkpoint, it may be damaged: {str(error).splitlines()[0]}"
+    found = found or ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
+    if not found:                                     # torch's own message would advise to switch the check off
+        return f"{path}: cannot be read as a checkpoint; it is something else, or damaged"
     return (f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n"
             "  A checkpoint may hold tensors and plain Python values only. If you trust its source, open it there and "
             "save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')")
@@ -129,7 +146,7 @@ def exists_in(folder: str) -> bool:
 def clear(folder: str) -> None:
     """Removes the checkpoints and logs of a run from `folder` (not its prepared data). Rank 0 only."""
     for name in os.listdir(folder):
-        if name.endswith(".bin") or name in ("logs.csv", "args.json") or ".bin.tmp" in name:
+        if _OWN_FILE.fullmatch(name):
             os.remove(os.path.join(folder, name))
 
 

@@ -149,7 +149,9 @@ def launcher_environment(distributed: bool, world_size: int | None, local_rank: 
     if world_size is not None and world_size != size:
         raise UserError(f"--world-size {world_size} contradicts WORLD_SIZE={size} of the launcher. "
                         "Leave --world-size out, or start that many processes.")
-    if not 0 <= rank < size or local < 0:
+    if local_rank is not None and local_rank != local:
+        raise UserError(f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank out.")
+    if not 0 <= rank < size or not 0 <= local < size:
         raise UserError(f"RANK={rank} and LOCAL_RANK={local} do not fit WORLD_SIZE={size}.")
     return rank, local, size
 
@@ -178,7 +180,7 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
     """
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
     chosen = choose_device(device, local, local_size)
     if size == 1 and not distributed:
         return World(device=chosen)

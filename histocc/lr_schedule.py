@@ -19,7 +19,17 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
 def linear_schedule(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int):
     """`linear_factor` as a torch scheduler. Its state is the peak rate and the step, so it can go on with another
     number of total steps."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear_factor(step, warmup_steps, total_steps))
+    return _LinearSchedule(optimizer, lambda step: linear_factor(step, warmup_steps, total_steps))
+
+
+class _LinearSchedule(torch.optim.lr_scheduler.LambdaLR):
+    """Sets the rate of the step that it goes on from: the optimizer's state holds that of the schedule before."""
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict)
+        for group, base, factor in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas):
+            group["lr"] = base * factor(self.last_epoch)
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:

@@ -9,8 +9,8 @@ import csv
 import hashlib
 import json
 import os
-import re
 import shutil
+import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from histocc.arrays import ARRAYS, PREPARED_FORMAT, map_array
+from histocc.code_book import BLANK, CodeBook
 from histocc.distributed import UserError
-from histocc.formatter import BlockyFormatter, CodeError
+from histocc.formatter import BlockyFormatter
 from histocc.tables import column_problems, read_header, read_rows, write_key, write_words
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points
 
 EXAMPLES = 5                  # rows shown of each kind of problem
 MOST_LANGUAGES = 255
-_BLANK = -1                   # a cell without a code; lower values number the cells that do not fit
 
 
 @dataclass(frozen=True)
@@ -79,56 +79,6 @@ def file_problems(settings: PrepareSettings) -> list[str]:
         except UserError as error:
             problems.append(str(error))
     return problems
-
-
-class CodeBook:
-    """Cells of target columns → provisional code numbers, each distinct cell checked once."""
-
-    def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None, numbered: bool):
-        self.formatter = formatter
-        self.by_number = fixed_codes if numbered else None
-        self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
-        self.codes: dict[str, int] = {}              # code → provisional number
-        self.cells: dict[str, int] = {}              # cell → provisional number, _BLANK, or a fault below it
-        self.faults: list[tuple[str, str]] = []      # (kind, message)
-        self.repaired_cells: set[str] = set()
-
-    def number(self, cell: str) -> int:
-        found = self.cells.get(cell)
-        if found is None:
-            found = self.cells[cell] = self._check(cell)
-        return found
-
-    def _check(self, cell: str) -> int:
-        code, repaired = self.formatter.repair(cell)
-        if not code:
-            return _BLANK
-        if self.by_number is not None:
-            number = re.sub(r"\.0+$", "", cell.strip())
-            if not number.isdecimal() or int(number) >= len(self.by_number):
-                return self._fault("label", f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}")
-            code, repaired = self.by_number[int(number)], False
-        number = self.of_code(code)
-        if repaired and number >= 0:
-            self.repaired_cells.add(cell)
-        return number
-
-    def of_code(self, code: str) -> int:
-        """Number of a code, or of the fault that it has."""
-        try:
-            self.formatter.encode_code(code)
-        except CodeError as error:
-            return self._fault("label", str(error))
-        if self.fixed is not None and code not in self.fixed:
-            return self._fault("outside key", f"code {code!r} is not among the {len(self.fixed)} codes of the key")
-        return self.codes.setdefault(code, len(self.codes))
-
-    def _fault(self, kind: str, message: str) -> int:
-        self.faults.append((kind, message))
-        return _BLANK - len(self.faults)
-
-    def fault(self, number: int) -> tuple[str, str]:
-        return self.faults[_BLANK - number - 1]
 
 
 class PartWriter:
@@ -228,16 +178,19 @@ class Reader:
     def _codes(self, path: str, line: int, cells: list[str], codes_at: list[int]) -> list[int] | None:
         """Provisional numbers of a row's codes; None where the row is rejected or does not fit."""
         codes: list[int] = []
+        counts: Counter = Counter()                  # of this row, kept where the row is
         for place, (name, index) in enumerate(zip(self.settings.target_cols, codes_at)):
             number = self.book.number(cells[index])
-            if number == _BLANK and place == 0:
+            if number == BLANK and place == 0:
                 if self.missing is None:
                     self._reject(path, line, name, cells[index], "first code missing",
                                  "the first code is missing or blank; --missing-code CODE gives such rows a code")
                     return None
-                self.counts["missing_code_used"] += 1
+                counts["missing_code_used"] += 1
                 number = self.missing
-            if number < _BLANK:
+            elif number == BLANK:
+                counts["missing_words"] += bool(cells[index].strip())
+            if number < BLANK:
                 kind, message = self.book.fault(number)
                 if kind == "label" and not self.settings.drop_bad_labels:
                     self.counts["bad_labels"] += 1
@@ -248,11 +201,12 @@ class Reader:
                                  "code does not fit" if kind == "label" else "code outside the key", message)
                 return None
             if number >= 0:
-                self.counts["zeros_restored"] += cells[index] in self.book.repaired_cells
+                counts["zeros_restored"] += cells[index] in self.book.repaired_cells
                 if number in codes:
-                    self.counts["codes_repeated"] += 1
+                    counts["codes_repeated"] += 1
                 else:
                     codes.append(number)
+        self.counts.update(counts)
         return codes
 
     def _language(self, language: str) -> int:
@@ -316,7 +270,7 @@ class Reader:
     def report(self, codes: list[str]) -> dict:
         """What was found, as plain types."""
         return {**{name: self.counts[name] for name in (
-                    "rows", "zeros_restored", "language_missing", "texts_cut", "missing_code_used", "codes_repeated")},
+                    "rows", "zeros_restored", "missing_words", "language_missing", "texts_cut", "missing_code_used", "codes_repeated")},
                 "train_rows": self.writers["train"].rows, "val_rows": self.writers["val"].rows,
                 "codes": len(codes), "languages": dict(self.language_rows.most_common()),
                 "rejected_rows": sum(self.rejected.values()), "rejected": dict(self.rejected)}
@@ -329,6 +283,7 @@ def report_lines(report: dict) -> list[str]:
              + ", ".join(f"{name} {count:,}" for name, count in report["languages"].items())]
     sayings = {
         "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
+        "missing_words": "cells such as NA or null in the columns of codes were read as no code",
         "language_missing": f"rows without a language are coded as {UNKNOWN_LANGUAGE}",
         "texts_cut": "descriptions are longer than the model reads and are cut",
         "missing_code_used": "rows without a first code got the code of --missing-code",
@@ -352,10 +307,10 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
         return folder
     say(f"Preparing data: {', '.join([*settings.train_files, *settings.val_files])}")
     missing = _missing_folders(root)
-    new = os.path.join(root, f".{key}.{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
+    os.makedirs(root, exist_ok=True)
+    new = tempfile.mkdtemp(prefix=f".{key}.", dir=root)
     try:
-        os.makedirs(new)
+        os.chmod(new, 0o755)
         _write_folder(settings, key, new)
         try:
             os.rename(new, folder)

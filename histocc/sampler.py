@@ -87,7 +87,8 @@ def epoch_rows(positions: np.ndarray, rows: int, seed: int, epoch: int) -> np.nd
 class EpochOrder:
     """Rows of each global batch of an epoch: shuffled, then batches of similar length within large windows.
 
-    A window is `WINDOW` batches of the shuffled order. Its rows are sorted by length, cut into batches, and the batches
+    A window is `WINDOW` batches of the shuffled order, or an eighth of the epoch where that is less, so that rows of one
+    length meet others in the next epoch. Its rows are sorted by length, cut into batches, and the batches
     shuffled, so that a batch has little padding and the order stays a pure function of (seed, epoch, batch, total).
     The rows of an incomplete last batch stay apart. lengths: row numbers int64 [k] → their lengths [k]; None shuffles only.
     """
@@ -96,6 +97,7 @@ class EpochOrder:
 
     def __init__(self, plan: BatchPlan, seed: int, lengths: Callable[[np.ndarray], np.ndarray] | None = None):
         self.plan, self.seed, self.lengths = plan, seed, lengths
+        self.window = max(1, min(self.WINDOW, plan.rows // plan.total // 8))      # batches
         self._window: tuple[int, int] | None = None
         self._rows = np.zeros(0, dtype=np.int64)
 
@@ -105,13 +107,13 @@ class EpochOrder:
         if self.lengths is None or batch >= full:
             start = batch * total
             return epoch_rows(np.arange(start, start + self.plan.batch_rows(batch)), self.plan.rows, self.seed, epoch)
-        window, place = divmod(batch, self.WINDOW)
+        window, place = divmod(batch, self.window)
         if self._window != (epoch, window):
             self._rows, self._window = self._sorted(epoch, window, full), (epoch, window)
         return self._rows[place * total:(place + 1) * total]
 
     def _sorted(self, epoch: int, window: int, full: int) -> np.ndarray:
-        first, last = window * self.WINDOW, min((window + 1) * self.WINDOW, full)
+        first, last = window * self.window, min((window + 1) * self.window, full)
         rows = epoch_rows(np.arange(first * self.plan.total, last * self.plan.total), self.plan.rows, self.seed, epoch)
         rows = rows[np.argsort(self.lengths(rows), kind="stable")].reshape(last - first, self.plan.total)
         order = permuted(np.arange(last - first), last - first, derived_seed(self.seed, epoch, window))

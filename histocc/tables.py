@@ -55,7 +55,7 @@ def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str
 
 
 def read_rows(path: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """(line number of the row's last line, cells) of each row below the header; blank lines are passed over.
+    """(line number of the row's first line, cells) of each row below the header; blank lines are passed over.
 
     Raises UserError where the file is not UTF-8 or not readable as CSV.
     """
@@ -66,9 +66,9 @@ def read_rows(path: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]
             next(reader, None)
             line = reader.line_num
             for cells in reader:
-                line = reader.line_num
                 if cells:
-                    yield line, cells
+                    yield line + 1, cells
+                line = reader.line_num
     except UnicodeDecodeError as error:
         raise UserError(not_utf8(path, error)) from None
     except csv.Error as error:
@@ -143,7 +143,10 @@ def read_words(path: str) -> dict[str, int]:
     bad = next((row for row in rows if not row[0] or not row[1].isdecimal()), None)
     if bad or not rows:
         raise UserError(f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else ""))
-    return {word: int(count) for word, count in rows}
+    words: dict[str, int] = {}
+    for word, count in rows:
+        words[word] = words.get(word, 0) + int(count)
+    return words
 
 
 def write_words(path: str, words: dict[str, int]) -> None:

@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng"},
     {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder"},
-    {"arrays", "tables", "sampler", "loss", "mixer", "checkpoint", "run_log", "cli"},
+    {"arrays", "code_book", "tables", "sampler", "loss", "mixer", "checkpoint", "run_log", "cli"},
     {"prepare", "dataset", "decoding", "banner", "model_io"},
     {"seq2seq_mixer_engine", "job_data"},
     {"job"},

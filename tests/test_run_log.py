@@ -99,6 +99,18 @@ def test_train_line(tmp_path, capsys, monkeypatch):
                                        "waiting for data 3% · 31m40s left\n")
 
 
+@pytest.mark.parametrize("total_steps, is_main, said", [
+    (5000, True, "5 steps took 10s: about 2h16m left\n"), (1105, True, ""), (5000, False, "")])
+def test_time_is_estimated_once_after_the_first_steps(tmp_path, capsys, monkeypatch, total_steps, is_main, said):
+    now = [1000.0]
+    monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
+    log = RunLog(str(tmp_path), total_steps, is_main, step=900 if total_steps == 5000 else 1100)
+    for _ in range(12):
+        now[0] += 2.0
+        log.step()
+    assert capsys.readouterr().out == said
+
+
 def test_validation_line(tmp_path, capsys):
     RunLog(str(tmp_path), 5000).row({"step": 1300, "epoch": 2, **VALIDATION})
     assert capsys.readouterr().out == ("validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · "
