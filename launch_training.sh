@@ -33,15 +33,15 @@ train_on_sample() {
   fi
   ARGUMENTS+=(--train-data "$SAVE_PATH/sample/train.csv" --val-data "$SAVE_PATH/sample/val.csv"
     --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang
-    --model-size tiny --num-epochs 2 --batch-size 16 --global-batch-size 32 --learning-rate 1.2e-3 --seq2seq-weight 0.8
-    --encoder-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 100 --eval-interval 671 --save-interval 671)
+    --model-size tiny --num-epochs 2 --batch-size 32 --global-batch-size 64 --learning-rate 1.5e-3 --seq2seq-weight 0.9
+    --encoder-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 50 --eval-interval 392 --save-interval 392)
   make_command
   say_command
   show=("$PYTHON" -m histocc.sample.show --model "$SAVE_PATH")
   printf ' %q' "${show[@]}"
   printf '\n'
   [[ -z $PRINT_ONLY ]] || exit 0
-  "$PYTHON" -m histocc.sample --rows 24000 --seed 1 --split-dir "$SAVE_PATH/sample"
+  "$PYTHON" -m histocc.sample --rows 28000 --seed 1 --split-dir "$SAVE_PATH/sample"
   run_and_return "${COMMAND[@]}"
   "${show[@]}"
   echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s. Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"

@@ -105,7 +105,7 @@ def test_shares_of_the_kinds_of_rows(many):
     def share(fits):
         return sum(bool(fits(row)) for row in many) / len(many)
 
-    assert 0.08 < share(lambda row: row[3] != "") < 0.12
+    assert 0.09 < share(lambda row: row[3] != "") < 0.13
     assert 0.03 < share(lambda row: row[2] == "-1") < 0.05
     widow = re.compile(r"widow|wid\.|enke|änka|enka|weduwe|wed\.|wit?twe|wwe\.|veuve|vve")
     assert 0.03 < share(lambda row: widow.search(row[0].lower())) < 0.10

@@ -13,12 +13,12 @@ from histocc.sample.words import (AND, CRAFT, CRAFT_ENDING, EMPLOYER, FORMER, FO
 Row = tuple[str, str, str, str]
 
 # Shares of rows. What remains after those of one occupation is the plain title.
-NO_OCCUPATION, TWO_OCCUPATIONS = 0.04, 0.10
+NO_OCCUPATION, TWO_OCCUPATIONS = 0.04, 0.11
 STATUS, PLACE, SHORT, SPELLING, SLIP = 0.18, 0.10, 0.06, 0.20, 0.05
 FIRST_TITLE = 0.5                          # how often the usual title is taken outright; else any of them
 CAPITALISED, CAPITALS = 0.20, 0.03
-# How often an occupation is drawn, by its place in the table: the first 40 five times as often as the last.
-FREQUENT = ((40, 5), (80, 3), (120, 2))
+# How often an occupation is drawn, by its place in the table, as few occupations make up most of a register.
+FREQUENT = ((20, 12), (40, 8), (80, 3), (120, 2))
 # Second occupations that go with any trade.
 SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020")
 GENITIVE_ELSE = {"da": "enke efter {}", "sv": "änka efter {}", "de": "{} witwe"}
