@@ -8,6 +8,7 @@ A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from typing import Any
 
@@ -105,7 +106,9 @@ def load(path: str) -> dict:
                 damaged = archive.testzip()
             if damaged:
                 raise UserError(f"{path}: damaged: its part {damaged} has another checksum than when it was written")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")           # about formats that are refused below in any case
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except pickle.UnpicklingError as error:
@@ -126,7 +129,8 @@ def _refusal(path: str, error: Exception) -> str:
         found = ""
     found = found or ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
     if not found:                                     # torch's own message would advise to switch the check off
-        return f"{path}: cannot be read as a checkpoint; it is something else, or damaged"
+        return (f"{path}: cannot be read as a checkpoint; it is something else, or damaged. Give a .bin file of a run, "
+                "or the run's folder")
     return (f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n"
             "  A checkpoint may hold tensors and plain Python values only. If you trust its source, open it there and "
             "save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')")
@@ -141,6 +145,18 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 def exists_in(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, LAST))
+
+
+def others(folder: str) -> str:
+    """Names of the checkpoints {step}.bin and best.bin in `folder`, the newest step first, for messages."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = sorted((int(match[1]) for match in map(_STEP_FILE.fullmatch, names) if match), reverse=True)
+    return ", ".join([f"{step}.bin" for step in steps] + [BEST] * (BEST in names))
+
+
+def missing_last(folder: str) -> bool:
+    """Whether `folder` holds checkpoints of steps, but not the one to go on from."""
+    return not exists_in(folder) and any(map(_STEP_FILE.fullmatch, os.listdir(folder) if os.path.isdir(folder) else []))
 
 
 def clear(folder: str) -> None:

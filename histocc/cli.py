@@ -204,8 +204,8 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         value = getattr(args, name)
         if not (value > 0 and math.isfinite(value)):
             problems.append(f"{flag(name)} must be above 0, not {value:g}")
-    if args.weight_decay < 0:
-        problems.append(f"--weight-decay must not be negative, not {args.weight_decay:g}")
+    if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):
+        problems.append(f"--weight-decay must be a number of at least 0, not {args.weight_decay:g}")
     if args.max_len < 16:
         problems.append(f"--max-len must be at least 16, not {args.max_len}")
     together = [

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from histocc import checkpoint, prepare, tables
+from histocc import checkpoint, model_io, prepare, tables
 from histocc.arrays import PreparedData
 from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
 from histocc.distributed import UserError, World
@@ -18,8 +18,7 @@ def settings_from(args: argparse.Namespace, train_files: list[str], val_files: l
     """
     problems = argument_problems(args)
     problems += [problem for problem in [save_path_problem(args.save_path)] if problem]
-    if args.initial_checkpoint and checkpoint.find(args.initial_checkpoint) is None:
-        problems.append(f"--initial-checkpoint {args.initial_checkpoint}: no checkpoint there")
+    problems += _checkpoint_problems(args)
     fixed = formatter = None
     try:
         if not args.target_cols:
@@ -41,6 +40,22 @@ def settings_from(args: argparse.Namespace, train_files: list[str], val_files: l
         raise UserError(problems[0] if len(problems) == 1 else
                         "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)]))
     return settings
+
+
+def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
+    first = checkpoint.find(args.initial_checkpoint) if args.initial_checkpoint else None
+    if args.initial_checkpoint and first is None:
+        return [f"--initial-checkpoint {args.initial_checkpoint}: no checkpoint there"]
+    if first and args.overwrite and os.path.realpath(os.path.dirname(first) or ".") == os.path.realpath(args.save_path):
+        return [f"--overwrite would remove {first}, which --initial-checkpoint needs: choose another folder for the new run"]
+    if args.eval_only and first is None and checkpoint.find(args.save_path) is None:
+        return [f"--eval-only: no checkpoint in {args.save_path}; --initial-checkpoint names one"]
+    if args.eval_only and getattr(args, "share_val", None) == 0:
+        return ["--eval-only needs rows to validate on, and --share-val 0 leaves none"]
+    if checkpoint.missing_last(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
+        return [f"{args.save_path} holds checkpoints of a run but no last.bin to go on from. Copy the one to go on from "
+                f"there ({checkpoint.others(args.save_path)}), or start anew with --overwrite"]
+    return []
 
 
 def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[str]:
@@ -86,7 +101,7 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     def work() -> list:
         settings = settings_from(args, train_files, val_files, naming)
         if checkpoint.exists_in(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
-            refuse_other_arguments(args, checkpoint.load(os.path.join(args.save_path, checkpoint.LAST)))
+            refuse_other_arguments(args, _last_checkpoint(args.save_path))
         return [prepare.prepare(settings, args.save_path, world.print), args.target_cols, settings.formatter]
     folder, args.target_cols, formatter = world.main_first("prepare", work)
     if not os.path.isfile(os.path.join(folder, "meta.json")):
@@ -96,6 +111,15 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     for line in prepare.report_lines(data.report):
         world.print(line)
     return data, BlockyFormatter.from_dict(formatter)
+
+
+def _last_checkpoint(folder: str) -> dict:
+    try:
+        return model_io.own_checkpoint(os.path.join(folder, checkpoint.LAST))
+    except UserError as error:
+        others = checkpoint.others(folder)
+        raise UserError(f"{error}\n  " + (f"Beside it lie {others}: copy one of them over {checkpoint.LAST} to go on from there."
+                                          if others else "There is no other checkpoint; --overwrite starts anew.")) from None
 
 
 def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:

@@ -40,6 +40,10 @@ def own_checkpoint(file: str) -> dict:
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
                         f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
+    wrong = [name for name in ("model", "config", "formatter", "key", "args", "rng", "position")
+             if not isinstance(state.get(name), dict)]
+    if wrong:
+        raise UserError(f"{file}: is not a whole checkpoint: {', '.join(wrong)} missing or of another type")
     return state
 
 

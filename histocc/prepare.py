@@ -81,6 +81,11 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     return problems
 
 
+def swallowed(cell: str, delimiter: str, columns: int) -> bool:
+    """Whether a cell of several lines looks like rows of the table: one of its lines has as many delimiters as a row."""
+    return any(line.count(delimiter) >= columns - 1 for line in cell.split("\n")) if columns > 1 else False
+
+
 class PartWriter:
     """Appends rows to the array files of one part, a chunk at a time."""
 
@@ -159,6 +164,13 @@ class Reader:
             if not text:
                 self._reject(path, line, settings.input_col, cells[text_at], "empty text", "the description is empty")
                 continue
+            if "\0" in text:
+                self._reject(path, line, settings.input_col, text, "NUL character", "the description holds a NUL character")
+                continue
+            if any("\n" in cell and swallowed(cell, delimiter, len(header)) for cell in cells):
+                self._reject(path, line, "", "", "rows inside a cell",
+                             "a cell holds whole rows: a quotation mark that is not closed swallows those below")
+                continue
             codes = self._codes(path, line, cells, codes_at)
             if codes is None:
                 continue
@@ -210,6 +222,9 @@ class Reader:
         return codes
 
     def _language(self, language: str) -> int:
+        if len(language) > self.settings.max_len // 2:
+            raise UserError(f"column {self.settings.language_col!r} holds {language[:30] + '…'!r}, of {len(language)} characters; "
+                            "is it the language?")
         self.language_rows[language] += 1
         number = self.languages.setdefault(language, len(self.languages))
         if number >= MOST_LANGUAGES:
@@ -237,7 +252,7 @@ class Reader:
         elif not self.writers["train"].rows:
             kinds = "; ".join(f"{count:,} × {kind}" for kind, count in self.rejected.items()) or "there are only column names"
             if self.writers["val"].rows:
-                kinds = f"all {self.writers['val'].rows:,} valid rows went to validation; lower --share-val"
+                kinds = f"all {self.writers['val'].rows:,} valid rows went to validation; lower --share-val (0: none)"
             problems.append(f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})")
         elif not self.writers["val"].rows and (settings.val_files or settings.share_val):
             where = (", ".join(settings.val_files) + ": no valid row to validate on" if settings.val_files else

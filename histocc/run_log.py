@@ -48,10 +48,10 @@ class RunLog:
     def _start_file(self, step: int) -> None:
         rows = []
         if step and os.path.isfile(self.path):
-            with open(self.path, encoding="utf-8", newline="") as file:
+            with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
                 whole = [line for line in file if line.endswith("\n")]      # the last one may be half-written
-            rows = [row for row in csv.DictReader(whole)
-                    if row["step"].isdecimal() and int(row["step"]) <= step and None not in row.values()]
+            rows = [row for row in csv.DictReader(line.replace("\0", "") for line in whole)
+                    if (row.get("step") or "").isdecimal() and int(row["step"]) <= step and None not in row.values()]
         temporary = self.path + ".tmp"
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")

@@ -6,6 +6,7 @@ Values stay the text that stands in the file: "NA", "null" and "0123" are never 
 import csv
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 
@@ -42,15 +43,17 @@ def read_header(path: str) -> tuple[list[str], str]:
 
 
 def not_utf8(path: str, error: UnicodeDecodeError) -> str:
-    return (f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}). Save it as UTF-8, for example with\n"
-            f"  iconv -f WINDOWS-1252 -t UTF-8 {path} > utf8.csv")
+    with open(path, "rb") as file:
+        encoding = "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+    return (f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}), but looks like {encoding}. Save it as UTF-8, for "
+            f"example with\n  iconv -f {encoding} -t UTF-8 {shlex.quote(path)} > utf8.csv")
 
 
 def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str]:
     """What is wrong with the columns of a file, a line each."""
     problems = [f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
                 for name in dict.fromkeys(wanted) if name not in header]
-    return problems + [f"{path}: column {name!r} stands there {header.count(name)} times"
+    return problems + [f"{path}: column {name!r} stands there {header.count(name)} times; rename one of them"
                        for name in dict.fromkeys(wanted) if header.count(name) > 1]
 
 

@@ -139,3 +139,45 @@ def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
 def test_a_mistake_ends_a_plain_process_with_2_and_no_traceback(tmp_path, data):
     output = run(FINETUNE, "--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", code=2)
     assert "Traceback" not in output and "no column 'none'" in output
+
+
+def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "best.bin").write_bytes(b"weights")
+    code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "--save-path", tmp_path / "old", *TINY,
+                              "--overwrite", "--initial-checkpoint", tmp_path / "old")
+    assert code == 2 and "--overwrite would remove" in output and (tmp_path / "old" / "best.bin").exists()
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--eval-only"], "--eval-only: no checkpoint in"),
+    (["--weight-decay", "nan"], "--weight-decay must be a number"),
+])
+def test_mistakes_are_found_before_the_data_are_prepared(tmp_path, data, flags, words):
+    assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
+
+
+@pytest.mark.parametrize("damage, words", [("truncate", "2.bin, best.bin: copy one of them over last.bin"),
+                                           ("remove", "no last.bin to go on from")])
+def test_a_damaged_or_missing_newest_checkpoint_names_the_others(tmp_path, data, damage, words):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    for name in ("2.bin", "best.bin", "last.bin"):
+        (folder / name).write_bytes(b"PK\x03\x04 cut off")
+    if damage == "remove":
+        (folder / "last.bin").unlink()
+    code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "--save-path", folder, *TINY)
+    assert code == 2 and words in output and sorted(os.listdir(folder))[0] == "2.bin"
+
+
+def test_utf_16_is_named(tmp_path):
+    (tmp_path / "d.csv").write_bytes("occ1,hisco_1\nfarmer,61110\n".encode("utf-16"))
+    assert "iconv -f UTF-16" in refused(tmp_path, "--dataset", tmp_path / "d.csv", "--target-cols", "hisco_1")
+
+
+def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text('occ1,lang,hisco_1\n"smith,en,83110\nweaver,en,75400\nfarmer 5",en,61110\nsm\0ith,en,83110\n"two\nlines",en,83110\nbaker,en,77610\n')
+    code, output = run_inside(finetune.main, "--dataset", path, "--target-cols", "hisco_1", "--formatter", "hisco", "--share-val", 0,
+                              "--save-path", tmp_path / "run", "--prepare-only")
+    assert code == 0 and "1 × rows inside a cell" in output and "1 × NUL character" in output and "2 for training" in output
