@@ -23,7 +23,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
     accumulation = plan.micro_batches(0)
     scaling = {"none": "not scaled", "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
                "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}[args.lr_scaling]
-    uneven = plan.total % world.size or (plan.total // world.size) % plan.micro
+    uneven = plan.total != args.batch_size * world.size * accumulation
     world.print("\n".join([
         "=" * 72,
         f"Distributed environment: {kind}",
@@ -38,8 +38,8 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
         f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})",
-        f"Batch size per {per}: {args.batch_size} × {world.size} processes × {accumulation} accumulation steps "
-        + ("≥ " if uneven else "= ") + f"Total batch size: {plan.total}",
+        f"Batch size per {per}: {'at most ' if uneven else ''}{args.batch_size} × {world.size} processes × {accumulation} "
+        f"accumulation steps{'; ' if uneven else ' = '}Total batch size: {plan.total}",
         f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
         f"Epochs: {args.num_epochs} ({total_steps:,} steps)",
