@@ -6,6 +6,7 @@ For each of `train` and `val` it holds flat arrays:
     {part}.offsets   int64  [rows + 1]    where each description starts in chars
     {part}.language  uint8  [rows]        index into meta["languages"]
     {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
+    {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
 
 and `meta.json`, written last.
 """
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PREPARED_FORMAT = 1
-ARRAYS = {"chars": np.dtype("<u4"), "offsets": np.dtype("<i8"), "language": np.dtype("u1"), "codes": np.dtype("<i4")}
+PREPARED_FORMAT = 2
+ARRAYS = {"chars": np.dtype("<u4"), "offsets": np.dtype("<i8"), "language": np.dtype("u1"), "codes": np.dtype("<i4"),
+          "text_hash": np.dtype("<u8")}
 
 
 def map_array(path: str, dtype: np.dtype) -> np.ndarray:
@@ -36,7 +38,7 @@ class RowSet:
         arrays = {name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
                   for name, dtype in ARRAYS.items()}
         self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
-        self.codes = arrays["codes"].reshape(-1, self.max_codes)
+        self.codes, self.text_hash = arrays["codes"].reshape(-1, self.max_codes), arrays["text_hash"]
 
     def __getstate__(self) -> dict:
         return {"folder": self.folder, "part": self.part, "max_codes": self.max_codes}

@@ -107,7 +107,7 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
 
 
-def _ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Indices start, start + 1, … for each of the given ranges, one after the other; int64 [sum of lengths]."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
@@ -141,7 +141,7 @@ class _Transformation:
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """(the new texts uint32, their lengths int64 [M])"""
-        return np.concatenate(self.pool)[_ranges(self.start.ravel(), self.size.ravel())], self.size.sum(axis=1)
+        return np.concatenate(self.pool)[piece_ranges(self.start.ravel(), self.size.ravel())], self.size.sum(axis=1)
 
     def add(self, characters: np.ndarray) -> int:
         """Puts characters into the pool; where they begin."""
@@ -259,7 +259,7 @@ class _Lexicon:
             point = (bits >> np.uint64(11)) * 2.0**-53 * self.cumulative[-1]
             word = np.minimum(np.searchsorted(self.cumulative, point, side="right"), len(self.size) - 1)
         size = self.size[word]
-        return self.flat[_ranges(self.start[word], size)], np.cumsum(size) - size, size
+        return self.flat[piece_ranges(self.start[word], size)], np.cumsum(size) - size, size
 
 
 # ---- what others use -----------------------------------------------------------------------------------------------
@@ -337,11 +337,11 @@ class Augmenter:
         altered = np.flatnonzero(chance(draw(stream, _ALTERED), self.augmentation_prob) & (lengths > 0))
         if len(altered) == 0:
             return flat.copy(), offsets - offsets[0]
-        text, length, stream = flat[_ranges(starts[altered], lengths[altered])], lengths[altered], stream[altered]
+        text, length, stream = flat[piece_ranges(starts[altered], lengths[altered])], lengths[altered], stream[altered]
         for number in range(self.num_transformations):
             text, length = self._transformed(text, length, stream, number)
         starts[altered], lengths[altered] = len(flat) + np.cumsum(length) - length, length
-        return (np.concatenate([flat, text])[_ranges(starts, lengths)],
+        return (np.concatenate([flat, text])[piece_ranges(starts, lengths)],
                 np.concatenate([[0], np.cumsum(lengths)]))
 
     def _transformed(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray,

@@ -20,7 +20,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
     per = "GPU" if gpu else "GPU (CPU process here)"
     on = {n: BatchPlan(plan.rows, args.global_batch_size or args.batch_size * n * args.accumulate_steps, n).steps_per_epoch
           for n in (1, 2, 4, 8)}
-    accumulation = plan.micro_batches(0)
+    accumulation = plan.accumulation(0)
     scaling = {"none": "not scaled", "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
                "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}[args.lr_scaling]
     uneven = plan.total != args.batch_size * world.size * accumulation
@@ -40,6 +40,8 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})",
         f"Batch size per {per}: {'at most ' if uneven else ''}{args.batch_size} × {world.size} processes × {accumulation} "
         f"accumulation steps{'; ' if uneven else ' = '}Total batch size: {plan.total}",
+        *([f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding"]
+          if plan.micro_batches(0) > accumulation else []),
         f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
         f"Epochs: {args.num_epochs} ({total_steps:,} steps)",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from histocc.distributed import UserError
+from histocc.errors import UserError
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"

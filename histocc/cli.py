@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Callable
 
 from histocc import __version__
-from histocc.distributed import UserError, World, close_world, errors_end_all_ranks, init_world, is_first_rank
+from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank
+from histocc.errors import UserError
+from histocc.table_files import DELIMITERS
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
@@ -22,21 +24,14 @@ NOT_AVAILABLE = {
     "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
     "log_wandb": "Weights & Biases; logs.csv in the save folder holds every figure",
     "wandb_project_name": "Weights & Biases",
-    "include_descriptions": "training on descriptions of codes",
-    "description_prob": "training on descriptions of codes",
-    "description_template": "training on descriptions of codes",
-    "descriptions_file": "training on descriptions of codes",
-    "descriptions_code_col": "training on descriptions of codes",
-    "descriptions_text_col": "training on descriptions of codes",
-    "descriptions_lang_col": "training on descriptions of codes",
 }
 
 # What a resumed run may change: the rest decides the result and must stay.
 MAY_DIFFER_ON_RESUME = {
-    "dataset", "train_data", "val_data", "save_path", "input_col", "language_col",      # the content is compared instead
+    "dataset", "train_data", "val_data", "save_path", "input_col", "language_col", "delimiter",      # the content is compared instead
     "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
-    "world_size", "batch_size", "accumulate_steps", "global_batch_size", "max_steps", "num_epochs", "timeout_minutes",
+    "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
     "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
@@ -73,6 +68,14 @@ def count_or_zero(text: str) -> int:
     return int(text)
 
 
+def delimiter(text: str) -> str:
+    """A character or the name of one, for argparse."""
+    found = {**DELIMITERS, "\\t": "\t"}.get(text, text)
+    if len(found) != 1 or found in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r} is not one character, nor comma, semicolon, tab or pipe")
+    return found
+
+
 def batch_size(text: str) -> int:
     if text == "auto":
         raise argparse.ArgumentTypeError("'auto' is not available in this version; give a number")
@@ -97,13 +100,18 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
     group.add_argument("--version", action="version", version=f"histocc {__version__}")
 
 
-def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
+def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
+    """What files of rows hold, and how they are read: for the scripts and for `python -m histocc.prepare`."""
     group = parser.add_argument_group("data")
     group.add_argument("--input-col", default="occ1", help="column with the descriptions")
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL",
-                       help="columns with the codes; default: the first of hisco_1 … hisco_5, OCC1950_1/2 that the file has")
+                       help="columns with the codes; default: the first of code1 … code5 (numbers, with --key), hisco_1 … hisco_5, "
+                            "OCC1950_1/2 that the file has")
     group.add_argument("--language", default="unk", help="language of all descriptions, or …")
     group.add_argument("--language-col", default=None, help="… the column with it")
+    group.add_argument("--delimiter", type=delimiter, default=None, metavar="CHAR",
+                       help="what parts the columns of CSV files: a character, or comma, semicolon, tab, pipe (default: found in "
+                            "the first line)")
     group.add_argument("--formatter", choices=("gpf", "hisco", "occ1950"), default=formatter,
                        help="system of the codes; gpf, general purpose: as many codes as target columns")
     group.add_argument("--block-size", type=count, default=5, help="gpf: tokens of a code")
@@ -117,12 +125,24 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
     if use_val_share:
         group.add_argument("--share-val", type=float, default=0.1, help="share of texts set aside for validation, 0…1")
     group.add_argument("--max-len", type=count, default=128, help="most positions of an input; longer descriptions are cut")
+
+
+def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
+    add_table_arguments(parser, formatter, use_val_share)
+    group = parser.add_argument_group("descriptions of codes, shown with some of the training texts")
     group.add_argument("--prepare-only", action="store_true", help="prepare the data, report on it and stop")
-    for name, text in (("--include-descriptions", None), ("--description-prob", "0.5"), ("--description-template", ""),
-                       ("--descriptions-file", ""), ("--descriptions-code-col", ""), ("--descriptions-text-col", ""),
-                       ("--descriptions-lang-col", "")):
-        options = {"action": "store_true"} if text is None else {"default": None}
-        group.add_argument(name, help="not available in this version", **options)
+    group.add_argument("--include-descriptions", action="store_true",
+                       help="put the description of its first code behind some training texts; needs --descriptions-file")
+    group.add_argument("--description-prob", type=float, default=0.5, help="probability that a text gets it, 0…1")
+    group.add_argument("--description-template", default="{occ} [DESC: {desc}]", metavar="TEXT",
+                       help="what the text becomes: {occ} is the text itself, {desc} the description")
+    group.add_argument("--descriptions-file", metavar="FILE", default=None, help="codes and their descriptions")
+    group.add_argument("--descriptions-code-col", default=None, metavar="COL",
+                       help="its column of codes (default: the first of system_code, hisco, code)")
+    group.add_argument("--descriptions-text-col", default=None, metavar="COL",
+                       help="its column of descriptions (default: the first of description, en_hisco_text, text)")
+    group.add_argument("--descriptions-lang-col", default=None, metavar="COL",
+                       help="its column of languages; a text gets the description in its language, or else the first of its code")
 
     noise = parser.add_argument_group("noise on the training text")
     noise.add_argument("--num-transformations", type=count_or_zero, default=3, help="transformations of a text that is changed")
@@ -160,6 +180,9 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--global-batch-size", type=count, default=None,
                        help="observations of an optimizer step over all processes; each takes its share in micro-batches "
                             "of at most --batch-size")
+    group.add_argument("--length-groups", type=count, default=None, metavar="N",
+                       help="micro-batches of similar length into which a process cuts its share of a step, for less padding "
+                            "(default: 4, fewer for small batches; 1: none); changes speed, not results")
     group.add_argument("--learning-rate", type=float, default=2e-5, help="peak learning rate")
     group.add_argument("--lr-scaling", choices=("none", "linear", "sqrt"), default="none",
                        help="multiply the learning rate by the number of processes, or its square root")
@@ -190,38 +213,53 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     machine.add_argument("--compile", action="store_true", help="not available in this version")
 
 
+def table_problems(args: argparse.Namespace) -> list[str]:
+    """All that is wrong with the arguments of `add_table_arguments`, a line each."""
+    together = [
+        (args.language != "unk" and args.language_col, "--language and --language-col: give one of them"),
+        (args.key and args.all_codes_file, "--key and --all-codes-file: give one of them"),
+        (args.all_codes_col and not args.all_codes_file, "--all-codes-col needs --all-codes-file"),
+        (len(set(args.target_cols or [])) < len(args.target_cols or []), "--target-cols: a column is named twice"),
+        (args.input_col in (args.target_cols or []), f"--input-col and --target-cols both name {args.input_col!r}"),
+        (args.max_len < 16, f"--max-len must be at least 16, not {args.max_len}"),
+        (len(args.language) > args.max_len // 2, f"--language {args.language[:30]}: is it a language?"),
+    ]
+    return _not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]
+
+
+def _not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
+    return [f"{flag(name)} must lie between 0 and 1, not {getattr(args, name):g}" for name in names
+            if not 0 <= getattr(args, name, 0.0) <= 1]
+
+
 def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments themselves, a line each."""
     problems = [f"{flag(name)}: {text} (not available in this version)" for name, text in NOT_AVAILABLE.items()
                 if getattr(args, name, None)]
     if args.parallel == "fsdp":
         problems.append("--parallel fsdp: not available in this version; leave it out to train with DDP")
-    for name in ("share_val", "augmentation_prob", "unk_lang_prob", "dropout", "encoder_dropout", "warmup_pct", "seq2seq_weight"):
-        value = getattr(args, name, 0.0)
-        if not 0 <= value <= 1:
-            problems.append(f"{flag(name)} must lie between 0 and 1, not {value:g}")
+    problems += table_problems(args)
+    problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
+                                   "warmup_pct", "seq2seq_weight"])
     for name in ("learning_rate", "timeout_minutes"):
         value = getattr(args, name)
         if not (value > 0 and math.isfinite(value)):
             problems.append(f"{flag(name)} must be above 0, not {value:g}")
     if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):
         problems.append(f"--weight-decay must be a number of at least 0, not {args.weight_decay:g}")
-    if args.max_len < 16:
-        problems.append(f"--max-len must be at least 16, not {args.max_len}")
     together = [
-        (args.language != "unk" and args.language_col, "--language and --language-col: give one of them"),
+        (args.include_descriptions and not args.descriptions_file, "--include-descriptions needs --descriptions-file"),
+        (args.descriptions_file and not args.include_descriptions, "--descriptions-file needs --include-descriptions"),
+        ("{desc}" not in args.description_template, "--description-template must hold {desc}, the place of the description"),
         (args.persistent_workers and not args.num_workers, "--persistent-workers needs --num-workers of at least 1"),
         (args.prefetch_factor and not args.num_workers, "--prefetch-factor needs --num-workers of at least 1"),
         (args.global_batch_size and args.accumulate_steps > 1,
          "--accumulate-steps and --global-batch-size: give one of them; the total fixes the accumulation"),
         (args.global_batch_size and args.lr_scaling != "none",
          "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so the rate must not"),
-        (args.key and args.all_codes_file, "--key and --all-codes-file: give one of them"),
-        (args.all_codes_col and not args.all_codes_file, "--all-codes-col needs --all-codes-file"),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
         (args.no_fp16 and args.fp16, "--fp16 and --no-fp16: give one of them"),
-        (len(set(args.target_cols or [])) < len(args.target_cols or []), "--target-cols: a column is named twice"),
     ]
     return problems + [text for wrong, text in together if wrong]
 
@@ -258,3 +296,5 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
         finally:
             gc.collect()
             close_world(world)
+    if world.backend:
+        end_process()

@@ -6,26 +6,30 @@ from histocc.formatter import BlockyFormatter, CodeError
 
 # What statistical programs write for a missing value. In a column of codes they count as no code, unless they are one.
 MISSING_WORDS = frozenset({"NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"})
-BLANK = -1                   # a cell without a code; lower values number the cells that do not fit
+BLANK = -1                   # an empty cell
+WORD = -2                    # one of MISSING_WORDS; lower values number the cells that do not fit
+REPAIRED = 1 << 40           # added to the number of a cell that was repaired
+MOST_FAULTS = 100_000        # kept at once: more distinct cells that do not fit are those of a wrong column
 
 
-class CodeBook:
-    """Cells of target columns → provisional code numbers, each distinct cell checked once."""
+class CodeBook(dict):
+    """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
-    def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None, numbered: bool):
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus REPAIRED where the cell was
+    repaired; BLANK and WORD are no code; `fault` explains lower ones.
+    """
+
+    def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None = None, numbered: bool = False):
+        super().__init__()
         self.formatter = formatter
         self.by_number = fixed_codes if numbered else None
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}              # code → provisional number
-        self.cells: dict[str, int] = {}              # cell → provisional number, BLANK, or a fault below it
         self.faults: list[tuple[str, str]] = []      # (kind, message)
-        self.repaired_cells: set[str] = set()
 
-    def number(self, cell: str) -> int:
-        found = self.cells.get(cell)
-        if found is None:
-            found = self.cells[cell] = self._check(cell)
-        return found
+    def __missing__(self, cell: str) -> int:
+        number = self[cell] = self._check(cell)
+        return number
 
     def _check(self, cell: str) -> int:
         code, repaired = self.formatter.repair(cell)
@@ -34,30 +38,34 @@ class CodeBook:
         if self.by_number is not None:
             number = re.sub(r"\.0+$", "", cell.strip())
             if number in MISSING_WORDS:
-                return BLANK
+                return WORD
             if not number.isdecimal() or int(number) >= len(self.by_number):
                 return self._fault("label", f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}")
             code, repaired = self.by_number[int(number)], False
         number = self.of_code(code)
-        if repaired and number >= 0:
-            self.repaired_cells.add(cell)
-        return number
+        return number + REPAIRED if repaired and number >= 0 else number
 
     def of_code(self, code: str) -> int:
         """Number of a code, or of the fault that it has."""
         try:
             self.formatter.encode_code(code)
         except CodeError as error:
-            if code in MISSING_WORDS:
-                return BLANK
-            return self._fault("label", str(error))
+            return WORD if code in MISSING_WORDS else self._fault("label", str(error))
         if self.fixed is not None and code not in self.fixed:
             return self._fault("outside key", f"code {code!r} is not among the {len(self.fixed)} codes of the key")
         return self.codes.setdefault(code, len(self.codes))
 
     def _fault(self, kind: str, message: str) -> int:
         self.faults.append((kind, message))
-        return BLANK - len(self.faults)
+        return WORD - len(self.faults)
 
     def fault(self, number: int) -> tuple[str, str]:
-        return self.faults[BLANK - number - 1]
+        """(kind, message) of a number below WORD: kind "label" does not fit the formatter, "outside key" not the key."""
+        return self.faults[WORD - number - 1]
+
+    def forget_faults(self) -> None:
+        """Between chunks of rows: keeps memory small where nearly every cell is another one that does not fit."""
+        if len(self.faults) > MOST_FAULTS:
+            for cell in [cell for cell, number in self.items() if number < WORD]:
+                del self[cell]
+            self.faults.clear()

@@ -6,9 +6,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from histocc.arrays import PreparedData, RowSet
 from histocc.augment import Augmenter
+from histocc.descriptions import Descriptions
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
-from histocc.sampler import BatchPlan, EpochOrder, MicroBatchSampler
-from histocc.text import UNKNOWN_LANGUAGE, encode_batch, language_table
+from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
+from histocc.text import UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
 
 
 def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray:
@@ -20,60 +21,67 @@ def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray
 
 
 class MicroBatches(Dataset):
-    """One rank's micro-batches, asked for by (epoch, batch, micro-batch): a pure function of these and the settings.
+    """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the settings.
 
-    shuffle_seed: None keeps the order of the file (validation). augmenter: noise on the text, None for none.
-    fixed_width: pad to this many positions instead of to the longest of the batch.
+    shuffle_seed: None is for validation, where order does not matter. augmenter: noise on the text, None for none.
+    descriptions: of codes, shown behind some texts. fixed_width: pad to this many positions instead of to the longest of
+    the micro-batch.
     """
 
     def __init__(self, rows: RowSet, plan: BatchPlan, rank: int, formatter: BlockyFormatter, data: PreparedData, *,
                  max_len: int = 128, shuffle_seed: int | None = None, augmenter: Augmenter | None = None,
-                 fixed_width: int | None = None):
+                 descriptions: Descriptions | None = None, fixed_width: int | None = None):
         self.rows, self.plan, self.rank, self.max_len = rows, plan, rank, max_len
-        self.augmenter, self.fixed_width = augmenter, fixed_width
-        self.order = None if shuffle_seed is None else EpochOrder(plan, shuffle_seed, rows.lengths)
+        self.augmenter, self.descriptions, self.fixed_width = augmenter, descriptions, fixed_width
+        self.order = WindowOrder(plan, rows.lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, rows.lengths)
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes = language_table(data.languages)
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
         self.code_tokens = code_token_table(data.codes, formatter)
 
     def __len__(self) -> int:
-        return len(MicroBatchSampler(self.plan))
+        return self.plan.steps_per_epoch
 
-    def __getitem__(self, index: tuple[int, int, int]) -> dict:
-        """A batch: input_ids int64 [B, S], attention_mask bool [B, S], targets_seq2seq int64 [B, T], targets_linear
-        int64 [B, K] (indices of the row's codes, −1 for none), weights float32 [B], and the plain numbers
-        global_count (observations of the whole optimizer step, over all ranks) and last_micro_batch.
+    def __getitem__(self, index: tuple[int, int]) -> list[dict]:
+        """Micro-batches of similar length: input_ids int64 [B, S], attention_mask bool [B, S], targets_seq2seq int64
+        [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none), weights float32 [B], and the plain
+        numbers global_count (observations of the whole optimizer step, over all ranks) and last_micro_batch.
 
-        A rank without rows in this batch gets one row of weight 0, so that it takes part in every collective.
+        A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
-        epoch, batch, micro_batch = index
-        positions = self.plan.positions(batch, self.rank, micro_batch)
-        weight = 1.0 if len(positions) else 0.0
-        if not len(positions):
-            positions = np.array([batch * self.plan.total], dtype=np.int64)
-        rows = positions
-        if self.order is not None:
-            rows = self.order.batch(epoch, batch)[positions - batch * self.plan.total]
-        input_ids, mask = self._input(rows, epoch)
-        codes = self.rows.codes[rows].astype(np.int64)                                        # [B, K]
-        return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(mask),
-            "targets_seq2seq": torch.from_numpy(self._targets(codes)),
-            "targets_linear": torch.from_numpy(codes),
-            "weights": torch.full((len(rows),), weight),
+        epoch, batch = index
+        rows = self.order.batch(epoch, batch)
+        share = rows[self.plan.places(batch, self.rank)]
+        weight = 1.0 if len(share) else 0.0
+        share = share if len(share) else rows[:1]
+        flat, offsets, language = self._texts(share, epoch)
+        input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, self.max_len, self.fixed_width)
+        characters = mask.sum(axis=1) - 2                                                     # [B]
+        width = np.array([self.fixed_width or padded_width(n, self.max_len) for n in range(self.max_len)])[characters]
+        codes = self.rows.codes[share].astype(np.int64)                                       # [B, K]
+        targets, parts = self._targets(codes), self.plan.micro_batches(batch)
+        pieces = cut_by_width(width, parts, self.plan.micro)
+        return [{
+            "input_ids": torch.from_numpy(input_ids[kept, :width[kept].max()]),
+            "attention_mask": torch.from_numpy(mask[kept, :width[kept].max()]),
+            "targets_seq2seq": torch.from_numpy(targets[kept]),
+            "targets_linear": torch.from_numpy(codes[kept]),
+            "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
             "global_count": self.plan.batch_rows(batch),
-            "last_micro_batch": micro_batch == self.plan.micro_batches(batch) - 1,
-        }
+            "last_micro_batch": number == parts - 1,
+        } for number, piece in enumerate(pieces) for kept in [piece if len(piece) else np.zeros(1, dtype=np.int64)]]
 
-    def _input(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _texts(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B]) with this epoch's noise."""
         flat, offsets = self.rows.texts(rows)
         language = self.rows.language[rows].astype(np.int64)
         if self.augmenter is not None:
             flat, offsets = self.augmenter.apply(flat, offsets, rows, epoch)
+        if self.descriptions is not None:
+            flat, offsets = self.descriptions.apply(flat, offsets, self.rows.codes[rows, 0], language, rows, epoch)
+        if self.augmenter is not None:
             language[self.augmenter.hide_language(rows, epoch)] = self.unknown_language
-        return encode_batch(flat, offsets, language, self.prefixes, self.max_len, self.fixed_width)
+        return flat, offsets, language
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
         """Token sequences of `codes` int64 [B, K]: BOS, the blocks, EOS; int64 [B, nb_blocks × block_size + 2]."""
@@ -92,7 +100,7 @@ class BatchLoader:
 
     def __init__(self, dataset: MicroBatches, **loader_arguments):
         self.dataset, self.plan = dataset, dataset.plan
-        self.sampler = MicroBatchSampler(self.plan)
+        self.sampler = BatchSampler(self.plan)
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.sampler, generator=torch.Generator(),
                                  **loader_arguments)
 
@@ -102,7 +110,9 @@ class BatchLoader:
         return self
 
     def __iter__(self):
-        return iter(self.loader)
+        for share in self.loader:
+            yield from share
 
     def __len__(self) -> int:
+        """Optimizer steps from the position on."""
         return len(self.sampler)

@@ -4,6 +4,7 @@ This is the only module that reads RANK, LOCAL_RANK and WORLD_SIZE, and the only
 All of it works in one process too, where it costs nothing.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -18,20 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from histocc.errors import TrainingError, UserError
+
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
 PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
 HEARD_PATIENCE_SECONDS = 2.0  # the same where rank 0 itself has found it
-
-
-class UserError(Exception):
-    """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""
-
-    heard_from_main = False
-
-
-class TrainingError(Exception):
-    """A run that cannot go on: ends every rank with exit code 1 and one message, from rank 0."""
 
 
 @dataclass(frozen=True)
@@ -85,38 +78,57 @@ class World:
             dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
 
     def main_first(self, name: str, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 and returns its JSON-like result on every rank.
+        """Runs `work` on rank 0 and returns its JSON-like result on every rank; see `led`."""
+        return self.led(name, [0], work)[0]
 
-        The others poll the store instead of waiting in a collective, so that long work never meets the time limit
-        of collectives. A `UserError` of rank 0 is raised on every rank. Each `name` may be used once in a run.
+    def node_leaders(self) -> list[int]:
+        """The rank of the first process of each node, in order."""
+        return sorted(set(self.gather(self.rank - self.local_rank)))
+
+    def led(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
+        """Runs `work` on the ranks `leaders` and returns their JSON-like results, in that order, on every rank.
+
+        Who waits polls the store instead of entering a collective, so that long work never meets the time limit of
+        collectives. A `UserError` of a leader is raised on every rank. Each `name` may be used once in a run.
         """
         if not self.backend:
-            return work()
-        key = f"histocc/main_first/{name}"
+            return [work()]
+        key = f"histocc/led/{name}"
+        own_error = None
+        if self.rank in leaders:
+            answer = {"failed": True}
+            try:
+                answer = {"result": work()}
+            except UserError as error:
+                answer, own_error = {"user_error": str(error)}, error
+            finally:
+                self.store.set(f"{key}/{self.rank}", json.dumps(answer))
+                if "failed" in answer:               # an exception of another kind passes through
+                    self._leave_together(key + "/seen")
+        answers = [self._answer(f"{key}/{leader}") for leader in leaders]
+        if all("result" in answer for answer in answers):
+            return [answer["result"] for answer in answers]
+        self._leave_together(key + "/seen")
+        if own_error is not None and self.is_main:
+            raise own_error
+        said = next((answer["user_error"] for answer in answers if "user_error" in answer), None)
+        error = SystemExit(1) if said is None else UserError(said)
+        error.heard_from_main = True
+        raise error
+
+    def _answer(self, key: str) -> dict:
+        while not self.store.check([key]):
+            time.sleep(POLL_SECONDS)
+        return json.loads(self.store.get(key))
+
+    def _leave_together(self, key: str) -> None:
+        """Rank 0 may hold the store: it stays until all others have read what is in it."""
         if not self.is_main:
-            while not self.store.check([key]):
-                time.sleep(POLL_SECONDS)
-            answer = json.loads(self.store.get(key))
-            self.store.add(key + "/seen", 1)
-            if "result" in answer:
-                return answer["result"]
-            error = UserError(answer["user_error"]) if "user_error" in answer else SystemExit(1)
-            error.heard_from_main = True
-            raise error
-        answer = {"failed": True}
-        try:
-            result = work()
-            answer = {"result": result}
-            return result
-        except UserError as error:
-            answer = {"user_error": str(error)}
-            raise
-        finally:
-            self.store.set(key, json.dumps(answer))
-            if "result" not in answer:                # rank 0 may hold the store: stay until all have read it
-                until = time.monotonic() + PEER_PATIENCE_SECONDS / 2
-                while self.store.add(key + "/seen", 0) < self.size - 1 and time.monotonic() < until:
-                    time.sleep(POLL_SECONDS)
+            self.store.add(key, 1)
+            return
+        until = time.monotonic() + PEER_PATIENCE_SECONDS / 2
+        while self.store.add(key, 0) < self.size - 1 and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
 
 
 def launcher_environment(distributed: bool, world_size: int | None, local_rank: int | None) -> tuple[int, int, int]:
@@ -201,6 +213,18 @@ def close_world(world: World) -> None:
     """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
     if world.backend and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_process() -> None:
+    """Ends a process that has done its work and left its process group, with exit code 0. Does not return.
+
+    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when a thread of the
+    backend asks for the interpreter while that is being taken apart.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def is_first_rank() -> bool:

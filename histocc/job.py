@@ -6,33 +6,39 @@
 import argparse
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from histocc import checkpoint, model_io, tables
+from histocc import checkpoint, model_io, prepare, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
 from histocc.banner import say_banner, say_start
 from histocc.counter_rng import derived_seed
 from histocc.dataset import BatchLoader, MicroBatches
-from histocc.distributed import UserError, World, wrap
+from histocc.descriptions import load_descriptions
+from histocc.distributed import World, wrap
+from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
 
-_SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT = range(4)
+_SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
 
 
-def batch_plan(args: argparse.Namespace, rows: int, processes: int) -> BatchPlan:
+LENGTH_GROUPS = 4
+LENGTH_GROUP_ROWS = {"cpu": 8, "cuda": 64}          # a GPU is idle in smaller ones; a CPU is not
+
+
+def batch_plan(args: argparse.Namespace, rows: int, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
-    total = args.global_batch_size or args.batch_size * processes * args.accumulate_steps
-    return BatchPlan(rows, total, processes, args.batch_size)
+    total = args.global_batch_size or args.batch_size * world.size * args.accumulate_steps
+    return BatchPlan(rows, total, world.size, args.batch_size, args.length_groups or LENGTH_GROUPS,
+                     1 if args.length_groups else LENGTH_GROUP_ROWS[world.device.type])
 
 
 def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
@@ -47,8 +53,12 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     workers = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
     if args.num_workers:
         workers |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
+    descriptions = load_descriptions(args, data, formatter, derived_seed(args.seed, _SEED_DESCRIPTIONS))
+    if descriptions:
+        world.print(f"Descriptions: {descriptions.codes:,} of {len(data.codes):,} codes have one")
     loaders = {"data_loader_train": BatchLoader(
-        batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter), **workers)}
+        batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter,
+                descriptions=descriptions), **workers)}
     if len(data.val):
         val_plan = BatchPlan(len(data.val), args.batch_size * world.size, world.size, args.batch_size)
         loaders["data_loader_val"] = BatchLoader(batches(data.val, val_plan), **workers)
@@ -88,7 +98,7 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
 
-    plan = batch_plan(args, len(data.train), world.size)
+    plan = batch_plan(args, len(data.train), world)
     if resumed:
         check_total_batch(args, resumed, plan)
     schedule = Schedule.of(args, plan, world, resumed)
@@ -211,14 +221,12 @@ def set_threads(resumed: dict | None, world: World) -> None:
 
 
 def write_run_files(args: argparse.Namespace, world: World, data: PreparedData) -> None:
-    """args.json, key.csv and rejected_rows.csv of the run; --overwrite removes the old one here. Rank 0 only."""
+    """args.json of the run, and what was found in its data; --overwrite removes the old one here. Rank 0 only."""
     if overwrites(args, world):
         checkpoint.clear(args.save_path)
     checkpoint.write_atomic(os.path.join(args.save_path, "args.json"),
                             lambda file: file.write(json.dumps(vars(args), indent=1, sort_keys=True).encode()))
-    for name in ("key.csv", "rejected_rows.csv"):
-        with open(os.path.join(data.folder, name), "rb") as source:
-            checkpoint.write_atomic(os.path.join(args.save_path, name), partial(shutil.copyfileobj, source))
+    prepare.copy_lists(data.folder, args.save_path)
 
 
 def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter) -> None:
@@ -229,7 +237,7 @@ def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, f
                         f"these arguments make {formatter.to_dict()}")
     if list(state["key"]) != data.codes:
         raise UserError("the checkpoint knows other codes than the data; pass --key with the key.csv of its run")
-    loaders = make_loaders(args, world, data, formatter, state["config"], batch_plan(args, len(data.train), world.size))
+    loaders = make_loaders(args, world, data, formatter, state["config"], batch_plan(args, len(data.train), world))
     if "data_loader_val" not in loaders:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     model.to(torch.float64 if args.float64 else torch.float32)

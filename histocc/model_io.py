@@ -7,7 +7,8 @@ import torch
 
 from histocc import checkpoint
 from histocc.canine import CanineConfig
-from histocc.distributed import UserError, World
+from histocc.distributed import World
+from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 

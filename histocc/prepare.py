@@ -1,130 +1,110 @@
-"""CSV → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses again.
+"""Tables → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses again.
 
 Nothing is dropped or changed without a count: each rejected row stands in `rejected_rows.csv` with its file, line,
 column, value and reason. The folder is keyed by the content of the files and the settings, and appears whole or not
-at all. `histocc.arrays` says what lies in it.
+at all. `histocc.arrays` says what lies in it. As a command it shows what a data set holds, without training:
+
+    python -m histocc.prepare data.csv --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang --save-path ./report
 """
 
-import csv
-import hashlib
+import contextlib
+import gc
 import json
 import os
 import shutil
-import tempfile
-from array import array
+import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from itertools import compress
 
 import numpy as np
 
-from histocc.arrays import ARRAYS, PREPARED_FORMAT, map_array
-from histocc.code_book import BLANK, CodeBook
-from histocc.distributed import UserError
+from histocc import cli
+from histocc.arrays import ARRAYS, PREPARED_FORMAT, PreparedData
+from histocc.code_book import BLANK, REPAIRED, WORD, CodeBook
+from histocc.data_report import LINES, WrittenPart, make_report, report_lines
+from histocc.data_settings import PrepareSettings, file_problems, fingerprint, settings_from
+from histocc.errors import UserError
+from histocc.findings import DOES_NOT_FIT, OUTSIDE_KEY, Findings
 from histocc.formatter import BlockyFormatter
-from histocc.tables import column_problems, read_header, read_rows, write_key, write_words
-from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points
+from histocc.prepared_folder import LAST_FILE, build_folder, is_whole
+from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks, read_header
+from histocc.tables import write_key, write_words
+from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 
-EXAMPLES = 5                  # rows shown of each kind of problem
 MOST_LANGUAGES = 255
+MOST_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
+ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "windows-1252": "Windows-1252 (Latin-1), since it is not UTF-8"}
+LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")      # for the user, out of the prepared folder
 
 
-@dataclass(frozen=True)
-class PrepareSettings:
-    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files` instead."""
+class UnusableData(UserError):
+    """Rows that cannot be trained on as they are; `report` says what the files hold all the same."""
 
-    train_files: list[str]
-    formatter: dict
-    target_cols: list[str]
-    val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None
-    input_col: str = "occ1"
-    language: str = UNKNOWN_LANGUAGE
-    language_col: str | None = None
-    max_len: int = 128
-    missing_code: str | None = None
-    drop_bad_labels: bool = False
-    fixed_codes: list[str] | None = None             # the codes of --key or --all-codes-file, in their order
-    numbered: bool = False                           # cells hold numbers of `fixed_codes`, not codes
-
-    @property
-    def columns(self) -> list[str]:
-        return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
+    def __init__(self, message: str, report: dict):
+        super().__init__(message)
+        self.report = report
 
 
-def split_value(text: str) -> float:
-    """Where a text stands in [0, 1): equal for texts that differ only in case and blanks, whatever the machine."""
-    digest = hashlib.blake2b(" ".join(text.casefold().split()).encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little") / 2**64
+def split_values(hashes: np.ndarray) -> np.ndarray:
+    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated on."""
+    return hashes / 2.0**64
 
 
-def fingerprint(settings: PrepareSettings) -> str:
-    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits."""
-    plain = asdict(settings)
-    for name in ("train_files", "val_files"):
-        plain[name] = []
-        for path in getattr(settings, name):
-            with open(path, "rb") as file:
-                plain[name].append(hashlib.file_digest(file, "blake2b").hexdigest())
-    plain["prepared_format"] = PREPARED_FORMAT
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def file_problems(settings: PrepareSettings) -> list[str]:
-    """All that is wrong with the files and their columns."""
-    problems = []
-    for path in dict.fromkeys([*settings.train_files, *settings.val_files]):
-        try:
-            problems += column_problems(path, read_header(path)[0], settings.columns)
-        except UserError as error:
-            problems.append(str(error))
-    return problems
-
-
-def swallowed(cell: str, delimiter: str, columns: int) -> bool:
-    """Whether a cell of several lines looks like rows of the table: one of its lines has as many delimiters as a row."""
-    return any(line.count(delimiter) >= columns - 1 for line in cell.split("\n")) if columns > 1 else False
+@contextlib.contextmanager
+def paused_garbage_collection():
+    """Rows make no cycles, but so many lists that looking for cycles takes a fifth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class PartWriter:
     """Appends rows to the array files of one part, a chunk at a time."""
 
-    CHUNK = 1 << 16
-
     def __init__(self, folder: str, part: str, max_codes: int):
-        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in ARRAYS}
-        self.max_codes, self.rows, self.end = max_codes, 0, 0
+        self.info = WrittenPart(folder, part, 0, max_codes)
+        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in (*ARRAYS, "lines")}
+        self.end = 0
         self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
-        self._clear()
 
-    def _clear(self) -> None:
-        self.texts: list[str] = []
-        self.languages, self.codes = array("B"), array("i")
-
-    def add(self, text: str, language: int, codes: list[int]) -> None:
-        self.texts.append(text)
-        self.languages.append(language)
-        self.codes.extend(codes + [-1] * (self.max_codes - len(codes)))
-        if len(self.texts) >= self.CHUNK:
-            self.flush()
-
-    def flush(self) -> None:
-        if not self.texts:
-            return
-        lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
-        self.files["chars"].write(code_points("".join(self.texts)).tobytes())
-        self.files["offsets"].write((self.end + np.cumsum(lengths)).astype(ARRAYS["offsets"]).tobytes())
-        self.files["language"].write(self.languages.tobytes())
-        self.files["codes"].write(np.array(self.codes, dtype=ARRAYS["codes"]).tobytes())
-        self.rows, self.end = self.rows + len(self.texts), self.end + int(lengths.sum())
-        self._clear()
+    def add(self, texts: list[str], **arrays: np.ndarray) -> None:
+        """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
+        ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+        self.files["chars"].write(code_points("".join(texts)).tobytes())
+        self.files["offsets"].write(ends.astype(ARRAYS["offsets"]).tobytes())
+        for name, values in arrays.items():
+            self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
+        if texts:
+            self.end = int(ends[-1])
+        self.info.rows += len(texts)
 
     def close(self) -> None:
-        self.flush()
         for file in self.files.values():
-            file.flush()
-            os.fsync(file.fileno())
             file.close()
+
+
+class Languages(dict):
+    """Cell of the language column → its number; 0 is `unk`."""
+
+    def __init__(self, column: str | None, longest: int):
+        super().__init__()
+        self.column, self.longest, self.names = column, longest, [UNKNOWN_LANGUAGE]
+
+    def __missing__(self, cell: str) -> int:
+        name = cell.strip() or UNKNOWN_LANGUAGE
+        if len(name) > self.longest:
+            raise UserError(f"column {self.column!r} holds {name[:30] + '…'!r}, of {len(name)} characters; is it the language?")
+        if name not in self.names:
+            self.names.append(name)
+            if len(self.names) > MOST_LANGUAGES:
+                raise UserError(f"column {self.column!r} holds more than {MOST_LANGUAGES} different values; is it the language?")
+        number = self[cell] = self.names.index(name)
+        return number
 
 
 class Reader:
@@ -134,182 +114,215 @@ class Reader:
         self.settings, self.folder = settings, folder
         self.formatter = BlockyFormatter.from_dict(settings.formatter)
         self.book = CodeBook(self.formatter, settings.fixed_codes, settings.numbered)
-        self.counts: Counter = Counter()
-        self.rejected: Counter = Counter()           # reason kind → rows
-        self.bad_labels: list[str] = []              # the first few, as shown to the user
-        self.languages: dict[str, int] = {UNKNOWN_LANGUAGE: 0}
-        self.language_rows: Counter = Counter()
+        self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
+        self.findings = Findings(folder)
         self.words: Counter = Counter()
+        self.rare = 0                                # words met this often or less have been forgotten
+        self.files: list[dict] = []
         self.writers = {part: PartWriter(folder, part, len(settings.target_cols)) for part in ("train", "val")}
-        self.rejects_file = open(os.path.join(folder, "rejected_rows.csv"), "w", encoding="utf-8", newline="")
-        self.rejects = csv.writer(self.rejects_file, lineterminator="\n")
-        self.rejects.writerow(["file", "line", "column", "value", "reason"])
 
-    def read(self, path: str, part: str, header: list[str], delimiter: str) -> None:
+    def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for it."""
+        encoding = None if is_parquet(path) else detect_encoding(path)
+        delimiter = read_header(path, self.settings.delimiter)[1]
+        rows = 0
+        with paused_garbage_collection():
+            for chunk in read_chunks(path, self.settings.columns, delimiter or None, encoding):
+                rows += len(chunk.lines) + len(chunk.faults)
+                self._read_chunk(path, part, chunk)
+                self.book.forget_faults()
+        self.files.append({"path": path, "part": part, "rows": rows, "encoding": ENCODINGS.get(encoding, "Parquet"),
+                           "delimiter": delimiter})
+
+    def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
+        settings, columns = self.settings, chunk.columns
+        rejects = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+        texts = list(map(str.strip, columns[0]))
+        keep = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > 0
+        rejects += [(chunk.lines[i], settings.input_col, columns[0][i], "empty text", "the description is empty")
+                    for i in np.flatnonzero(~keep)]
+        if "\0" in "".join(texts):
+            nul = [i for i, text in enumerate(texts) if "\0" in text]
+            keep[nul] = False
+            rejects += [(chunk.lines[i], settings.input_col, texts[i], "NUL character", "the description holds a NUL character") for i in nul]
+        codes = self._codes(path, chunk, keep, rejects)                       # [n, K]; clears `keep` where a row is no use
+        for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
+            self.findings.reject(kind, path, line, column, value, reason)
+        if not keep.all():
+            texts, codes, lines = list(compress(texts, keep)), codes[keep], chunk.lines[keep]
+            columns = [list(compress(column, keep)) for column in columns]
+        else:
+            lines = chunk.lines
+        if texts:
+            language = self._language(path, lines, texts, columns)
+            self._write(part, texts, language=language, codes=codes, lines=lines + (len(self.files) << 40))
+
+    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, rejects: list) -> np.ndarray:
+        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rows that cannot be used leave `keep`."""
+        names = self.settings.target_cols
+        cells = chunk.columns[1:1 + len(names)]
+        numbers = np.stack([np.fromiter(map(self.book.__getitem__, column), dtype=np.int64, count=len(column))
+                            for column in cells], axis=1)                     # [n, K]
+        blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
+        if self.missing is None:
+            rejects += [(chunk.lines[i], names[0], cells[0][i], "first code missing",
+                         "the first code is missing or blank; --missing-code CODE gives such rows a code") for i in np.flatnonzero(blank)]
+            keep &= ~blank
+        else:
+            numbers[blank, 0] = self.missing
+        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
+            place = int(np.argmax(numbers[i] < WORD))
+            kind, message = self.book.fault(int(numbers[i, place]))
+            row = (chunk.lines[i], names[place], cells[place][i], DOES_NOT_FIT if kind == "label" else OUTSIDE_KEY, message)
+            if kind == "label" and not self.settings.drop_bad_labels:
+                self.findings.error(row[3], path, *row[:3], message)
+            else:
+                rejects.append(row)
+            keep[i] = False
+
+        def note(kind: str, where: np.ndarray) -> None:                       # where: bool [n, K]
+            rows, places = np.nonzero(where & keep[:, None])
+            if len(rows):
+                self.findings.note(kind, path, chunk.lines[rows], (cells[place][row] for row, place in zip(rows, places)))
+        if self.missing is not None:
+            note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
+        note("missing_words", numbers == WORD)
+        note("zeros_restored", numbers >= REPAIRED)
+        numbers &= np.where(numbers >= 0, REPAIRED - 1, -1)
+        numbers[numbers < 0] = BLANK
+        repeated = np.zeros(numbers.shape, dtype=bool)
+        for place in range(1, len(names)):
+            repeated[:, place] = (numbers[:, :place] == numbers[:, place:place + 1]).any(axis=1) & (numbers[:, place] >= 0)
+        note("codes_repeated", repeated)
+        numbers[repeated] = BLANK
+        return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+
+    def _language(self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]) -> np.ndarray:
+        """Number of each row's language; also counts what is missing, and the texts that will be cut."""
         settings = self.settings
-        text_at = header.index(settings.input_col)
-        codes_at = [header.index(name) for name in settings.target_cols]
-        language_at = header.index(settings.language_col) if settings.language_col else None
-        split = settings.share_val if part == "train" else None
-        longest = settings.max_len - 2 - len(LANGUAGE_SEPARATOR)
-        for line, cells in read_rows(path, delimiter):
-            self.counts["rows"] += 1
-            if len(cells) != len(header):
-                self._reject(path, line, "", "", "wrong number of cells",
-                             f"{len(cells)} cells in the row, {len(header)} columns in the header")
-                continue
-            text = cells[text_at].strip()
-            if not text:
-                self._reject(path, line, settings.input_col, cells[text_at], "empty text", "the description is empty")
-                continue
-            if "\0" in text:
-                self._reject(path, line, settings.input_col, text, "NUL character", "the description holds a NUL character")
-                continue
-            if any("\n" in cell and swallowed(cell, delimiter, len(header)) for cell in cells):
-                self._reject(path, line, "", "", "rows inside a cell",
-                             "a cell holds whole rows: a quotation mark that is not closed swallows those below")
-                continue
-            codes = self._codes(path, line, cells, codes_at)
-            if codes is None:
-                continue
-            language = UNKNOWN_LANGUAGE if settings.language_col else settings.language
-            if language_at is not None:
-                language = cells[language_at].strip()
-                if not language:
-                    language = UNKNOWN_LANGUAGE
-                    self.counts["language_missing"] += 1
-            if len(text) + len(language) > longest:
-                self.counts["texts_cut"] += 1
-            target = part if split is None or split_value(text) >= split else "val"
-            if target == "train":
-                self.words.update(text.split())
-            self.writers[target].add(text, self._language(language), codes)
+        if settings.language_col:
+            cells = columns[-1]
+            numbers = np.fromiter(map(self.languages.__getitem__, cells), dtype=np.int64, count=len(cells))
+            blank = [i for i in np.flatnonzero(numbers == 0) if not cells[i].strip()]
+            self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
+        else:
+            numbers = np.full(len(texts), self.languages[settings.language])
+        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
+        cut = np.flatnonzero(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > room[numbers])
+        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
+        return numbers
 
-    def _codes(self, path: str, line: int, cells: list[str], codes_at: list[int]) -> list[int] | None:
-        """Provisional numbers of a row's codes; None where the row is rejected or does not fit."""
-        codes: list[int] = []
-        counts: Counter = Counter()                  # of this row, kept where the row is
-        for place, (name, index) in enumerate(zip(self.settings.target_cols, codes_at)):
-            number = self.book.number(cells[index])
-            if number == BLANK and place == 0:
-                if self.missing is None:
-                    self._reject(path, line, name, cells[index], "first code missing",
-                                 "the first code is missing or blank; --missing-code CODE gives such rows a code")
-                    return None
-                counts["missing_code_used"] += 1
-                number = self.missing
-            elif number == BLANK:
-                counts["missing_words"] += bool(cells[index].strip())
-            if number < BLANK:
-                kind, message = self.book.fault(number)
-                if kind == "label" and not self.settings.drop_bad_labels:
-                    self.counts["bad_labels"] += 1
-                    if len(self.bad_labels) < EXAMPLES:
-                        self.bad_labels.append(f"{path}, line {line}, column {name!r}: {message}")
-                else:
-                    self._reject(path, line, name, cells[index],
-                                 "code does not fit" if kind == "label" else "code outside the key", message)
-                return None
-            if number >= 0:
-                counts["zeros_restored"] += cells[index] in self.book.repaired_cells
-                if number in codes:
-                    counts["codes_repeated"] += 1
-                else:
-                    codes.append(number)
-        self.counts.update(counts)
-        return codes
+    def _write(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
+        arrays["text_hash"] = hashes = text_hashes(texts)
+        sides = {part: np.ones(len(texts), dtype=bool)}
+        if part == "train" and self.settings.share_val is not None:
+            val = split_values(hashes) < self.settings.share_val
+            sides = {"train": ~val, "val": val}
+        for side, chosen in sides.items():
+            whole = chosen.all()
+            kept = texts if whole else list(compress(texts, chosen))
+            self.writers[side].add(kept, **(arrays if whole else {name: values[chosen] for name, values in arrays.items()}))
+            if side == "train":
+                self._count_words(kept)
 
-    def _language(self, language: str) -> int:
-        if len(language) > self.settings.max_len // 2:
-            raise UserError(f"column {self.settings.language_col!r} holds {language[:30] + '…'!r}, of {len(language)} characters; "
-                            "is it the language?")
-        self.language_rows[language] += 1
-        number = self.languages.setdefault(language, len(self.languages))
-        if number >= MOST_LANGUAGES:
-            raise UserError(f"column {self.settings.language_col!r} holds more than {MOST_LANGUAGES} different values; "
-                            "is it the language?")
-        return number
+    def _count_words(self, texts: list[str]) -> None:
+        self.words.update(" ".join(texts).split())
+        while len(self.words) > MOST_COUNTED_WORDS:
+            self.rare += 1
+            self.words = Counter({word: count for word, count in self.words.items() if count > self.rare})
 
-    def _reject(self, path: str, line: int, column: str, value: str, kind: str, reason: str) -> None:
-        self.rejected[kind] += 1
-        self.rejects.writerow([path, line, column, value, reason])
+    def problems(self) -> list[str]:
+        """What makes the data unusable."""
+        settings, findings = self.settings, self.findings
+        rows = {part: writer.info.rows for part, writer in self.writers.items()}
+        if findings.errors:
+            return [self._bad_labels()]
+        if not rows["train"]:
+            kinds = "; ".join(f"{count:,} × {kind}" for kind, count in findings.rejected.items()) or "there are only column names"
+            if rows["val"]:
+                kinds = f"all {rows['val']:,} valid rows went to validation; lower --share-val (0: none)"
+            return [f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})"]
+        if rows["val"] or not (settings.val_files or settings.share_val):
+            return []
+        if settings.val_files:
+            return [", ".join(settings.val_files) + ": no valid row to validate on"]
+        return [f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise it, or pass "
+                "--share-val 0 to train without validation"]
 
-    def check(self) -> None:
-        """Raises one UserError with what makes the data unusable."""
-        problems, settings = [], self.settings
-        if self.counts["bad_labels"]:
-            general = self.formatter.kind == "gpf"
-            ways = ["--drop-bad-labels leaves these rows out and lists them"]
-            if general and not self.formatter.allow_short:
-                ways = ["--allow-codes-shorter-than-block-size fills shorter codes up", *ways,
-                        "--block-size N sets another length",
-                        "--formatter hisco is for HISCO codes, and restores lost leading zeros"]
-            problems.append("\n    ".join(
-                [f"{self.counts['bad_labels']:,} rows hold a code that does not fit the formatter {self.formatter.kind} "
-                 f"(block size {self.formatter.block_size}). The first:", *self.bad_labels, "What to do:", *ways]))
-        elif not self.writers["train"].rows:
-            kinds = "; ".join(f"{count:,} × {kind}" for kind, count in self.rejected.items()) or "there are only column names"
-            if self.writers["val"].rows:
-                kinds = f"all {self.writers['val'].rows:,} valid rows went to validation; lower --share-val (0: none)"
-            problems.append(f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})")
-        elif not self.writers["val"].rows and (settings.val_files or settings.share_val):
-            where = (", ".join(settings.val_files) + ": no valid row to validate on" if settings.val_files else
-                     f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; "
-                     "raise it, or pass --share-val 0 to train without validation")
-            problems.append(where)
-        if problems:
-            raise UserError("\n  ".join(problems))
+    def _bad_labels(self) -> str:
+        formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
+        ways = ["--drop-bad-labels leaves these rows out and lists them"]
+        if formatter.kind == "gpf" and not formatter.allow_short:
+            ways = ["--allow-codes-shorter-than-block-size fills shorter codes up", *ways, "--block-size N sets another length",
+                    "--formatter hisco is for HISCO codes, and restores lost leading zeros"]
+        first = [f"{each['file']}, line {each['line']}, {each['reason']}" for each in self.findings.examples[kind]]
+        return "\n    ".join([f"{rows:,} rows hold a code that does not fit the formatter {formatter.kind} (block size "
+                              f"{formatter.block_size}). The first:", *first, "What to do:", *ways])
 
-    def finish(self) -> tuple[list[str], list[str]]:
-        """Closes the files and gives codes their final numbers. Returns (codes, languages)."""
+    def finish(self) -> tuple[list[str], dict]:
+        """Closes the files and gives codes their final numbers. Returns (codes, report)."""
         for writer in self.writers.values():
             writer.close()
-        self.rejects_file.close()
-        self.check()
+        self.findings.close()
         found = list(self.book.codes)
-        old = {part: map_array(os.path.join(self.folder, f"{part}.codes"), ARRAYS["codes"]) for part in self.writers}
-        used = set().union(*(np.unique(numbers).tolist() for numbers in old.values()))      # not those of rejected rows alone
+        used = np.zeros(len(found) + 1, dtype=bool)                           # not those of rejected rows alone
+        for part in self._parts():
+            for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
+                used[np.unique(numbers)] = True                               # −1 marks the last
         codes = self.settings.fixed_codes
         if codes is None:
-            codes = sorted(code for number, code in enumerate(found) if number in used)
+            codes = sorted(code for number, code in enumerate(found) if used[number])
         place = {code: i for i, code in enumerate(codes)}
         final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])      # −1 stays −1
-        for part, numbers in old.items():
-            path = os.path.join(self.folder, f"{part}.codes")
-            final[numbers].tofile(path + ".new")
+        for part in self._parts():
+            path = os.path.join(self.folder, f"{part.part}.codes")
+            with open(path + ".new", "wb") as file:
+                for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
+                    file.write(final[numbers].tobytes())
             os.replace(path + ".new", path)
-        return list(codes), list(self.languages)
+        report = make_report(self._parts(), self.files, self.findings, list(codes), self.languages.names,
+                             os.path.join(self.folder, "conflicts.csv"))
+        for part in self._parts():
+            os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
+        return list(codes), report
 
-    def report(self, codes: list[str]) -> dict:
-        """What was found, as plain types."""
-        return {**{name: self.counts[name] for name in (
-                    "rows", "zeros_restored", "missing_words", "language_missing", "texts_cut", "missing_code_used", "codes_repeated")},
-                "train_rows": self.writers["train"].rows, "val_rows": self.writers["val"].rows,
-                "codes": len(codes), "languages": dict(self.language_rows.most_common()),
-                "rejected_rows": sum(self.rejected.values()), "rejected": dict(self.rejected)}
-
-
-def report_lines(report: dict) -> list[str]:
-    """A report as lines for people; what did not happen is not said."""
-    lines = [f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for validation",
-             f"Codes: {report['codes']:,}; languages: "
-             + ", ".join(f"{name} {count:,}" for name, count in report["languages"].items())]
-    sayings = {
-        "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
-        "missing_words": "cells such as NA or null in the columns of codes were read as no code",
-        "language_missing": f"rows without a language are coded as {UNKNOWN_LANGUAGE}",
-        "texts_cut": "descriptions are longer than the model reads and are cut",
-        "missing_code_used": "rows without a first code got the code of --missing-code",
-        "codes_repeated": "codes repeated within a row count once",
-        "rejected_rows": "rows rejected, listed in rejected_rows.csv",
-    }
-    lines += [f"Note: {report[name]:,} {saying}" for name, saying in sayings.items() if report[name]]
-    return lines + [f"  {count:,} × {kind}" for kind, count in report["rejected"].items()]
+    def _parts(self) -> list[WrittenPart]:
+        return [writer.info for writer in self.writers.values()]
 
 
-def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print) -> str:
+def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None = None) -> None:
+    """Reads the files and fills `folder`; `reports`: a folder that gets the lists of what was found, whatever it is.
+
+    Raises UnusableData, and UserError for what cannot be read at all.
+    """
+    reader = Reader(settings, folder)
+    for part, path in settings.files:
+        reader.read(path, part)
+    codes, report = reader.finish()
+    write_key(os.path.join(folder, "key.csv"), codes)
+    write_words(os.path.join(folder, "words.csv"), reader.words)
+    with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1, ensure_ascii=False)
+    if reports:
+        copy_lists(folder, reports)
+    problems = reader.problems()
+    if problems:
+        raise UnusableData("\n  ".join(problems), report)
+    with open(os.path.join(folder, LAST_FILE), "w", encoding="utf-8") as file:
+        json.dump({"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
+                   "max_codes": len(settings.target_cols), "report": report}, file)
+
+
+def copy_lists(folder: str, target: str) -> None:
+    """Copies the lists of a prepared folder to where users look for them; each is whole or not there."""
+    for name in LISTS:
+        new = os.path.join(target, f".{name}.{os.getpid()}")
+        shutil.copyfile(os.path.join(folder, name), new)
+        os.replace(new, os.path.join(target, name))
+
+
+def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print, reports: str | None = None) -> str:
     """Prepares the data under `save_path`/prepared, or finds it there; returns the folder. One process.
 
     The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
@@ -317,51 +330,58 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
     key = fingerprint(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
-    if os.path.isfile(os.path.join(folder, "meta.json")):
+    if is_whole(folder):
         say(f"Prepared data: found in {folder}")
+        if reports:
+            copy_lists(folder, reports)
         return folder
-    say(f"Preparing data: {', '.join([*settings.train_files, *settings.val_files])}")
-    missing = _missing_folders(root)
-    os.makedirs(root, exist_ok=True)
-    new = tempfile.mkdtemp(prefix=f".{key}.", dir=root)
+    say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
+    return build_folder(root, key, lambda new: write_folder(settings, key, new, reports), say)
+
+
+def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank: int) -> str:
+    """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, where it is seen, else its own.
+
+    Raises UserError that names the rank.
+    """
+    if is_whole(folder):
+        return folder
     try:
-        os.chmod(new, 0o755)
-        _write_folder(settings, key, new)
+        problems = file_problems(settings)
+        if problems:
+            raise UserError("\n  ".join(problems))
+        return prepare(settings, save_path, lambda line: None)
+    except (UserError, OSError) as error:
+        raise UserError(f"on the node of rank {rank}: {error}") from None
+
+
+def get_args_parser() -> cli.Parser:
+    parser = cli.make_parser("python -m histocc.prepare", "Shows what a data set holds, without training.")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV or Parquet files")
+    parser.add_argument("--save-path", "--save-dir", required=True, metavar="DIR",
+                        help="folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data")
+    cli.add_table_arguments(parser, formatter="gpf", use_val_share=True)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        args = get_args_parser().parse_args(argv)
+        problems = cli.table_problems(args) + [problem for problem in [cli.save_path_problem(args.save_path)] if problem]
+        settings = settings_from(args, args.files, [], problems=problems)
+        os.makedirs(args.save_path, exist_ok=True)
         try:
-            os.rename(new, folder)
-        except OSError:                              # another job has just finished the same
-            if not os.path.isfile(os.path.join(folder, "meta.json")):
-                raise
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        for path in missing:
-            if os.path.isdir(path) and not os.listdir(path):
-                os.rmdir(path)
-        raise
-    shutil.rmtree(new, ignore_errors=True)
-    return folder
+            report = PreparedData.open(prepare(settings, args.save_path, reports=args.save_path)).report
+        except UnusableData as error:
+            print("\n".join(report_lines(error.report)), flush=True)
+            raise
+        print("\n".join(report_lines(report)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"Report: {os.path.join(args.save_path, 'data_report.json')}")
+    return 0
 
 
-def _missing_folders(path: str) -> list[str]:
-    """`path` and its parents that do not exist yet, the deepest first."""
-    missing = []
-    path = os.path.abspath(path)
-    while not os.path.isdir(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing
-
-
-def _write_folder(settings: PrepareSettings, key: str, folder: str) -> None:
-    reader = Reader(settings, folder)
-    for part, paths in (("train", settings.train_files), ("val", settings.val_files)):
-        for path in paths:
-            reader.read(path, part, *read_header(path))
-    codes, languages = reader.finish()
-    write_key(os.path.join(folder, "key.csv"), codes)
-    write_words(os.path.join(folder, "words.csv"), reader.words)
-    with open(os.path.join(folder, "meta.json"), "w", encoding="utf-8") as file:
-        json.dump({"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": languages,
-                   "max_codes": len(settings.target_cols), "report": reader.report(codes)}, file)
-        file.flush()
-        os.fsync(file.fileno())
+if __name__ == "__main__":
+    sys.exit(main())

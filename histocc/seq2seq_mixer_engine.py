@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from histocc import metrics
 from histocc.decoding import evaluating, greedy_from_memory
-from histocc.distributed import TrainingError, World, current_world, no_sync, unwrap
+from histocc.distributed import World, current_world, no_sync, unwrap
+from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.run_log import RunLog
 from histocc.counter_rng import derived_seed
@@ -165,7 +166,7 @@ def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World)
     """
     if unwrap(model) is model:
         return
-    batch = to_device(data_loader.dataset[(0, 0, 0)], world.device)
+    batch = to_device(data_loader.dataset[(0, 0)][0], world.device)
     for _ in range(2):
         row_losses(loss_fn, forward(model, batch), batch)["loss"].sum().backward()
     model.zero_grad(set_to_none=True)

@@ -1,82 +1,13 @@
-"""Reading tables of text: CSV files row by row, with their line numbers, and the small key files of codes.
-
-Values stay the text that stands in the file: "NA", "null" and "0123" are never turned into anything else.
-"""
+"""The small tables beside the rows: keys of codes, frequencies of words, and which columns of a file hold codes."""
 
 import csv
-import os
 import re
-import shlex
 import sys
-from collections.abc import Iterator
 
-from histocc.distributed import UserError
+from histocc.errors import UserError
+from histocc.table_files import column_problems, read_chunks, read_header
 
 MOST_WORDS = 50_000           # of the training texts, the most frequent ones, for word insertion
-
-csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-
-
-def open_table(path: str):
-    """`path` as UTF-8 text, with or without byte order mark."""
-    return open(path, encoding="utf-8-sig", newline="")
-
-
-def read_header(path: str) -> tuple[list[str], str]:
-    """(column names, delimiter) of the first line. Raises UserError for what cannot be a table."""
-    if os.path.isdir(path):
-        raise UserError(f"{path}: is a folder, not a file")
-    try:
-        with open_table(path) as file:
-            line = file.readline()
-            if not line.strip():
-                raise UserError(f"{path}: is empty" if not line else f"{path}: the first line, with the column names, is blank")
-            delimiter = max(",;\t", key=line.count)           # the first of them where none occurs
-            file.seek(0)
-            return next(csv.reader(file, delimiter=delimiter)), delimiter
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(not_utf8(path, error)) from None
-
-
-def not_utf8(path: str, error: UnicodeDecodeError) -> str:
-    with open(path, "rb") as file:
-        encoding = "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-    return (f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x}), but looks like {encoding}. Save it as UTF-8, for "
-            f"example with\n  iconv -f {encoding} -t UTF-8 {shlex.quote(path)} > utf8.csv")
-
-
-def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str]:
-    """What is wrong with the columns of a file, a line each."""
-    problems = [f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
-                for name in dict.fromkeys(wanted) if name not in header]
-    return problems + [f"{path}: column {name!r} stands there {header.count(name)} times; rename one of them"
-                       for name in dict.fromkeys(wanted) if header.count(name) > 1]
-
-
-def read_rows(path: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
-    """(line number of the row's first line, cells) of each row below the header; blank lines are passed over.
-
-    Raises UserError where the file is not UTF-8 or not readable as CSV.
-    """
-    line = 1
-    try:
-        with open_table(path) as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            next(reader, None)
-            line = reader.line_num
-            for cells in reader:
-                if cells:
-                    yield line + 1, cells
-                line = reader.line_num
-    except UnicodeDecodeError as error:
-        raise UserError(not_utf8(path, error)) from None
-    except csv.Error as error:
-        raise UserError(f"{path}, line {line + 1}: a cell that begins with a quotation mark must end with one, and quotation "
-                        f"marks inside it must be doubled ({error})") from None
 
 
 def find_target_columns(header: list[str], naming: str = "hisco", has_key: bool = False) -> tuple[str, list[str]] | None:
@@ -100,16 +31,15 @@ def hold_numbers(columns: list[str]) -> bool:
 
 def read_columns(path: str, columns: list[str]) -> list[list[str]]:
     """The cells of some columns, row by row, without blanks around them. Raises UserError, also for a row too short."""
-    header, delimiter = read_header(path)
-    problems = column_problems(path, header, columns)
+    problems = column_problems(path, read_header(path)[0], columns)
     if problems:
         raise UserError("\n".join(problems))
-    places = [header.index(column) for column in columns]
     rows = []
-    for line, cells in read_rows(path, delimiter):
-        if len(cells) <= max(places):
-            raise UserError(f"{path}, line {line}: has {len(cells)} cells, the header has {len(header)}")
-        rows.append([cells[place].strip() for place in places])
+    for chunk in read_chunks(path, columns):
+        if chunk.faults:
+            line, _, reason = chunk.faults[0]
+            raise UserError(f"{path}, line {line}: {reason}")
+        rows += [[cell.strip() for cell in row] for row in zip(*chunk.columns)]
     return rows
 
 

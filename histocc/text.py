@@ -6,6 +6,8 @@ the five literal characters and the outer two are CANINE's own code points from 
 
 import numpy as np
 
+from histocc.counter_rng import STEP, mix
+
 PAD_ID = 0
 CLS_ID = 0xE000
 SEP_ID = 0xE001
@@ -39,6 +41,28 @@ def padded_width(n: int, max_len: int = 128) -> int:
 def code_points(text: str) -> np.ndarray:
     """`text` as uint32 code points [n]."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+
+
+# White space by `str.isspace`, for code points below the table's end; there is none above.
+_SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
+
+
+def text_hashes(texts: list[str]) -> np.ndarray:
+    """A number for each text, uint64 [n]: equal for texts that differ only in case and blanks, on every machine.
+
+    The texts begin and end without white space and hold no NUL, which parts them here.
+    """
+    points = code_points("\0".join(texts).casefold() + "\0")                       # casefold may change lengths
+    space = _SPACE[np.minimum(points, len(_SPACE) - 1)]
+    doubled = space[1:] & space[:-1]
+    if doubled.any():
+        keep = np.concatenate([[True], ~doubled])
+        points, space = points[keep], space[keep]
+    values = np.where(space, np.uint32(32), points).astype(np.uint64)
+    ends = np.flatnonzero(points == 0)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    place = np.arange(len(values)) - np.repeat(starts, ends + 1 - starts)            # within the text
+    return mix(np.add.reduceat(mix(values + (place.astype(np.uint64) << np.uint64(32)) + STEP), starts))
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:

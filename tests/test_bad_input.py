@@ -170,11 +170,6 @@ def test_a_damaged_or_missing_newest_checkpoint_names_the_others(tmp_path, data,
     assert code == 2 and words in output and sorted(os.listdir(folder))[0] == "2.bin"
 
 
-def test_utf_16_is_named(tmp_path):
-    (tmp_path / "d.csv").write_bytes("occ1,hisco_1\nfarmer,61110\n".encode("utf-16"))
-    assert "iconv -f UTF-16" in refused(tmp_path, "--dataset", tmp_path / "d.csv", "--target-cols", "hisco_1")
-
-
 def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text('occ1,lang,hisco_1\n"smith,en,83110\nweaver,en,75400\nfarmer 5",en,61110\nsm\0ith,en,83110\n"two\nlines",en,83110\nbaker,en,77610\n')

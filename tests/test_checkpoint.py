@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from histocc import checkpoint
-from histocc.distributed import UserError
+from histocc.errors import UserError
 
 STATE = {
     "model": OrderedDict(weight=torch.arange(6.0).reshape(2, 3), bias=torch.tensor([1, 2], dtype=torch.int64), empty=torch.zeros(0)),

@@ -42,9 +42,9 @@ def data(tmp_path_factory, hisco):
 @pytest.fixture
 def batches(data, hisco):
     """Makes one rank's micro-batches of the training rows, shuffled and noisy unless told otherwise."""
-    def make(total, processes=1, micro=0, rank=0, noise=NOISE, **options):
+    def make(total, processes=1, micro=0, rank=0, noise=NOISE, groups=1, **options):
         options = {"shuffle_seed": 11, "augmenter": Augmenter(5, **noise) if noise else None} | options
-        return MicroBatches(data.train, BatchPlan(len(data.train), total, processes, micro), rank, hisco, data, **options)
+        return MicroBatches(data.train, BatchPlan(len(data.train), total, processes, micro, groups, 1), rank, hisco, data, **options)
     return make
 
 
@@ -80,7 +80,7 @@ def written(row: tuple) -> tuple[str, str]:
 
 def test_keys_shapes_and_types(batches):
     dataset = batches(8)
-    batch = dataset[0, 0, 0]
+    [batch] = dataset[0, 0]
     width = batch["input_ids"].shape[1]
     expected = {"input_ids": ((8, width), torch.int64), "attention_mask": ((8, width), torch.bool),
                 "targets_seq2seq": ((8, 27), torch.int64), "targets_linear": ((8, 2), torch.int64), "weights": ((8,), torch.float32)}
@@ -94,9 +94,10 @@ def test_keys_shapes_and_types(batches):
 
 def test_rows_are_those_of_the_file(batches, hisco):
     found = [row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in observations(batch)]
-    assert [text_of(ids) for ids, _, _ in found] == [written(row)[0] for row in ROWS]
-    for (_, tokens, codes), row in zip(found, ROWS):
-        label = written(row)[1]
+    assert sorted(text_of(ids) for ids, _, _ in found) == sorted(written(row)[0] for row in ROWS)
+    labels = dict(map(written, ROWS))
+    for ids, tokens, codes in found:
+        label = labels[text_of(ids)]
         assert list(tokens) == hisco.transform_label(label).tolist()
         assert [CODES[code] for code in codes if code >= 0] == label.split("&") and len(codes) == 2
 
@@ -110,7 +111,7 @@ def test_rows_are_those_of_the_file(batches, hisco):
 def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
     formatter = make_formatter(kind, ["code_1", "code_2"], **options)
     data = prepared(tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")])
-    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, formatter, data))
+    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, formatter, data))        # of equal length: in order
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
         assert tokens.tolist() == formatter.transform_label("&".join(formatter.repair(c)[0] for c in codes if c)).tolist()
 
@@ -126,7 +127,7 @@ def test_rank_without_rows_gets_one_of_weight_0(batches):
     assert [[batch["weights"].tolist() for batch in epoch_of(dataset)] for dataset in ranks] == [
         [[1, 1, 1], [1, 1, 1], [1]], [[1, 1, 1], [1, 1, 1], [0]], [[1, 1, 1], [1, 1, 1], [0]], [[1, 1], [1, 1], [0]]]
     for dataset in ranks:
-        empty = dataset[0, 2, 0]
+        [empty] = dataset[0, 2]
         assert empty["global_count"] == 1 and empty["last_micro_batch"] is True
         assert empty["input_ids"].shape[0] == 1 and empty["attention_mask"].any() and empty["targets_seq2seq"].shape == (1, 27)
 
@@ -149,7 +150,7 @@ def test_weights_and_counts_of_a_step(batches, total, processes, micro):
 def test_fixed_width(batches):
     assert {batch["input_ids"].shape[1] for batch in epoch_of(batches(4, fixed_width=128))} == {128}
     narrow, wide = (epoch_of(batches(4, fixed_width=width)) for width in (None, 128))
-    assert [observations(batch) for batch in narrow] == [observations(batch) for batch in wide]
+    assert [sorted(observations(batch)) for batch in narrow] == [sorted(observations(batch)) for batch in wide]
     assert len({batch["input_ids"].shape[1] for batch in narrow}) > 1
 
 
@@ -186,33 +187,48 @@ def test_noise_of_a_row_does_not_depend_on_the_total_batch(batches):
 
 
 def test_epochs_differ_in_order_and_noise(batches):
-    quiet = [[text_of(ids) for ids, _, _ in observations(batches(23, noise=None)[epoch, 0, 0])] for epoch in range(2)]
+    quiet = [[text_of(ids) for ids, _, _ in observations(batches(23, noise=None)[epoch, 0][0])] for epoch in range(2)]
     assert sorted(quiet[0]) == sorted(quiet[1]) == sorted(written(row)[0] for row in ROWS) and quiet[0] != quiet[1]
-    noisy = [{text_of(ids) for ids, _, _ in observations(batches(23)[epoch, 0, 0])} for epoch in range(2)]
+    noisy = [{text_of(ids) for ids, _, _ in observations(batches(23)[epoch, 0][0])} for epoch in range(2)]
     assert len(noisy[0] - noisy[1]) > 10
 
 
 def test_hidden_language(batches):
     for probability, languages in ((1.0, {"unk"}), (0.0, {"unk", "en", "da"})):
         dataset = batches(23, noise={"num_transformations": 0, "unk_lang_prob": probability})
-        found = [text_of(ids).split("[SEP]") for ids, _, _ in observations(dataset[0, 0, 0])]
+        found = [text_of(ids).split("[SEP]") for ids, _, _ in observations(dataset[0, 0][0])]
         assert {language for language, _ in found} == languages
         assert sorted(text for _, text in found) == sorted(row[0] for row in ROWS)
 
 
 def test_noise_leaves_the_codes_alone(batches):
-    noisy, quiet = (observations(batches(23, noise=noise)[0, 0, 0]) for noise in (NOISE, None))
-    assert [row[1:] for row in noisy] == [row[1:] for row in quiet] and [row[0] for row in noisy] != [row[0] for row in quiet]
+    noisy, quiet = (observations(batches(23, noise=noise)[0, 0][0]) for noise in (NOISE, None))
+    assert sorted(row[1:] for row in noisy) == sorted(row[1:] for row in quiet)
+    assert sorted(row[0] for row in noisy) != sorted(row[0] for row in quiet)
 
 
-def test_validation_has_each_row_once_in_order(data, hisco):
+def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
         ranks = [epoch_of(MicroBatches(data.val, plan, rank, hisco, data)) for rank in range(processes)]
         shares = [[text_of(ids) for batch in rank for ids, _, _ in observations(batch)] for rank in ranks]
         texts = [written(row)[0] for row in ROWS[:7]]
         assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
-        assert all(share == sorted(share, key=texts.index) for share in shares)
+        for batch, again in zip(ranks[0], epoch_of(MicroBatches(data.val, plan, 0, hisco, data), epoch=2), strict=True):
+            assert_same(batch, again)
+
+
+def test_micro_batches_of_similar_length_are_the_rows_of_one_batch(batches):
+    """The noise has changed the lengths when the cut is made."""
+    whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
+    for index in ((0, 0), (1, 1)):
+        [one], parts = whole[index], cut[index]
+        assert len(parts) == 3 and sorted(observations(one)) == sorted(row for part in parts for row in observations(part))
+        widths = [part["input_ids"].shape[1] for part in parts]
+        assert widths == sorted(widths) and sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
+        assert [part["last_micro_batch"] for part in parts] == [False, False, True]
+        for part in parts:
+            assert part["input_ids"].shape[1] == padded_width(int(part["attention_mask"].sum(1).max()) - 2)
 
 
 # ---- loaders
@@ -220,10 +236,10 @@ def test_validation_has_each_row_once_in_order(data, hisco):
 def test_loader_starts_at_any_batch(batches):
     loader = BatchLoader(batches(5, micro=2))
     whole = list(loader.at(2))
-    assert len(loader) == len(whole) == 14
+    assert len(loader) == 5 and len(whole) == 14
     for first_batch in (1, 4):
         tail = list(loader.at(2, first_batch))
-        assert len(loader) == len(tail) == 14 - 3 * first_batch
+        assert len(loader) == 5 - first_batch and len(tail) == 14 - 3 * first_batch
         for batch, other in zip(tail, whole[3 * first_batch:], strict=True):
             assert_same(batch, other)
     assert [batch["global_count"] for batch in loader.at(0)] == [5] * 12 + [3] * 2
@@ -240,8 +256,8 @@ def test_workers_change_nothing(batches, persistent):
 
 def test_iteration_that_is_broken_off_leaves_nothing_behind(batches):
     workers = BatchLoader(batches(6), num_workers=2, persistent_workers=True)
-    assert_same(next(iter(workers.at(0, 1))), batches(6)[0, 1, 0])
-    assert_same(next(iter(workers.at(3, 2))), batches(6)[3, 2, 0])
+    assert_same(next(iter(workers.at(0, 1))), batches(6)[0, 1][0])
+    assert_same(next(iter(workers.at(3, 2))), batches(6)[3, 2][0])
 
 
 def test_loading_draws_no_random_numbers(batches):

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from histocc import distributed
-from histocc.distributed import TrainingError, UserError, World, choose_device, errors_end_all_ranks, init_world, launcher_environment
+from histocc.distributed import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
+from histocc.errors import TrainingError, UserError
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -1,10 +1,12 @@
-"""The order of an epoch: every row once, batches of similar length, and nothing but (seed, epoch, batch, total) decides it."""
+"""The order of an epoch: every row once, micro-batches of similar length, and nothing but (seed, epoch, batch, total) decides it."""
+
+import itertools
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc.sampler import BatchPlan, EpochOrder
+from histocc.sampler import BatchPlan, EpochOrder, WindowOrder, cut_by_width
 from histocc.text import padded_width
 
 
@@ -35,24 +37,65 @@ def test_seed_and_epoch_change_the_batches():
     assert set(first) != set(EpochOrder(plan, 5, lengths_of).batch(1, 3)) and set(first) != set(EpochOrder(plan, 6, lengths_of).batch(0, 3))
 
 
-def test_batches_hold_similar_lengths_and_need_little_padding():
-    """Less than 10 % of positions beyond what each row's own width asks for; without sorting it is far more."""
-    plan = BatchPlan(64 * 200, 64)
-
-    def padding(order):
-        batches = [lengths_of(order.batch(0, b)) for b in range(plan.steps_per_epoch)]
-        asked = sum(padded_width(int(n)) for batch in batches for n in batch)
-        return sum(padded_width(int(batch.max())) * len(batch) for batch in batches) / asked - 1
-
-    assert padding(EpochOrder(plan, 1, lengths_of)) < 0.1 < 0.3 < padding(EpochOrder(plan, 1))
+def test_rows_of_a_batch_stand_by_length_and_the_order_is_otherwise_free_of_it():
+    plan = BatchPlan(64 * 100, 64)
+    sorted_, plain = EpochOrder(plan, 1, lengths_of), EpochOrder(plan, 1)
+    for batch in (0, 50, 99):
+        rows = sorted_.batch(0, batch)
+        assert set(rows) == set(plain.batch(0, batch)) and (np.diff(lengths_of(rows)) >= 0).all()
+    means = [lengths_of(sorted_.batch(0, b)).mean() for b in range(100)]
+    assert np.std(means) < 2 * np.std(lengths_of(np.arange(61))) / 8             # batches differ as random samples do
 
 
-def test_long_and_short_batches_are_mixed():
-    order = EpochOrder(BatchPlan(64 * 32, 32), 9, lengths_of)
-    means = [lengths_of(order.batch(0, b)).mean() for b in range(64)]
-    assert abs(np.corrcoef(means, np.arange(64))[0, 1]) < 0.35
+def padding(shares: list[np.ndarray]) -> float:
+    """Share of positions beyond those that each row asks for."""
+    widths = [np.array([padded_width(int(n)) for n in lengths_of(share)]) for share in shares]
+    return 1 - sum(w.sum() for w in widths) / sum(w.max() * len(w) for w in widths)
+
+
+def test_a_share_is_cut_into_micro_batches_with_little_padding():
+    plan = BatchPlan(64 * 50, 64, groups=4)
+    order = EpochOrder(plan, 1, lengths_of)
+    whole = [order.batch(0, b) for b in range(50)]
+    widths = [np.array([padded_width(int(n)) for n in lengths_of(rows)]) for rows in whole]
+    cut = [rows[piece] for rows, w in zip(whole, widths) for piece in cut_by_width(w, plan.micro_batches(0), plan.micro)]
+    assert padding(cut) < 0.1 < 0.3 < padding(whole)
+
+
+@given(st.lists(st.sampled_from([16, 24, 32, 40, 48, 64, 128]), min_size=1, max_size=60), st.integers(1, 20), st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, groups):
+    widths = np.array(widths)
+    parts = -(-len(widths) // micro) + groups - 1
+    pieces = cut_by_width(widths, parts, micro)
+    assert len(pieces) == parts and max(map(len, pieces)) <= micro
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(len(widths)))
+
+
+@given(st.lists(st.sampled_from([16, 24, 32, 40, 64]), min_size=1, max_size=12), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
+    ordered = np.sort(widths)
+    cost = lambda bounds: sum((b - a) * ordered[b - 1] for a, b in zip(bounds, bounds[1:]) if b > a)
+    best = min(cost([0, *middle, len(widths)]) for middle in itertools.combinations_with_replacement(range(len(widths) + 1), groups - 1))
+    pieces = cut_by_width(np.array(widths), groups, len(widths))
+    assert sum(len(piece) * np.array(widths)[piece].max() for piece in pieces if len(piece)) == best
+
+
+@given(rows=st.integers(1, 3000), total=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_validation_takes_every_row_once_in_batches_of_similar_length(rows, total):
+    plan = BatchPlan(rows, total)
+    order = WindowOrder(plan, lengths_of)
+    batches = [order.batch(0, b) for b in range(plan.steps_per_epoch)]
+    assert [len(batch) for batch in batches] == [plan.batch_rows(b) for b in range(plan.steps_per_epoch)]
+    assert sorted(np.concatenate(batches)) == list(range(rows))
+    middle = plan.steps_per_epoch // 2
+    assert np.array_equal(WindowOrder(plan, lengths_of).batch(3, middle), batches[middle])
+    if rows == 3000 and total == 40:
+        assert padding(batches) < 0.1
 
 
 def test_order_of_a_small_case_stays():
     order = EpochOrder(BatchPlan(50, 3), 42, lengths_of)
-    assert [order.batch(0, b).tolist() for b in (0, 1, 2, 3, 16)] == [[49, 25, 24], [35, 18, 34], [5, 10, 32], [3, 12, 23], [8, 0]]
+    assert [order.batch(0, b).tolist() for b in (0, 1, 16)] == [[25, 35, 34], [49, 24, 18], [0, 8]]

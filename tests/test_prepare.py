@@ -2,10 +2,12 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import multiprocessing
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,14 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from histocc import data_settings, findings, prepared_folder, tables
 from histocc import prepare as prep
-from histocc import tables
 from histocc.arrays import PreparedData
-from histocc.distributed import UserError
+from histocc.data_report import report_lines
+from histocc.data_settings import PrepareSettings, file_problems, fingerprint
+from histocc.errors import UserError
 from histocc.formatter import make_formatter
+from histocc.text import text_hashes
 
 HEADER = ("occ1", "hisco_1", "hisco_2")
 
@@ -31,7 +36,7 @@ def settings_for(train, *, kind="hisco", cols=("hisco_1",), block_size=5, allow_
     formatter = make_formatter(kind, list(cols), block_size, allow_short=allow_short)
     train = [train] if isinstance(train, (str, Path)) else train
     more = {"share_val": None if "val_files" in more else 0.0, **more}
-    return prep.PrepareSettings([str(path) for path in train], formatter.to_dict(), list(cols), **more)
+    return PrepareSettings([str(path) for path in train], formatter.to_dict(), list(cols), **more)
 
 
 class Result:
@@ -69,7 +74,7 @@ def prepare(tmp_path, content: str | bytes, **options) -> Result:
     path = tmp_path / "data.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     what = settings_for(path, **options)
-    assert prep.file_problems(what) == []
+    assert file_problems(what) == []
     return Result(prep.prepare(what, str(tmp_path / "out"), quiet))
 
 
@@ -86,7 +91,7 @@ def refusal(tmp_path, content: str | bytes, **options) -> str:
 def problems(tmp_path, content: str | bytes, **options) -> list[str]:
     path = tmp_path / "data.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return prep.file_problems(settings_for(path, **options))
+    return file_problems(settings_for(path, **options))
 
 
 # ---- files that are tables
@@ -120,7 +125,7 @@ def test_texts_stay_as_they_are(tmp_path):
 
 
 def test_rows_longer_than_a_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr(prep.PartWriter, "CHUNK", 3)
+    monkeypatch.setattr("histocc.table_files.CHUNK", 3)
     rows = [(f"{'ø𝔊' * (i % 4)}{i}", f"6111{i % 10}") for i in range(10)]
     result = prepare(tmp_path, "occ1,hisco_1\n" + "".join(f"{text},{code}\n" for text, code in rows))
     assert result.train == [(text, "unk", [code]) for text, code in rows]
@@ -141,7 +146,7 @@ def test_several_files(tmp_path):
 
 @pytest.mark.parametrize("content, words", [
     (b"", "is empty"), (b"\xef\xbb\xbf", "is empty"), (b"\n\nocc1,hisco_1\n", "first line"), (b"  \nocc1\n", "first line"),
-    (b"v\xe6ver,occ1,hisco_1\n", "not UTF-8 (byte 0xe6)"), ("occ1,hisco_1\n".encode("utf-16"), "not UTF-8 (byte 0xff)"),
+    (b"v\xe6ver,hisco_1\n", "'v\xe6ver'"), (b"occ1\0,hisco_1\n", "not a text file"),
 ])
 def test_no_table(tmp_path, content, words):
     [problem] = problems(tmp_path, content)
@@ -150,23 +155,18 @@ def test_no_table(tmp_path, content, words):
 
 def test_no_file(tmp_path):
     what = settings_for([tmp_path / "none.csv", tmp_path], val_files=[str(tmp_path / "none.csv")])
-    assert prep.file_problems(what) == [f"{tmp_path / 'none.csv'}: no such file", f"{tmp_path}: is a folder, not a file"]
+    assert file_problems(what) == [f"{tmp_path / 'none.csv'}: no such file", f"{tmp_path}: is a folder, not a file"]
 
 
 def test_missing_and_doubled_columns_are_named_together(tmp_path):
     first = write_csv(tmp_path / "a.csv", ("text", "hisco_1", "hisco_1", "x", "x"), [])
     second = write_csv(tmp_path / "b.csv", ("occ1", "hisco_1"), [])
-    found = prep.file_problems(settings_for(first, cols=HEADER[1:], val_files=[second], language_col="lang"))
+    found = file_problems(settings_for(first, cols=HEADER[1:], val_files=[second], language_col="lang"))
     assert len(found) == 6
     assert [problem.split(": ")[0] for problem in found] == [first] * 4 + [second] * 2
-    for problem, name in zip(found, ["occ1", "hisco_2", "lang", "hisco_1", "hisco_2", "lang"]):
+    for problem, name in zip(found, ["occ1", "hisco_1", "hisco_2", "lang", "hisco_2", "lang"]):
         assert repr(name) in problem.partition("; it has ")[0]
-    assert "it has 'text', 'hisco_1', 'hisco_1', 'x', 'x'" in found[0] and "2 times" in found[3]
-
-
-def test_not_utf8_below_the_header(tmp_path):
-    message = refusal(tmp_path, b"occ1,hisco_1\n" + b"farmer,61110\n" * 10_000 + b"v\xe6ver,75400\n")
-    assert "data.csv" in message and "not UTF-8 (byte 0xe6)" in message and "iconv" in message
+    assert "it has 'text', 'hisco_1', 'hisco_1', 'x', 'x'" in found[0] and "2 times" in found[1]
 
 
 @pytest.mark.parametrize("rows, words", [
@@ -186,7 +186,13 @@ def test_no_valid_row_to_validate_on(tmp_path):
 @pytest.mark.parametrize("row", ['83110,"smith', '"83110,smith', '83110,"smith\n61110,the "old" farmer'])
 def test_quotation_mark_that_is_never_closed_does_not_swallow_rows(tmp_path, row):
     content = f"hisco_1,occ1\n61110,farmer\n{row}\n" + "61110,farm hand\n" * 20
-    assert "data.csv" in refusal(tmp_path, content)
+    assert "data.csv, line 3: a quotation mark there is not closed" in refusal(tmp_path, content)
+
+
+def test_a_quotation_mark_within_one_line_costs_that_row_alone(tmp_path):
+    result = prepare(tmp_path, 'occ1,hisco_1\nfarmer,61110\n"old" smith,83110\n\nweaver,75400\n')
+    assert result.texts == ["farmer", "weaver"] and [row[1] for row in result.rejected] == ["3"]
+    assert result.report["rejected"] == {"broken quotation marks": 1}
 
 
 # ---- rejected rows
@@ -249,13 +255,13 @@ def test_counts_of_the_report_add_up(rows, share_val, missing_code, fixed_codes)
 
 
 def test_report_says_what_happened_and_nothing_else(tmp_path):
-    assert not any("Note" in line for line in prep.report_lines(prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").report))
+    assert not any("Note" in line for line in report_lines(prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").report))
     content = "occ1,hisco_1,hisco_2,lang\nfarmer,1110,1110,\nsmith,,,en\nbaker,,77610,en\n,61110,,en\n" + "x" * 130 + ",61110,,da\n"
     result = prepare(tmp_path, content, cols=HEADER[1:], language_col="lang", missing_code="-1")
-    text = "\n".join(prep.report_lines(result.report))
+    text = "\n".join(report_lines(result.report))
     for words in ("5 read, 4 for training, 0 for validation", "en 2", "unk 1", "Note: 2 codes got a lost leading zero",
                   "Note: 1 rows without a language are coded as unk", "Note: 1 descriptions are longer", "Note: 2 rows without a first",
-                  "Note: 1 codes repeated", "Note: 1 rows rejected, listed in rejected_rows.csv", "1 × empty text"):
+                  "Note: 1 codes repeated", "Note: 1 rows rejected, listed in rejected_rows.csv", "1 × empty text (data.csv line 5)"):
         assert words in text
 
 
@@ -281,9 +287,9 @@ def test_bad_labels_stop_with_their_rows_and_the_flags(tmp_path):
     content = "occ1,hisco_1\nfarmer,61110\n" + "\n".join(f"smith,1{i}" for i in range(7)) + "\nmiller,77120\n"
     message = refusal(tmp_path, content, kind="gpf")
     assert "7 rows" in message and "block size 5" in message
-    for i in range(prep.EXAMPLES):
+    for i in range(findings.EXAMPLES):
         assert f"data.csv, line {i + 3}, column 'hisco_1': code '1{i}' has 2 tokens" in message
-    assert f"'1{prep.EXAMPLES}'" not in message
+    assert f"'1{findings.EXAMPLES}'" not in message
     for flag in ("--allow-codes-shorter-than-block-size", "--drop-bad-labels", "--formatter hisco", "--block-size"):
         assert flag in message
 
@@ -421,15 +427,25 @@ def test_split_depends_on_the_text_alone(tmp_path):
 
 
 def test_share_of_texts():
-    values = np.array([prep.split_value(f"occupation {i}") for i in range(10_000)])
+    values = prep.split_values(text_hashes([f"occupation {i}" for i in range(10_000)]))
     assert 0 <= values.min() and values.max() < 1
     for share in (0.05, 0.1, 0.5):
         assert abs((values < share).mean() - share) < 5 * (share * (1 - share) / len(values))**0.5
 
 
 def test_split_is_the_same_on_every_machine():
-    assert prep.split_value("Wine  merchant ") == prep.split_value("wine merchant") == 0.37762649630351275
-    assert prep.split_value("occupation 3") == 0.33769035222919436
+    values = prep.split_values(text_hashes(["Wine  merchant", "wine merchant", "wine merchants", "ÆBLE 𝔊", "æble 𝔊"]))
+    assert values[0] == values[1] == 0.9023891211929064 and values[3] == values[4] and len(set(values)) == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=12))
+def test_texts_have_the_same_number_only_if_they_differ_in_case_and_blanks_alone(texts):
+    texts = [text for text in (text.replace("\0", "").strip() for text in texts) if text] or ["x"]
+    same = [" ".join(text.casefold().split()) for text in texts]
+    numbers = text_hashes(texts)
+    assert all((a == b) == (one == other) for a, one in zip(numbers, same) for b, other in zip(numbers, same))
+    assert numbers.tolist() == [int(text_hashes([text])[0]) for text in texts]       # the others play no part
 
 
 def test_whole_shares(tmp_path):
@@ -472,9 +488,9 @@ def test_found_again(tmp_path):
     os.rename(path, tmp_path / "renamed.csv")                        # the content counts, not the path
     assert prep.prepare(settings_for(tmp_path / "renamed.csv"), str(tmp_path / "out"), said.append) == folder
     assert said[1] == f"Prepared data: found in {folder}" and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
-    assert sorted(before) == ["key.csv", "meta.json", "rejected_rows.csv",
-                              *(f"train.{name}" for name in ("chars", "codes", "language", "offsets")),
-                              *(f"val.{name}" for name in ("chars", "codes", "language", "offsets")), "words.csv"]
+    assert sorted(before) == ["conflicts.csv", "data_report.json", "key.csv", "meta.json", "rejected_rows.csv",
+                              *(f"{part}.{name}" for part in ("train", "val") for name in ("chars", "codes", "language", "offsets", "text_hash")),
+                              "words.csv"]
 
 
 def test_a_changed_byte_is_prepared_anew(tmp_path):
@@ -488,14 +504,14 @@ def test_every_setting_counts(tmp_path, monkeypatch):
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["hisco_1"]).to_dict(),
              "target_cols": ["hisco_2"], "share_val": 0.1, "input_col": "x", "language": "en", "language_col": "lang",
-             "max_len": 64, "missing_code": "-1", "drop_bad_labels": True, "fixed_codes": ["61110"], "numbered": True}
-    assert set(other) == {field.name for field in dataclasses.fields(prep.PrepareSettings)}
+             "max_len": 64, "missing_code": "-1", "drop_bad_labels": True, "fixed_codes": ["61110"], "numbered": True, "delimiter": ";"}
+    assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}
     changed = [dataclasses.replace(plain, **{name: value}) for name, value in other.items()]
     changed += [dataclasses.replace(plain, train_files=[b], val_files=[a]), dataclasses.replace(plain, train_files=[a, b], val_files=[])]
-    prints = [prep.fingerprint(what) for what in (plain, *changed)]
-    assert len(set(prints)) == len(prints) and prep.fingerprint(plain) == prints[0]
-    monkeypatch.setattr(prep, "PREPARED_FORMAT", prep.PREPARED_FORMAT + 1)
-    assert prep.fingerprint(plain) != prints[0]
+    prints = [fingerprint(what) for what in (plain, *changed)]
+    assert len(set(prints)) == len(prints) and fingerprint(plain) == prints[0]
+    monkeypatch.setattr(data_settings, "PREPARED_FORMAT", data_settings.PREPARED_FORMAT + 1)
+    assert fingerprint(plain) != prints[0]
 
 
 def test_nothing_stays_behind_after_an_error(tmp_path, monkeypatch):
@@ -518,48 +534,64 @@ def test_an_error_leaves_other_prepared_data_alone(tmp_path):
     assert list(folder.parent.iterdir()) == [folder] and Result(str(folder)).texts == ["farmer"]
 
 
-def test_a_killed_preparation_does_no_harm(tmp_path):
-    path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
-    key = prep.fingerprint(settings_for(path))
-    for pid in (os.getpid(), 4_000_000):                             # its temporary folder, half written
-        left = tmp_path / "out" / "prepared" / f".{key}.{pid}"
-        left.mkdir(parents=True)
-        (left / "train.chars").write_bytes(b"half")
+def test_a_killed_preparation_leaves_nothing_that_stays(tmp_path):
+    """A real process, killed while it writes; what it left is removed by the next, and the result is whole."""
+    path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(3000)])
+    root, fork = tmp_path / "out" / "prepared", multiprocessing.get_context("fork")
+    reached = fork.Event()
+
+    def work():
+        prep.write_key = lambda *_: (reached.set(), time.sleep(60))
+        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
+    process = fork.Process(target=work)
+    process.start()
+    assert reached.wait(30)
+    assert [name for name in os.listdir(root) if name != ".lock"][0].startswith(".")
+    process.kill()
+    process.join()
     result = Result(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
-    assert result.folder.name == key and result.texts == ["farmer"]
+    assert len(result.train) == 3000 and os.listdir(root) == [result.folder.name]
 
 
-def test_another_job_finishes_the_same_first(tmp_path, monkeypatch):
+def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
+    """On a file system that has none: another job finishes the same while this one writes."""
     path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
     rename, others = os.rename, []
 
+    def no_lock(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
     def rename_after_the_other(source, target):
-        monkeypatch.setattr(prep.os, "rename", rename)
-        monkeypatch.setattr(prep.os, "getpid", lambda: 4_000_000)
+        monkeypatch.setattr(prepared_folder.os, "rename", rename)
         others.append(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
         rename(source, target)
-    monkeypatch.setattr(prep.os, "rename", rename_after_the_other)
+    monkeypatch.setattr(prepared_folder.fcntl, "flock", no_lock)
+    monkeypatch.setattr(prepared_folder.os, "rename", rename_after_the_other)
     folder = prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
     assert [folder] == others and Result(folder).texts == ["farmer"]
     assert [entry.name for entry in Path(folder).parent.iterdir()] == [Path(folder).name]
 
 
-def test_two_processes_at_once(tmp_path):
+def test_several_processes_at_once_do_the_work_once(tmp_path):
     path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(3000)])
     fork = multiprocessing.get_context("fork")
     barrier, answers = fork.Barrier(3), fork.Queue()
 
     def work():
+        written, said, write_key = [], [], prep.write_key
+        prep.write_key = lambda *arguments: (written.append(1), time.sleep(0.5), write_key(*arguments))
         barrier.wait()
-        answers.put(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
+        answers.put((prep.prepare(settings_for(path), str(tmp_path / "out"), said.append), len(written), said[1:]))
     processes = [fork.Process(target=work) for _ in range(3)]
     for process in processes:
         process.start()
-    folders = {answers.get(timeout=60) for _ in processes}
+    found = sorted((answers.get(timeout=60) for _ in processes), key=lambda answer: -answer[1])
     for process in processes:
         process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0, 0, 0] and len(folders) == 1
-    [folder] = folders
+    assert [process.exitcode for process in processes] == [0, 0, 0] and len({folder for folder, *_ in found}) == 1
+    assert [count for _, count, _ in found] == [1, 0, 0]
+    assert found[0][2] == [] and all("Waiting for another job" in said for _, _, [said] in found[1:])
+    folder = found[0][0]
     assert len(Result(folder).train) == 3000 and os.listdir(Path(folder).parent) == [Path(folder).name]
 
 
@@ -567,9 +599,9 @@ def test_description_of_the_folder_is_written_last(tmp_path, monkeypatch):
     """Who finds meta.json finds the rest."""
     present = []
     dump = json.dump
-    monkeypatch.setattr(prep.json, "dump", lambda value, file: (present.extend(os.listdir(Path(file.name).parent)), dump(value, file)))
+    monkeypatch.setattr(prep.json, "dump", lambda value, file, **more: (present.append(os.listdir(Path(file.name).parent)), dump(value, file, **more)))
     folder = prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").folder
-    assert sorted(present) == sorted(file.name for file in folder.iterdir())
+    assert sorted(present[-1]) == sorted(file.name for file in folder.iterdir()) and "meta.json" not in present[-2]
 
 
 # ---- tables

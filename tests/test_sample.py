@@ -13,6 +13,9 @@ import pytest
 
 from histocc.sample import demo_rows, rows
 from histocc.sample.files import in_validation, write
+from histocc.sample.generate import SHARES, kinds, languages
+from histocc.sample.places import EMPLOYED, EMPLOYER, IN_TOWN, PEOPLE, TOWNS
+from histocc.sample.short import abbreviations
 from histocc.sample.table import forms, read_table
 from histocc.sample.words import AND, TAGS
 
@@ -22,7 +25,7 @@ NO_OCCUPATION = {"-1", "-2", "-3"}
 
 @pytest.fixture(scope="module")
 def many():
-    return list(rows(20_000, 1))
+    return list(rows(60_000, 1))
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +47,12 @@ def test_table_codes_are_five_digits_and_stand_once():
     assert len(set(codes)) == len(codes)
 
 
-def test_table_has_a_hundred_occupations_in_all_six_languages():
-    full = [row for row in read_table() if row["hisco"] not in NO_OCCUPATION and all(row[column] for column in TAGS)]
-    assert len(full) >= 100
-    assert any(row["hisco"] == "-1" for row in read_table())
+def test_table_has_three_hundred_occupations_in_all_six_languages_and_what_is_none():
+    table = read_table()
+    full = [row for row in table if row["hisco"] not in NO_OCCUPATION and all(row[column] for column in TAGS)]
+    assert len(full) >= 300
+    assert [row["hisco"] for row in table[-3:]] == ["-1", "-2", "-3"]
+    assert all(len(row[column].split("|")) >= 4 for row in table[-3:] for column in TAGS)
 
 
 def test_table_titles_are_tidy_and_read_like_one_occupation():
@@ -76,9 +81,11 @@ def test_rows_have_known_codes_and_published_languages(many):
     codes = {row["hisco"] for row in read_table()}
     assert {row[1] for row in many} == set(TAGS.values()) <= set(LANGUAGES)
     assert {row[2] for row in many} <= codes
-    assert {row[3] for row in many} <= codes - NO_OCCUPATION | {""}
+    assert {code for row in many for code in row[3:]} <= codes - NO_OCCUPATION | {""}
     assert all(text == " ".join(text.split()) and text for text, *_ in many)
-    assert all(first != second for _, _, first, second in many)
+    for _, _, *three in many:
+        some = [code for code in three if code]
+        assert len(set(some)) == len(some) and three == some + [""] * (3 - len(some))
 
 
 def test_a_text_of_a_language_has_one_label(many):
@@ -91,22 +98,24 @@ def test_no_way_of_writing_a_title_is_shared_by_two_codes():
     for tag, occupations in forms().items():
         seen = {}
         for form in (form for each in occupations for form in each):
-            for text in (form.title, *form.spellings, *form.slips, *form.short):
-                assert seen.setdefault(text, form.code) == form.code, (tag, text)
+            for text in form.all():
+                assert seen.setdefault(text.casefold(), form.code) == form.code, (tag, text)
 
 
 def test_a_plain_title_has_the_code_of_the_table(many, title_codes):
     plain = [row for row in many if (row[0].lower(), row[1]) in title_codes]
-    assert 0.3 < len(plain) / len(many) < 0.6
-    assert all((row[2], row[3]) == (title_codes[row[0].lower(), row[1]], "") for row in plain)
+    assert 0.40 < len(plain) / len(many) < 0.55
+    assert all(row[2:] == (title_codes[row[0].lower(), row[1]], "", "") for row in plain)
 
 
 def test_shares_of_the_kinds_of_rows(many):
     def share(fits):
         return sum(bool(fits(row)) for row in many) / len(many)
 
-    assert 0.09 < share(lambda row: row[3] != "") < 0.13
-    assert 0.03 < share(lambda row: row[2] == "-1") < 0.05
+    assert 0.09 < share(lambda row: row[3] and not row[4]) < 0.11
+    assert 0.008 < share(lambda row: row[4]) < 0.012
+    assert 0.017 < share(lambda row: row[2] == "-1") < 0.023
+    assert all(0.008 < share(lambda row, code=code: row[2] == code) < 0.012 for code in ("-2", "-3"))
     widow = re.compile(r"widow|wid\.|enke|änka|enka|weduwe|wed\.|wit?twe|wwe\.|veuve|vve")
     assert 0.03 < share(lambda row: widow.search(row[0].lower())) < 0.10
     assert 0.02 < share(lambda row: re.search(r"[^ .]{3}\.$", row[0]))
@@ -115,25 +124,96 @@ def test_shares_of_the_kinds_of_rows(many):
     assert max(by_language.values()) < 1.15 * min(by_language.values())
 
 
-def test_two_codes_are_joined_by_a_word_and_stand_in_the_order_of_the_text(many, title_codes):
+def test_several_codes_are_joined_by_a_word_and_stand_in_the_order_of_the_text(many, title_codes):
     words = {TAGS[column]: set(joining) for column, joining in AND.items()}
-    known = 0
-    for text, lang, first, second in many:
+    known = Counter()
+    for text, lang, *codes in many:
+        codes = [code for code in codes if code]
         joined = [part for part in words[lang] if f" {part} " in text.lower()]
-        assert bool(second) == bool(joined), text
-        if second:
-            left, right = text.lower().split(f" {joined[0]} ")
-            known += (left, lang) in title_codes
-            assert title_codes.get((left, lang), first) == first and title_codes.get((right, lang), second) == second
-    assert known > 1000
+        assert (len(codes) > 1) == bool(joined), text
+        if joined:
+            start, last = text.lower().split(f" {joined[0]} ")
+            parts = [*start.split(", "), last]
+            assert len(parts[:-1]) == len(codes) - 1, text
+            known[len(codes)] += all((part, lang) in title_codes for part in parts)
+            assert all(title_codes.get((part, lang), code) == code for part, code in zip(parts, codes)), text
+    assert known[2] > 3000 and known[3] > 250
 
 
 def test_most_occupations_are_met_often_and_none_drowns_the_others(many):
     counts = Counter(row[2] for row in many)
     codes = [row["hisco"] for row in read_table()]
-    assert min(counts[code] for code in codes) >= 15
+    assert min(counts[code] for code in codes) >= 6
     assert max(counts.values()) < 0.06 * len(many)
 
+
+def test_shares_leave_plain_titles_the_largest_kind():
+    names = Counter((kind.__name__.removeprefix("_"), language.tag) for kind, language, _ in kinds())
+    for tag in TAGS.values():
+        assert {name: names[name, tag] for name in SHARES} == SHARES
+        assert names["plain", tag] == 1000 - sum(SHARES.values()) > max(SHARES.values())
+
+
+# Forms
+
+def test_abbreviations_are_of_several_hands():
+    titles = [(title, row["hisco"]) for row in read_table() for title in row["en"].split("|")]
+    short = abbreviations(titles, "en")
+    assert {"carp.", "carpr."} <= set(short["carpenter"])                        # as clerks usually write it
+    assert {"blacks.", "blacksm."} <= set(short["blacksmith"])                   # cut after a consonant
+    assert "gardnr" in short["gardener"]                                         # without the vowels of the middle
+    assert {"f. knitter", "f.knitter"} <= set(short["framework knitter"])        # the first letters of the first words
+    assert "f. labourer" not in short["farm labourer"]                           # nor is it "forest labourer"
+    for tag, occupations in forms().items():
+        working = [form for each in occupations for form in each if form.code not in NO_OCCUPATION]
+        assert sum(len(form.short) > 1 for form in working) > 0.5 * len(working), tag
+        assert not any(form.short for each in occupations for form in each if form.code in NO_OCCUPATION)
+
+
+def test_abbreviations_that_could_be_two_codes_are_not_made():
+    short = abbreviations([("barometer maker", "1"), ("barrel maker", "2"), ("carpenter", "3"), ("carpeter", "4"),
+                           ("carpentry", "3"), ("cordwainer", "5")], "en")
+    assert not {"b. maker", "b.m."} & {*short["barometer maker"], *short["barrel maker"]}
+    assert "carpen." in short["carpentry"] and not {"carper", "carpr"} & {*short["carpenter"][3:], *short["carpeter"]}
+    assert "cordwn." not in short["cordwainer"] and "cordwain." not in short["carpenter"] and short["cordwainer"]
+
+
+def test_slips_are_those_of_handwriting():
+    english = {form.title: form for each in forms()["en"] for form in each}
+    assert {"fanmer", "farner", "farmcr", "famer", "farrmer", "famrer"} <= set(english["farmer"].slips)
+    assert {"btacksmith", "blocksmith", "blaeksmith", "backsmith", "balcksmith"} <= set(english["blacksmith"].slips)
+    assert "schoolrnaster" in english["schoolmaster"].slips and "joumalist" in english["journalist"].slips
+    assert {"lab ourer", "labo-urer", "labourer."} <= set(english["labourer"].careless)
+    assert {"daylabourer", "day-labourer"} <= set(english["day labourer"].careless)
+    assert "epicier" in {text for each in forms()["fr"] for form in each for text in form.careless}
+    dutch = {text for each in forms()["nl"] for form in each for text in form.slips}
+    assert {"mynwerker", "mÿnwerker"} <= dutch
+
+
+def test_strays_cannot_make_another_way_of_writing(many):
+    for language in languages():
+        texts = {text for each in forms()[language.tag] for form in each for text in form.all()}
+        for before, after in language.strays:
+            assert (before or after) and not any(text.startswith(before) and text.endswith(after) for text in texts)
+    met = {text.lower() for text, *_ in many}
+    assert any(text.endswith(" do.") for text in met) and any(text.startswith("(") for text in met)
+
+
+def test_places_are_many_in_each_language_and_their_templates_begin_with_the_title():
+    for column in TAGS:
+        assert len(set(TOWNS[column])) >= 30 and len(set(PEOPLE[column])) >= 10
+        templates = [*IN_TOWN[column], *(text for kind in EMPLOYER.values() for text in kind[column])]
+        assert all(text.startswith("{}") and text.count("{}") == 1 for text in templates)
+        assert not any(set(text.split()) & {*AND[column]} for text in (*templates, *PEOPLE[column], *TOWNS[column]))
+    assert {kind for _, some in EMPLOYED for kind in some} == set(EMPLOYER)
+    met = {town for text, *_ in rows(30_000, 4) for town in TOWNS["da"] if town in text.lower()}
+    assert len(met) >= 30
+    employed = {entry.code for language in languages() for titles in language.common for entry in titles
+                if entry.employers}
+    assert {"83110", "54010", "62105", "33110", "98135", "58340", "99910"} <= employed and not {"61110", "06105"} & employed
+
+
+# Order and amount
 
 def test_fewer_rows_are_the_first_of_more_and_another_seed_makes_others():
     assert list(islice(rows(10**9, 7), 500)) == list(rows(500, 7))
@@ -154,15 +234,23 @@ def test_demo_rows_are_twelve_in_six_languages_with_codes_of_the_table():
     assert len(demo) == 12 == len({text for text, *_ in demo})
     assert {lang for _, lang, *_ in demo} == set(TAGS.values())
     assert {code for row in demo for code in row[2:]} - {""} <= codes
-    assert sum(row[3] != "" for row in demo) == 2 and sum(row[2] == "-1" for row in demo) == 1
+    assert {row[4] for row in demo} == {""} and sum(row[3] != "" for row in demo) == 2
+    assert sum(row[2] == "-1" for row in demo) == 1
 
 
 def test_the_generator_never_writes_a_demo_text(many, monkeypatch):
     shown = {(text.casefold(), lang) for text, lang, *_ in demo_rows()}
     assert not shown & {(text.casefold(), lang) for text, lang, *_ in many}
-    common = next((text, lang) for text, lang, *_ in many if lang == "en")
-    monkeypatch.setattr("histocc.sample.generate._DEMO", frozenset([(common[0].casefold(), "en")]))
-    assert common in {row[:2] for row in many} and common not in {row[:2] for row in rows(20_000, 1)}
+    common = next(text for text, lang, *_ in many if text.startswith("widow of ") and "," not in text)
+    monkeypatch.setattr("histocc.sample.generate._DEMO", frozenset([common.casefold()]))
+    assert common.casefold() not in {row[0].casefold() for row in rows(60_000, 1)}
+
+
+def test_a_title_that_is_a_demo_text_is_refused(monkeypatch):
+    monkeypatch.setattr("histocc.sample.generate._DEMO", frozenset(["carpenter"]))
+    kinds.cache_clear()
+    with pytest.raises(ValueError, match="'carpenter' is written like"):
+        kinds()
 
 
 # Files and the command
@@ -177,7 +265,7 @@ def test_same_seed_same_bytes_in_two_processes(tmp_path):
                                                        tmp_path / hash_seed / "val.csv")])
     assert outputs[0] == outputs[1]
     whole, train, val = (part.decode().split("\n") for part in outputs[0])
-    assert "\r" not in outputs[0][0].decode() and whole[0] == train[0] == val[0] == "occ1,lang,hisco_1,hisco_2"
+    assert "\r" not in outputs[0][0].decode() and whole[0] == train[0] == val[0] == "occ1,lang,hisco_1,hisco_2,hisco_3"
     assert sorted(whole[1:-1]) == sorted(train[1:-1] + val[1:-1]) and len(whole) == 3002
     texts = [{row[0].casefold() for row in csv.reader(part[1:-1])} for part in (train, val)]
     assert not texts[0] & texts[1] and 0.07 < len(val) / 3000 < 0.14
@@ -185,9 +273,9 @@ def test_same_seed_same_bytes_in_two_processes(tmp_path):
 
 def test_a_file_holds_what_the_generator_makes(tmp_path):
     path = tmp_path / "new" / "sample.csv"
-    assert write(rows(300, 2), str(path)) == {str(path): 300}
+    assert write(rows(1300, 2), str(path)) == {str(path): 1300}
     with open(path, encoding="utf-8", newline="") as file:
-        assert list(map(tuple, csv.reader(file)))[1:] == list(rows(300, 2))
+        assert list(map(tuple, csv.reader(file)))[1:] == list(rows(1300, 2))
     assert [child.name for child in path.parent.iterdir()] == ["sample.csv"]
 
 

@@ -4,25 +4,22 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc.sampler import BatchPlan, MicroBatchSampler, epoch_rows, permuted
+from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, epoch_rows, permuted
 
-plans = st.builds(BatchPlan, rows=st.integers(1, 300), total=st.integers(1, 90), processes=st.integers(1, 9), micro=st.integers(0, 12))
-
-
-def share(plan: BatchPlan, batch: int, rank: int) -> list[np.ndarray]:
-    return [plan.positions(batch, rank, micro_batch) for micro_batch in range(plan.micro_batches(batch))]
+plans = st.builds(BatchPlan, rows=st.integers(1, 300), total=st.integers(1, 90), processes=st.integers(1, 9), micro=st.integers(0, 12),
+                  groups=st.integers(1, 5), group_rows=st.integers(1, 4))
 
 
-def positions_of(plan: BatchPlan, batch: int) -> list[int]:
-    """Positions that all ranks take in a batch, sorted."""
-    return sorted(np.concatenate([part for rank in range(plan.processes) for part in share(plan, batch, rank)]).tolist())
+def rows_of(plan: BatchPlan, batch: int, rank: int, seed: int = 3, epoch: int = 5) -> list[int]:
+    """Rows that a rank takes in a batch."""
+    return EpochOrder(plan, seed, lambda rows: rows % 17).batch(epoch, batch)[plan.places(batch, rank)].tolist()
 
 
 @settings(max_examples=200, deadline=None)
 @given(plans)
 def test_every_row_once_whatever_the_processes(plan):
-    batches = [positions_of(plan, batch) for batch in range(plan.steps_per_epoch)]
-    assert batches == [list(range(start, min(start + plan.total, plan.rows))) for start in range(0, plan.rows, plan.total)]
+    batches = [[row for rank in range(plan.processes) for row in rows_of(plan, batch, rank)] for batch in range(plan.steps_per_epoch)]
+    assert sorted(row for batch in batches for row in batch) == list(range(plan.rows))
     assert [plan.batch_rows(batch) for batch in range(plan.steps_per_epoch)] == list(map(len, batches))
     assert plan.steps_per_epoch == -(-plan.rows // plan.total)
 
@@ -31,11 +28,18 @@ def test_every_row_once_whatever_the_processes(plan):
 @given(plans)
 def test_shares_are_even_and_micro_batches_few_and_small(plan):
     for batch in range(plan.steps_per_epoch):
-        parts = [[len(part) for part in share(plan, batch, rank)] for rank in range(plan.processes)]
-        sizes = list(map(sum, parts))
-        assert max(sizes) - min(sizes) <= 1
-        assert max(map(max, parts)) <= plan.micro
-        assert plan.micro_batches(batch) == max(1, -(-max(sizes) // plan.micro))
+        shares = [len(plan.places(batch, rank)) for rank in range(plan.processes)]
+        assert max(shares) - min(shares) <= 1
+        assert plan.accumulation(batch) == max(1, -(-max(shares) // plan.micro))
+        assert plan.accumulation(batch) <= plan.micro_batches(batch) < plan.accumulation(batch) + plan.groups
+
+
+def test_ranks_have_equal_work_in_characters():
+    lengths = lambda rows: (np.asarray(rows) * 7919) % 61 + 3
+    plan = BatchPlan(4000, 200, 4)
+    order = EpochOrder(plan, 1, lengths)
+    sums = np.array([[lengths(order.batch(0, b)[plan.places(b, rank)]).sum() for rank in range(4)] for b in range(20)])
+    assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
 
 
 @settings(max_examples=50, deadline=None)
@@ -48,10 +52,9 @@ def test_one_micro_batch_unless_asked(rows, total, processes):
 @settings(max_examples=30, deadline=None)
 @given(plans, plans)
 def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, other):
-    other = BatchPlan(plan.rows, plan.total, other.processes, other.micro)
+    other = BatchPlan(plan.rows, plan.total, other.processes, other.micro, other.groups)
     for batch in range(min(plan.steps_per_epoch, 5)):
-        rows = [sorted(np.concatenate([epoch_rows(np.concatenate(share(p, batch, rank)), p.rows, seed=3, epoch=5)
-                                       for rank in range(p.processes)]).tolist()) for p in (plan, other)]
+        rows = [sorted(row for rank in range(p.processes) for row in rows_of(p, batch, rank)) for p in (plan, other)]
         assert rows[0] == rows[1]
 
 
@@ -59,10 +62,10 @@ def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, othe
 @given(plans, st.integers(0, 3), st.data())
 def test_starting_in_mid_epoch_gives_the_tail(plan, epoch, data):
     first = data.draw(st.integers(0, plan.steps_per_epoch))
-    whole, tail = MicroBatchSampler(plan, epoch), MicroBatchSampler(plan, epoch, first)
+    whole, tail = BatchSampler(plan, epoch), BatchSampler(plan, epoch, first)
     assert list(tail) == [index for index in whole if index[1] >= first]
     assert len(tail) == len(list(tail)) and len(whole) == len(list(whole))
-    assert [index for index in whole if index[2] == 0] == [(epoch, batch, 0) for batch in range(plan.steps_per_epoch)]
+    assert list(whole) == [(epoch, batch) for batch in range(plan.steps_per_epoch)]
 
 
 # ---- the order of an epoch
@@ -86,9 +89,8 @@ def test_order_stays_as_it_is():
     assert epoch_rows(np.arange(10), 10, seed=42, epoch=0).tolist() == [1, 9, 0, 2, 6, 7, 3, 4, 8, 5]
     assert epoch_rows(np.arange(10), 10, seed=42, epoch=1).tolist() == [4, 5, 6, 7, 3, 9, 1, 0, 8, 2]
     assert epoch_rows(np.arange(4), 1_000_000, seed=7, epoch=3).tolist() == [265068, 860614, 185254, 236792]
-    assert [part.tolist() for rank in range(2) for part in share(BatchPlan(11, 7, 2, 2), 1, rank)] == [[7, 9], [8, 10]]
-    assert [part.tolist() for rank in range(2) for part in share(BatchPlan(11, 7, 2, 2), 0, rank)] == [
-        [0, 2], [4, 6], [1], [3, 5]]
+    assert [BatchPlan(11, 7, 2).places(batch, rank).tolist() for batch in (0, 1) for rank in (0, 1)] == [
+        [0, 2, 4, 6], [1, 3, 5], [0, 2], [1, 3]]
 
 
 def test_part_of_a_huge_epoch_costs_no_memory():

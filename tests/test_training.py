@@ -26,10 +26,10 @@ def curves(files, tmp_path_factory):
     common = [*files, *TINY, "--language-col", "lang", "--dropout", 0, "--encoder-dropout", 0, "--float64",
               "--num-epochs", 3, "--log-interval", 1, "--eval-interval", 4, "--learning-rate", 1e-3,
               "--augmentation-prob", 0.9]
-    ways = {"one": (None, False, ["--batch-size", 12]),
-            "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2]),
-            "two": (2, True, ["--batch-size", 6]),                       # the legacy launcher
-            "three": (3, False, ["--global-batch-size", 12, "--batch-size", 3]),
+    ways = {"one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
+            "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
+            "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),                       # the legacy launcher
+            "three": (3, False, ["--global-batch-size", 12, "--batch-size", 3, "--length-groups", 2]),
             "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128])}
     outputs = {name: run(TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy)
                for name, (processes, legacy, flags) in ways.items()}
@@ -37,7 +37,8 @@ def curves(files, tmp_path_factory):
 
 
 class TestAnyNumberOfProcesses:
-    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none."""
+    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In one
+    process the rows of a step stay together, in the others they are cut into micro-batches of similar length."""
 
     @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four"])
     def test_losses_are_those_of_one_process(self, curves, other):
@@ -202,7 +203,8 @@ class TestFinetune:
 
     def test_prepare_only_trains_nothing(self, finished, tmp_path):
         output = run(FINETUNE, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
-        assert "60 read" in output and os.listdir(tmp_path / "run") == ["prepared"]
+        assert "60 read" in output and sorted(os.listdir(tmp_path / "run")) == [
+            "conflicts.csv", "data_report.json", "key.csv", "prepared", "rejected_rows.csv"]
 
     def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
         data = tmp_path / "data.csv"

@@ -31,7 +31,7 @@ def whole_number(least: int):
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m histocc.sample", description="Writes made-up register rows with HISCO codes, columns "
-                    "occ1, lang, hisco_1, hisco_2. The same rows and seed give the same bytes everywhere.")
+                    "occ1, lang, hisco_1, hisco_2, hisco_3. The same rows and seed give the same bytes everywhere.")
     parser.add_argument("--rows", type=whole_number(1), default=12000, help="how many rows (default 12000)")
     parser.add_argument("--seed", type=whole_number(0), default=1, help="another seed makes other rows (default 1)")
     parser.add_argument("--output", metavar="FILE", help="CSV file for all rows")

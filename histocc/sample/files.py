@@ -6,11 +6,15 @@ import os
 import tempfile
 from collections.abc import Iterable
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from itertools import islice
 
 from histocc.sample.generate import Row
 
-HEADER = ("occ1", "lang", "hisco_1", "hisco_2")
+HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
 VAL_SHARE = 0.1                            # of the texts, in val.csv
+CHUNK = 512                                # rows that are written at once
+REMEMBERED = 1 << 16                       # texts whose side of the split is not computed again
 
 
 def in_validation(text: str, share: float = VAL_SHARE) -> bool:
@@ -27,14 +31,26 @@ def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None 
     with ExitStack() as stack:
         def start(path: str):
             counts[path] = 0
-            return path, stack.enter_context(_whole(path))
+            writer = stack.enter_context(_whole(path))
+
+            def put(some: list[Row]) -> None:
+                writer.writerows(some)
+                counts[path] += len(some)
+            return put
 
         everything = start(output) if output else None
-        sides = [start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv")] if split_dir else []
-        for row in rows:
-            for path, writer in (*([everything] if everything else ()), *([sides[in_validation(row[0])]] if sides else ())):
-                writer.writerow(row)
-                counts[path] += 1
+        train, val = (start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv")) if split_dir else (None, None)
+        is_val = lru_cache(maxsize=REMEMBERED)(in_validation)           # half of the rows are texts that many rows have
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, CHUNK)):
+            if everything:
+                everything(chunk)
+            if split_dir:
+                sides: tuple[list[Row], list[Row]] = ([], [])
+                for row in chunk:
+                    sides[is_val(row[0])].append(row)
+                train(sides[False])
+                val(sides[True])
     return counts
 
 

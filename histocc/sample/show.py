@@ -9,7 +9,7 @@ import sys
 import torch
 
 from histocc.decoding import greedy
-from histocc.distributed import UserError
+from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
 from histocc.model_io import load_model
 from histocc.sample.demo import demo_rows

@@ -9,7 +9,7 @@ TAGS = {"en": "en", "da": "da", "sv": "se", "nl": "nl", "de": "ge", "fr": "fr"}
 
 # Occupations whose titles are women's; they get no widows and, where grammar asks for it, other words for "former".
 WOMEN = frozenset("54010 79510 79140 75220 56010 22430 07310 79320 79565 62510 54035 54050 55220 32140 38020 07110 "
-                  "13960 14140".split())
+                  "13960 14140 79550 56065 75250 75452 75550 13420 54040".split())
 
 NO_WIDOWS = frozenset(["14120"])         # clergymen, some of whom may not marry
 
@@ -54,34 +54,6 @@ CRAFT_ENDING = {
 }
 NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")          # in titles that take no rank of a craft
 
-TOWNS = {
-    "en": ("ashby", "thornby", "westbrook", "langley", "northwick", "milford", "oakham", "stanton", "bradley", "hillside"),
-    "da": ("odense", "nørreby", "vesterby", "aalborg", "sønderby", "holme", "ribe", "lundby", "viborg", "østerby"),
-    "sv": ("söderby", "norrby", "lund", "västerås", "granby", "hammarby", "kalmar", "ekeby", "sundby", "vallby"),
-    "nl": ("oosterdam", "leiden", "noorddorp", "westerveen", "gouda", "zuidhoek", "deventer", "molenbeek", "haarlem",
-           "nieuwdorp"),
-    "de": ("altdorf", "neustadt", "kirchheim", "oberbach", "steinfeld", "grünau", "waldkirch", "niederhof", "lindenau",
-           "talheim"),
-    "fr": ("saint-martin", "villeneuve", "beaulieu", "montfort", "la rochette", "saint-pierre", "neuville", "bellefontaine",
-           "rouen", "clairval"),
-}
-IN_TOWN = {
-    "en": ("{} of @", "{} in @", "{} at @", "{}, @"),
-    "da": ("{} i @", "{} fra @", "{}, @"),
-    "sv": ("{} i @", "{} från @", "{}, @"),
-    "nl": ("{} te @", "{} in @", "{}, @"),
-    "de": ("{} in @", "{} zu @", "{} aus @", "{}, @"),
-    "fr": ("{} à @", "{} de @", "{}, @"),
-}
-# Employers, for crafts only: "servant at the mill" would be something else than a servant.
-EMPLOYER = {
-    "en": ("{} at the mill", "{} at the old works", "{} on the estate", "{} for mr. hale", "{} with t. brand"),
-    "da": ("{} ved møllen", "{} på godset", "{} hos n. holm", "{} hos enken", "{} ved værket"),
-    "sv": ("{} vid bruket", "{} på herrgården", "{} hos p. lind", "{} vid kvarnen", "{} under storgården"),
-    "nl": ("{} bij de molen", "{} op het landgoed", "{} bij j. de vos", "{} bij de weduwe", "{} aan de haven"),
-    "de": ("{} bei der mühle", "{} auf dem gut", "{} bei herrn voss", "{} im werk", "{} bei der witwe"),
-    "fr": ("{} au moulin", "{} au château", "{} chez m. durand", "{} au bourg", "{} chez la veuve"),
-}
 AND = {"en": ("and", "and", "&"), "da": ("og", "og", "&"), "sv": ("och", "och", "&"), "nl": ("en", "en", "&"),
        "de": ("und", "und", "u."), "fr": ("et", "et", "&")}
 
@@ -107,26 +79,72 @@ SPELLING = {
            ("(?<=[aeou])n(?=i?er)", "nn"), ("mm", "m")),
 }
 
-# Abbreviations that clerks used; the general ones, a title cut short with a dot, are made from the titles.
-SHORT = {
-    "en": {"labourer": ("lab.", "labr."), "agricultural labourer": ("ag. lab.", "agr. lab.", "agric. lab."),
-           "general labourer": ("gen. lab.",), "farm labourer": ("farm lab.",), "day labourer": ("day lab.",),
-           "carpenter": ("carp.", "carpr."), "shoemaker": ("shoemkr.", "shoem."), "dressmaker": ("dressmkr.", "dressm."),
-           "domestic servant": ("dom. serv.", "dom. servt."), "servant": ("serv.", "servt."), "merchant": ("mercht.",),
-           "bricklayer": ("bricklr.",), "blacksmith": ("blacksm.",), "farmer": ("farmr.",), "schoolmaster": ("schoolmr.",)},
-    "da": {"arbejdsmand": ("arbmd.", "arb.md.", "arbm."), "arbejder": ("arb.",), "tjenestepige": ("tj.pige", "tjenestep."),
-           "tjenestekarl": ("tj.karl", "tjenestek."), "husmand": ("husmd.",), "gårdmand": ("gårdmd.", "gdmd."),
-           "handelsmand": ("handelsmd.",), "skomager": ("skom.",), "daglejer": ("dagl.",), "gårdejer": ("gårdej.",)},
-    "sv": {"arbetare": ("arb.",), "hemmansägare": ("hem.äg.", "hemmansäg."), "torpare": ("torp.",), "skomakare": ("skom.",),
-           "fabriksarbetare": ("fabr.arb.",), "jordbruksarbetare": ("jordbr.arb.",), "timmerman": ("timm.",),
-           "lantbrukare": ("lantbr.",), "snickare": ("snick.",), "skräddare": ("skrädd.",)},
-    "nl": {"arbeider": ("arb.",), "dagloner": ("dagl.",), "landbouwer": ("landb.",), "dienstmeid": ("dienstm.",),
-           "timmerman": ("timm.",), "schoenmaker": ("schoenm.",), "kleermaker": ("kleerm.",),
-           "fabrieksarbeider": ("fabr.arb.",)},
-    "de": {"arbeiter": ("arb.",), "tagelöhner": ("tagel.", "tagelöhn."), "schuhmacher": ("schuhm.",),
-           "dienstmagd": ("dienstm.",),
-           "fabrikarbeiter": ("fabr.arb.",), "zimmermann": ("zimm.",), "schneider": ("schneid.",), "tischler": ("tischl.",)},
-    "fr": {"cultivateur": ("cult.", "cultiv."), "journalier": ("journ.", "journal."), "domestique": ("dom.", "domest."),
-           "cordonnier": ("cordon.",), "tisserand": ("tiss.",), "menuisier": ("menuis.",), "négociant": ("négoc.",),
-           "couturière": ("coutur.",)},
+# Abbreviations that clerks usually wrote; others, made from the titles themselves, are in `histocc.sample.short`.
+USUAL_SHORT = {
+    "en": {"labourer": ("lab.", "labr.", "labr", "lab'r"),
+           "agricultural labourer": ("ag. lab.", "agr. lab.", "agric. lab.", "ag lab"),
+           "general labourer": ("gen. lab.", "gen. labr.", "g. lab."),
+           "farm labourer": ("farm lab.", "fm. lab.", "farm labr"),
+           "day labourer": ("day lab.", "day labr.", "d. lab."), "farmer": ("farmr.", "farmr"),
+           "farm servant": ("farm serv.", "fm. servt."), "carpenter": ("carp.", "carpr.", "carptr"),
+           "shoemaker": ("shoemkr.", "shoem.", "shoemr"), "dressmaker": ("dressmkr.", "dressm."),
+           "domestic servant": ("dom. serv.", "dom. servt.", "dom. sert."),
+           "servant": ("serv.", "servt.", "servt", "srvt"), "merchant": ("mercht.", "mercht"),
+           "bricklayer": ("bricklr.", "brickl.", "bklayer"), "blacksmith": ("blacksm.", "blksmith"),
+           "schoolmaster": ("schoolmr.", "schoolmr", "sch. master"),
+           "coal miner": ("coal minr.", "c. miner", "coalmr."), "soldier": ("soldr.", "soldr", "sol."),
+           "weaver": ("weavr.", "wvr."), "tailor": ("tailr.", "tlr."), "mariner": ("marinr.",),
+           "gardener": ("gardr.", "gardr", "gard."), "grocer": ("groc.", "grocr."), "butcher": ("butchr.",),
+           "innkeeper": ("innkpr.", "innkr"), "housekeeper": ("housekpr.", "hskpr."),
+           "manufacturer": ("manufr.", "manfr."), "shopkeeper": ("shopkpr.", "shopkr"),
+           "laundress": ("laundrs.", "laund."), "factory worker": ("fact. worker", "fact. wkr."),
+           "clergyman": ("clerg.", "clergn.")},
+    "da": {"arbejdsmand": ("arbmd.", "arb.md.", "arbm.", "arb.mand"), "arbejder": ("arb.", "arbdr."),
+           "tjenestepige": ("tj.pige", "tjenestep.", "tjpige", "tj. pige"),
+           "tjenestekarl": ("tj.karl", "tjenestek.", "tjkarl"), "husmand": ("husmd.", "hmd.", "husm."),
+           "gårdmand": ("gårdmd.", "gdmd.", "grdm."), "handelsmand": ("handelsmd.", "handelsm."),
+           "skomager": ("skom.", "skomgr."), "daglejer": ("dagl.", "daglr."),
+           "gårdejer": ("gårdej.", "gdr.", "grdejer"), "snedker": ("snedk.", "sndkr."), "tømrer": ("tømr.", "tmr."),
+           "smed": ("smd.",), "skrædder": ("skræd.", "skrdr."), "fisker": ("fisk.",), "købmand": ("købmd.", "kbm."),
+           "landmand": ("landmd.", "landm."), "sømand": ("sømd.",),
+           "fabriksarbejder": ("fabr.arb.", "fabriksarb.", "fabr. arbejder"),
+           "landarbejder": ("landarb.", "landarbdr."), "møller": ("møll.",), "skolelærer": ("skolel.", "sk.lærer"),
+           "murer": ("mur.",)},
+    "sv": {"arbetare": ("arb.", "arbet.", "arbre"), "hemmansägare": ("hem.äg.", "hemmansäg.", "hem. ägare", "hmägare"),
+           "torpare": ("torp.", "torpre", "tp."), "skomakare": ("skom.", "skomre"),
+           "arbetskarl": ("arb.karl", "arbk.", "arb. karl"),
+           "fabriksarbetare": ("fabr.arb.", "fabriksarb.", "fabr. arb."),
+           "jordbruksarbetare": ("jordbr.arb.", "jordbruksarb."), "timmerman": ("timm.", "timmermn"),
+           "lantbrukare": ("lantbr.", "landtbr."), "snickare": ("snick.", "snickre"), "skräddare": ("skrädd.",),
+           "bonde": ("bde",), "dräng": ("dr.", "drg."), "piga": ("pig.", "pga"), "soldat": ("sold.", "sdt"),
+           "tjänsteflicka": ("tj.flicka", "tjänstefl."), "järnarbetare": ("järnarb.",),
+           "grovarbetare": ("grovarb.", "grofarb."), "gruvarbetare": ("gruvarb.", "grufarb."), "sjöman": ("sjöm.",),
+           "handlande": ("handl.", "hdl."), "mjölnare": ("mjöln.",)},
+    "nl": {"arbeider": ("arb.", "arbr.", "arbdr"), "dagloner": ("dagl.", "daglr."),
+           "landbouwer": ("landb.", "landbr.", "lndb."), "dienstmeid": ("dienstm.", "dstmeid", "d. meid"),
+           "timmerman": ("timm.", "timmerm.", "tmn"), "schoenmaker": ("schoenm.", "schoenmr"),
+           "kleermaker": ("kleerm.", "kleermr"), "fabrieksarbeider": ("fabr.arb.", "fabrieksarb.", "fabr. arb."),
+           "landarbeider": ("landarb.", "landarbr"), "koopman": ("koopm.", "kpm."), "metselaar": ("mets.", "metsel."),
+           "bakker": ("bakk.",), "dienstbode": ("dienstb.", "d.bode"), "boerenknecht": ("boerenkn.", "b. knecht"),
+           "visser": ("viss.",), "werkman": ("werkm.", "wrkm."), "schipper": ("schipp.",),
+           "soldaat": ("sold.", "soldt"), "winkelier": ("wink.", "winkelr")},
+    "de": {"arbeiter": ("arb.", "arbtr.", "arbr"), "tagelöhner": ("tagel.", "tagelöhn.", "taglr.", "tgl."),
+           "schuhmacher": ("schuhm.", "schuhmchr", "schm."), "dienstmagd": ("dienstm.", "d. magd", "dstmagd"),
+           "fabrikarbeiter": ("fabr.arb.", "fabrikarb.", "fabr. arb."), "zimmermann": ("zimm.", "zimmerm.", "zmn."),
+           "schneider": ("schneid.", "schndr", "schn."), "tischler": ("tischl.", "tischlr"),
+           "handarbeiter": ("handarb.", "h. arb."), "bergmann": ("bergm.", "bgm."), "landwirt": ("landw.", "ldw."),
+           "kaufmann": ("kaufm.", "kfm."), "maurer": ("maur.",), "weber": ("web.",), "soldat": ("sold.",),
+           "müller": ("müll.", "mllr"), "fleischer": ("fleisch.", "flschr"), "gastwirt": ("gastw.", "gstw."),
+           "ackermann": ("ackerm.", "ackm.")},
+    "fr": {"cultivateur": ("cult.", "cultiv.", "cultr", "cultivr"),
+           "journalier": ("journ.", "journal.", "jalier", "journr"), "domestique": ("dom.", "domest.", "domque"),
+           "cordonnier": ("cordon.", "cordr", "cordnier"), "tisserand": ("tiss.", "tissd", "tisserd"),
+           "menuisier": ("menuis.", "menr", "menuisr"), "négociant": ("négoc.", "négt", "négt."),
+           "couturière": ("coutur.", "coutre", "couture."), "laboureur": ("lab.", "labr", "laboureur."),
+           "charpentier": ("charp.", "charpr"), "marchand": ("md", "md.", "march.", "marchd"),
+           "propriétaire d'usine": ("prop. d'usine",), "boulanger": ("boul.", "boulr"), "maçon": ("maç.", "mçon"),
+           "manouvrier": ("manouv.", "manr"), "tailleur d'habits": ("taill. d'habits", "tailr d'hab."),
+           "vigneron": ("vign.", "vignon"), "employé de bureau": ("empl. de bureau", "empé de bau"),
+           "blanchisseuse": ("blanch.", "blanchse"), "servante": ("serv.", "servte"),
+           "ouvrier agricole": ("ouv. agr.", "ouvr. agric.")},
 }

@@ -1,0 +1,11 @@
+"""The two ways in which a run ends with a message instead of a traceback."""
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""
+
+    heard_from_main = False
+
+
+class TrainingError(Exception):
+    """A run that cannot go on: ends every rank with exit code 1 and one message, from rank 0."""

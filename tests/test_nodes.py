@@ -1,0 +1,56 @@
+"""Several machines: nodes without a shared file system prepare their own data, and must agree. Two launchers stand for two nodes."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from helpers import TINY, TRAIN_MIXER, environment, write_rows
+
+pytestmark = pytest.mark.processes
+
+
+def run_on_nodes(folders, *args, code):
+    """Starts the script by torchrun in each folder, as on a node of its own; returns the outputs."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1",
+         "--master_addr=127.0.0.1", f"--master_port={port}", str(TRAIN_MIXER), "--distributed", *map(str, args)],
+        env=environment(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank, folder in enumerate(folders)]
+    outputs = [node.communicate(timeout=120)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [code, code], "\n".join(outputs)
+    return outputs
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ("a", "b"):
+        os.mkdir(tmp_path / name)
+        write_rows(tmp_path / name / "train.csv", 12)
+        write_rows(tmp_path / name / "val.csv", 4, 50)
+    return [tmp_path / "a", tmp_path / "b"]
+
+
+FLAGS = ["--train-data", "train.csv", "--val-data", "val.csv", "--save-dir", "run", *TINY, "--batch-size", 4, "--num-epochs", 1]
+
+
+def test_each_node_prepares_its_own_and_they_train_together(folders):
+    first, second = run_on_nodes(folders, *FLAGS, code=0)
+    assert "Nodes: 2" in first and "Finished at step 2" in first and "Finished" not in second
+    prepared = [os.listdir(folder / "run" / "prepared") for folder in folders]
+    assert prepared[0] == prepared[1] and len(prepared[0]) == 1
+    assert os.listdir(folders[1] / "run") == ["prepared"]               # rank 0 alone writes the files of the run
+
+
+def test_other_data_on_a_node_and_no_data_are_named(folders):
+    write_rows(folders[1] / "train.csv", 13)
+    first, second = run_on_nodes(folders, *FLAGS, code=1)              # torchrun's own code
+    assert first.count("error:") == 1 and "error:" not in second
+    assert "the nodes of ranks 1 have other data files than that of rank 0: copy the same train.csv, val.csv to every node" in first
+    os.unlink(folders[1] / "val.csv")
+    first, _ = run_on_nodes(folders, *FLAGS, code=1)
+    assert "error: on the node of rank 1: val.csv: no such file" in first
