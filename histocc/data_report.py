@@ -47,12 +47,13 @@ class WrittenPart:
             yield text, mix(text + mix(language.astype(np.uint64))), labels
 
 
-def compare_rows(parts: list[WrittenPart], files: list[str], codes: list[str], languages: list[str], path: str) -> dict:
+def compare_rows(parts: list[WrittenPart], split: bool, files: list[str], codes: list[str], languages: list[str],
+                 path: str) -> dict:
     """Duplicates and contradictions among the rows of all parts; the contradictions are listed in `path`.
 
     Texts that differ only in case and blanks are one text. Returns distinct_texts; duplicates: rows with the text, language
     and set of codes of an earlier one; conflicts: texts of a language that stand with several sets of codes;
-    val_rows_seen_in_training: rows of val whose text is also in train. Works on a share of the texts at a time, so that
+    val_rows_seen_in_training: rows of val whose text is also in train (none where the parts were split by text). Works on a share of the texts at a time, so that
     memory does not grow with the rows.
     """
     found = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
@@ -64,8 +65,8 @@ def compare_rows(parts: list[WrittenPart], files: list[str], codes: list[str], l
             texts, inputs, labels, rows = _bucket(parts, bucket, buckets)
             _, first, counts = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
             found["duplicates"] += len(rows) - len(first)
-            found["distinct_texts"] += len(np.unique(texts[first]))
-            if len(parts) == 2:
+            found["distinct_texts"] += 1 + int(np.count_nonzero(np.diff(np.sort(texts[first])))) if len(first) else 0
+            if not split:
                 val = rows >= parts[0].rows
                 found["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())
             _, group, sizes = np.unique(inputs[first], return_inverse=True, return_counts=True)
@@ -149,9 +150,9 @@ def _percentiles(lengths: np.ndarray) -> dict:
     return {"mean": round(float(lengths @ np.arange(len(lengths))) / rows, 2), **at, "max": int(np.flatnonzero(lengths)[-1])}
 
 
-def make_report(parts: list[WrittenPart], files: list[dict], findings: Findings, codes: list[str], languages: list[str],
-                conflicts_file: str) -> dict:
-    """Everything that was found, as plain types."""
+def make_report(parts: list[WrittenPart], split: bool, files: list[dict], findings: Findings, codes: list[str],
+                languages: list[str], conflicts_file: str) -> dict:
+    """Everything that was found, as plain types. split: whether the parts were made from the same files by the texts."""
     with_rows = {part.part: part.rows for part in parts}
     rejected = sum(findings.rejected.values())
     return {
@@ -159,7 +160,7 @@ def make_report(parts: list[WrittenPart], files: list[dict], findings: Findings,
         "train_rows": with_rows["train"], "val_rows": with_rows["val"],
         "rejected_rows": rejected, "rejected": dict(findings.rejected),
         **{kind: findings.notes[kind] for kind in NOTES},
-        **compare_rows(parts, [file["path"] for file in files], codes, languages, conflicts_file),
+        **compare_rows(parts, split, [file["path"] for file in files], codes, languages, conflicts_file),
         **describe_parts(parts, codes, languages), "files": files, "problems": findings.problems(),
     }
 

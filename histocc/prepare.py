@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable
 from itertools import compress
 
@@ -22,18 +21,18 @@ import numpy as np
 from histocc import cli
 from histocc.arrays import ARRAYS, PREPARED_FORMAT, PreparedData
 from histocc.code_book import BLANK, REPAIRED, WORD, CodeBook
-from histocc.data_report import LINES, WrittenPart, make_report, report_lines
+from histocc.data_report import WrittenPart, make_report, report_lines
 from histocc.data_settings import PrepareSettings, file_problems, fingerprint, settings_from
 from histocc.errors import UserError
 from histocc.findings import DOES_NOT_FIT, OUTSIDE_KEY, Findings
 from histocc.formatter import BlockyFormatter
-from histocc.prepared_folder import LAST_FILE, build_folder, is_whole
+from histocc.prepared_folder import build_folder, is_whole, write_last
+from histocc.row_writer import RowWriter
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks, read_header
 from histocc.tables import write_key, write_words
-from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
+from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
 
 MOST_LANGUAGES = 255
-MOST_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "windows-1252": "Windows-1252 (Latin-1), since it is not UTF-8"}
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")      # for the user, out of the prepared folder
 
@@ -46,11 +45,6 @@ class UnusableData(UserError):
         self.report = report
 
 
-def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated on."""
-    return hashes / 2.0**64
-
-
 @contextlib.contextmanager
 def paused_garbage_collection():
     """Rows make no cycles, but so many lists that looking for cycles takes a fifth of the time."""
@@ -61,31 +55,6 @@ def paused_garbage_collection():
     finally:
         if was:
             gc.enable()
-
-
-class PartWriter:
-    """Appends rows to the array files of one part, a chunk at a time."""
-
-    def __init__(self, folder: str, part: str, max_codes: int):
-        self.info = WrittenPart(folder, part, 0, max_codes)
-        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in (*ARRAYS, "lines")}
-        self.end = 0
-        self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
-
-    def add(self, texts: list[str], **arrays: np.ndarray) -> None:
-        """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
-        ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
-        self.files["chars"].write(code_points("".join(texts)).tobytes())
-        self.files["offsets"].write(ends.astype(ARRAYS["offsets"]).tobytes())
-        for name, values in arrays.items():
-            self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
-        if texts:
-            self.end = int(ends[-1])
-        self.info.rows += len(texts)
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.close()
 
 
 class Languages(dict):
@@ -117,10 +86,8 @@ class Reader:
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.findings = Findings(folder)
-        self.words: Counter = Counter()
-        self.rare = 0                                # words met this often or less have been forgotten
         self.files: list[dict] = []
-        self.writers = {part: PartWriter(folder, part, len(settings.target_cols)) for part in ("train", "val")}
+        self.writer = RowWriter(folder, len(settings.target_cols), settings.share_val)
 
     def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for it."""
@@ -156,7 +123,8 @@ class Reader:
             lines = chunk.lines
         if texts:
             language = self._language(path, lines, texts, columns)
-            self._write(part, texts, language=language, codes=codes, lines=lines + (len(self.files) << 40))
+            self.writer.add(part, texts, language=language.astype(ARRAYS["language"]), codes=codes.astype(ARRAYS["codes"]),
+                            lines=lines + (len(self.files) << 40))
 
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, rejects: list) -> np.ndarray:
         """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rows that cannot be used leave `keep`."""
@@ -213,29 +181,10 @@ class Reader:
         self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
         return numbers
 
-    def _write(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
-        arrays["text_hash"] = hashes = text_hashes(texts)
-        sides = {part: np.ones(len(texts), dtype=bool)}
-        if part == "train" and self.settings.share_val is not None:
-            val = split_values(hashes) < self.settings.share_val
-            sides = {"train": ~val, "val": val}
-        for side, chosen in sides.items():
-            whole = chosen.all()
-            kept = texts if whole else list(compress(texts, chosen))
-            self.writers[side].add(kept, **(arrays if whole else {name: values[chosen] for name, values in arrays.items()}))
-            if side == "train":
-                self._count_words(kept)
-
-    def _count_words(self, texts: list[str]) -> None:
-        self.words.update(" ".join(texts).split())
-        while len(self.words) > MOST_COUNTED_WORDS:
-            self.rare += 1
-            self.words = Counter({word: count for word, count in self.words.items() if count > self.rare})
-
     def problems(self) -> list[str]:
         """What makes the data unusable."""
         settings, findings = self.settings, self.findings
-        rows = {part: writer.info.rows for part, writer in self.writers.items()}
+        rows = {part.part: part.rows for part in self._parts()}
         if findings.errors:
             return [self._bad_labels()]
         if not rows["train"]:
@@ -262,8 +211,7 @@ class Reader:
 
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
-        for writer in self.writers.values():
-            writer.close()
+        self.writer.close()
         self.findings.close()
         found = list(self.book.codes)
         used = np.zeros(len(found) + 1, dtype=bool)                           # not those of rejected rows alone
@@ -281,14 +229,14 @@ class Reader:
                 for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
                     file.write(final[numbers].tobytes())
             os.replace(path + ".new", path)
-        report = make_report(self._parts(), self.files, self.findings, list(codes), self.languages.names,
+        report = make_report(self._parts(), not self.settings.val_files, self.files, self.findings, list(codes), self.languages.names,
                              os.path.join(self.folder, "conflicts.csv"))
         for part in self._parts():
             os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
         return list(codes), report
 
     def _parts(self) -> list[WrittenPart]:
-        return [writer.info for writer in self.writers.values()]
+        return [files.info for files in self.writer.parts.values()]
 
 
 def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None = None) -> None:
@@ -297,11 +245,14 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
     Raises UnusableData, and UserError for what cannot be read at all.
     """
     reader = Reader(settings, folder)
-    for part, path in settings.files:
-        reader.read(path, part)
-    codes, report = reader.finish()
+    try:
+        for part, path in settings.files:
+            reader.read(path, part)
+        codes, report = reader.finish()
+    finally:
+        reader.writer.abandon()
     write_key(os.path.join(folder, "key.csv"), codes)
-    write_words(os.path.join(folder, "words.csv"), reader.words)
+    write_words(os.path.join(folder, "words.csv"), reader.writer.words)
     with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1, ensure_ascii=False)
     if reports:
@@ -309,9 +260,8 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
     problems = reader.problems()
     if problems:
         raise UnusableData("\n  ".join(problems), report)
-    with open(os.path.join(folder, LAST_FILE), "w", encoding="utf-8") as file:
-        json.dump({"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
-                   "max_codes": len(settings.target_cols), "report": report}, file)
+    write_last(folder, {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
+                        "max_codes": len(settings.target_cols), "report": report})
 
 
 def copy_lists(folder: str, target: str) -> None:

@@ -7,24 +7,41 @@ do it, and the first to finish wins.
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 
+from histocc.errors import UserError
+
 POLL_SECONDS = 0.2
 LAST_FILE = "meta.json"       # written last: a folder that has it is whole
 
 
 def is_whole(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, LAST_FILE))
+    """Whether a folder is there with all its files, each as long as it was written."""
+    try:
+        with open(os.path.join(folder, LAST_FILE), encoding="utf-8") as file:
+            sizes = json.load(file)["sizes"]
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def write_last(folder: str, content: dict) -> None:
+    """Writes the file that makes a folder whole: `content`, and the sizes of all other files."""
+    sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in sorted(os.listdir(folder))}
+    with open(os.path.join(folder, LAST_FILE), "w", encoding="utf-8") as file:
+        json.dump({**content, "sizes": sizes}, file)
 
 
 def build_folder(root: str, name: str, build: Callable[[str], None], say: Callable[[str], None]) -> str:
     """The folder `root`/`name`, filled by `build(path)` if it is not there yet. One process of a job.
 
-    An exception of `build` passes through, and nothing that was not there before stays behind.
+    An exception of `build` passes through, an OSError (no space left, …) as a UserError, and nothing that was not there
+    before stays behind.
     """
     folder = os.path.join(root, name)
     missing = _missing_folders(root)
@@ -35,10 +52,12 @@ def build_folder(root: str, name: str, build: Callable[[str], None], say: Callab
                 if locked:
                     _remove_leftovers(root)
                 _build(root, folder, build)
-    except BaseException:
+    except BaseException as error:
         for path in missing:
             with contextlib.suppress(OSError):       # not empty: somebody else's work is in it
                 os.rmdir(path)
+        if isinstance(error, OSError):
+            raise UserError(f"the data could not be prepared in {root}: {error}") from None
         raise
     return folder
 

@@ -124,14 +124,17 @@ def detect_encoding(path: str) -> str:
     Raises UserError for what is none of them, since guessing would spoil letters: a file that is UTF-8 for the most
     part, one whose bytes are those of an old DOS or Mac code page.
     """
+    with open(path, "rb") as file:
+        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+    if _is_utf8(path):
+        return "utf-8-sig"
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     good = bad = lines = 0
     first = (0, 0)                                   # line and byte
     bytes_seen = np.zeros(256, dtype=np.int64)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
-            if lines == 0 and block[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                return "utf-16"
             text = decoder.decode(block)
             if not text.isascii():
                 points = code_points(text)
@@ -144,8 +147,6 @@ def detect_encoding(path: str) -> str:
                 bad += found
                 bytes_seen += np.bincount(np.frombuffer(block, np.uint8), minlength=256)
             lines += text.count("\n")
-    if not bad:
-        return "utf-8-sig"
     where = f"{path}: is not UTF-8 (byte 0x{first[1]:02x} in line {first[0]:,}"
     if good * 10 > bad:
         raise UserError(f"{where}; {bad:,} such bytes beside {good:,} letters that are UTF-8). Parts of different encodings "
@@ -155,6 +156,18 @@ def detect_encoding(path: str) -> str:
                         f"example with\n  iconv -f CP850 -t UTF-8 {shlex.quote(path)} > utf8.csv\n  (or -f MACINTOSH; look "
                         "at the letters afterwards)")
     return "windows-1252"
+
+
+def _is_utf8(path: str) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open(path, "rb") as file:
+        try:
+            while block := file.read(_BLOCK):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+    return True
 
 
 def read_chunks(path: str, columns: list[str], delimiter: str | None = None, encoding: str | None = None) -> Iterator[Chunk]:
@@ -187,15 +200,14 @@ def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: li
                 faults.append(_broken_row(path, int(_ends(rows, start)[-1]) + 1, reader.line_num, error))
                 rows.append([])                      # passed over, so that the next row's line is right
             if rows:
-                ends = _ends(rows, start)
+                ends = _ends(rows, start, reader.line_num)
                 yield _chunk(rows, start, ends[1:], faults, delimiter, width, places)
 
 
-def _ends(rows: list[list[str]], start: int) -> np.ndarray:
-    """`start`, and the line on which each row ends; int64 [n + 1]. Only quoted line breaks make a row longer than a line."""
-    text = "".join(map("".join, rows))
-    if "\n" not in text and "\r" not in text:
-        return np.arange(start, start + len(rows) + 1)
+def _ends(rows: list[list[str]], start: int, last: int | None = None) -> np.ndarray:
+    """`start`, and the line on which each row ends, int64 [n + 1]; `last` is the last of them where it is known."""
+    if last == start + len(rows):                    # only quoted line breaks make a row longer than a line
+        return np.arange(start, last + 1)
     breaks = [sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
     return start + np.concatenate([[0], np.cumsum(np.array(breaks, dtype=np.int64) + 1)])
 

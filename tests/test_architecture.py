@@ -22,7 +22,7 @@ LEVELS = [                                                            # the lowe
     {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder"},
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log"},
     {"cli", "tables", "data_report"},
-    {"data_settings", "descriptions", "dataset", "decoding", "banner", "model_io"},
+    {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "model_io"},
     {"prepare"},
     {"seq2seq_mixer_engine", "job_data"},
     {"job"},

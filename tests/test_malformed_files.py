@@ -149,6 +149,12 @@ def test_parquet_of_numbers_with_gaps_and_of_categories(tmp_path):
     assert code == 0 and "3 read, 2 for training" in output and "1 × first code missing" in output
 
 
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    code, output = outcome(Case("", b"PAR1....", None, "", name="data.parquet"), tmp_path)
+    assert code == 2 and "data.parquet: reading Parquet needs pyarrow: pip install pyarrow" in output and "Traceback" not in output
+
+
 def main() -> None:
     print("| what is wrong | rows used | what the user is told |\n|---|---|---|")
     for case in CASES:

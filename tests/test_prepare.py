@@ -3,9 +3,9 @@
 import csv
 import dataclasses
 import errno
-import json
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -16,13 +16,14 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import data_settings, findings, prepared_folder, tables
+from histocc import data_settings, findings, prepared_folder, row_writer, tables
 from histocc import prepare as prep
 from histocc.arrays import PreparedData
 from histocc.data_report import report_lines
 from histocc.data_settings import PrepareSettings, file_problems, fingerprint
 from histocc.errors import UserError
 from histocc.formatter import make_formatter
+from histocc.row_writer import split_values
 from histocc.text import text_hashes
 
 HEADER = ("occ1", "hisco_1", "hisco_2")
@@ -427,14 +428,14 @@ def test_split_depends_on_the_text_alone(tmp_path):
 
 
 def test_share_of_texts():
-    values = prep.split_values(text_hashes([f"occupation {i}" for i in range(10_000)]))
+    values = split_values(text_hashes([f"occupation {i}" for i in range(10_000)]))
     assert 0 <= values.min() and values.max() < 1
     for share in (0.05, 0.1, 0.5):
         assert abs((values < share).mean() - share) < 5 * (share * (1 - share) / len(values))**0.5
 
 
 def test_split_is_the_same_on_every_machine():
-    values = prep.split_values(text_hashes(["Wine  merchant", "wine merchant", "wine merchants", "ÆBLE 𝔊", "æble 𝔊"]))
+    values = split_values(text_hashes(["Wine  merchant", "wine merchant", "wine merchants", "ÆBLE 𝔊", "æble 𝔊"]))
     assert values[0] == values[1] == 0.9023891211929064 and values[3] == values[4] and len(set(values)) == 3
 
 
@@ -522,7 +523,7 @@ def test_nothing_stays_behind_after_an_error(tmp_path, monkeypatch):
     for name in ("write_key", "write_words"):
         with monkeypatch.context() as patch:
             patch.setattr(prep, name, fails)
-            with pytest.raises(OSError, match="disk full"):
+            with pytest.raises(UserError, match="could not be prepared in .*: disk full"):
                 prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
         assert [file.name for file in tmp_path.iterdir()] == ["data.csv"]
 
@@ -595,13 +596,66 @@ def test_several_processes_at_once_do_the_work_once(tmp_path):
     assert len(Result(folder).train) == 3000 and os.listdir(Path(folder).parent) == [Path(folder).name]
 
 
+@pytest.fixture
+def second_process(monkeypatch):
+    """Writing goes on in a process of its own from the second chunk on, as it does with many rows."""
+    monkeypatch.setattr("histocc.table_files.CHUNK", 7)
+    monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
+    monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})
+
+
+def test_a_second_process_writes_the_same(tmp_path, request):
+    path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i % 40} ø𝔊", "61110", ("", "83110")[i % 2]) for i in range(200)])
+    folders = []
+    for name in ("alone", "beside"):
+        folders.append(Path(prep.prepare(settings_for(path, cols=HEADER[1:], share_val=0.3), str(tmp_path / name), quiet)))
+        request.getfixturevalue("second_process")
+    assert [file.name for file in sorted(folders[0].iterdir())] == [file.name for file in sorted(folders[1].iterdir())]
+    for file in folders[0].iterdir():
+        assert file.read_bytes() == (folders[1] / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("end, words", [("full", "No space left on device"), ("killed", "process that writes the prepared data has died")])
+def test_what_happens_to_the_second_process_is_said(tmp_path, second_process, monkeypatch, end, words):
+    path, reader, add = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(20_000)]), os.getpid(), row_writer.PartFiles.add
+
+    def fails(self, *arguments, **arrays):
+        if os.getpid() != reader and self.info.rows > 50:
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, *arguments, **arrays)
+    monkeypatch.setattr(row_writer.PartFiles, "add", fails)
+    with pytest.raises(UserError, match=words):
+        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
+    assert [file.name for file in tmp_path.iterdir()] == ["data.csv"] and multiprocessing.active_children() == []
+
+
+def test_words_of_many_rows_are_counted_in_a_part_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("histocc.table_files.CHUNK", 10)
+    monkeypatch.setattr(row_writer, "ALL_WORDS_OF", 20)
+    monkeypatch.setattr(row_writer, "MOST_COUNTED_WORDS", 15)
+    rows = [("common " + ("often" if i % 2 else f"once{i}"), "61110") for i in range(200)]
+    result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes())
+    words = {word: int(count) for word, count in result.table("words.csv")[1:]}
+    assert 40 < words["common"] < 80 and abs(words["often"] * 2 - words["common"]) <= 2 and len(words) <= 15
+
+
 def test_description_of_the_folder_is_written_last(tmp_path, monkeypatch):
     """Who finds meta.json finds the rest."""
-    present = []
-    dump = json.dump
-    monkeypatch.setattr(prep.json, "dump", lambda value, file, **more: (present.append(os.listdir(Path(file.name).parent)), dump(value, file, **more)))
+    present, write_last = [], prep.write_last
+    monkeypatch.setattr(prep, "write_last", lambda folder, content: (present.extend(os.listdir(folder)), write_last(folder, content)))
     folder = prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").folder
-    assert sorted(present[-1]) == sorted(file.name for file in folder.iterdir()) and "meta.json" not in present[-2]
+    assert sorted([*present, "meta.json"]) == sorted(file.name for file in folder.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["short", "missing", "no json"])
+def test_a_damaged_folder_is_made_anew(tmp_path, damage):
+    content = "occ1,hisco_1\nfarmer,61110\nsmith,83110\n"
+    folder = prepare(tmp_path, content).folder
+    file = folder / ("meta.json" if damage == "no json" else "train.codes")
+    file.unlink() if damage == "missing" else os.truncate(file, file.stat().st_size - 1)
+    assert prepare(tmp_path, content).texts == ["farmer", "smith"] and os.listdir(folder.parent) == [folder.name]
 
 
 # ---- tables

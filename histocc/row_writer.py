@@ -1,0 +1,149 @@
+"""Writes checked rows to the array files of a prepared folder: hashes, split and words on the way.
+
+From some size on this goes on in a process of its own, so that reading and writing share two cores.
+"""
+
+import multiprocessing
+import os
+from collections import Counter
+from itertools import compress
+
+import numpy as np
+
+from histocc.arrays import ARRAYS
+from histocc.data_report import LINES, WrittenPart
+from histocc.text import code_points, text_hashes
+
+PROCESS_FROM = 16             # chunks that are written by the reading process itself, before a second one pays
+MOST_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
+ALL_WORDS_OF = 1 << 19        # words of so many training rows are all counted, then those of every fourth chunk
+
+
+def split_values(hashes: np.ndarray) -> np.ndarray:
+    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated on."""
+    return hashes / 2.0**64
+
+
+class PartFiles:
+    """The open array files of one part."""
+
+    def __init__(self, folder: str, part: str, max_codes: int):
+        self.info = WrittenPart(folder, part, 0, max_codes)
+        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in (*ARRAYS, "lines")}
+        self.end = 0
+        self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
+
+    def add(self, texts: list[str], **arrays: np.ndarray) -> None:
+        """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
+        ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+        self.files["chars"].write(code_points("".join(texts)).tobytes())
+        self.files["offsets"].write(ends.astype(ARRAYS["offsets"]).tobytes())
+        for name, values in arrays.items():
+            self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
+        if texts:
+            self.end = int(ends[-1])
+        self.info.rows += len(texts)
+
+
+class RowWriter:
+    """Takes chunks of rows. share_val: the share of texts of `train` that goes to `val`; None leaves the parts as they are.
+
+    After `close`: `parts`, what was written, and `words`, how often each word stands in the training texts.
+    """
+
+    def __init__(self, folder: str, max_codes: int, share_val: float | None):
+        self.parts = {part: PartFiles(folder, part, max_codes) for part in ("train", "val")}
+        self.share_val, self.words = share_val, Counter()
+        self.rare = 0                                # words met this often or less have been forgotten
+        self.chunks = 0
+        self.process = self.pipe = None
+
+    def add(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
+        """texts: n descriptions without NUL; arrays: language, codes [n, K], lines."""
+        if self.pipe is None:
+            self._write(part, texts, **arrays)
+            if self.chunks == PROCESS_FROM and len(os.sched_getaffinity(0)) > 1:
+                self._start_process()
+            return
+        try:
+            self.pipe.send((part, "\0".join(texts), arrays))
+        except OSError:
+            self._result()
+            raise
+
+    def close(self) -> None:
+        """Closes the files. Raises what writing them raised."""
+        if self.pipe is not None:
+            self.pipe.send(None)
+            infos, self.words = self._result()
+            for part, info in infos.items():
+                self.parts[part].info = info
+        for files in self.parts.values():
+            for file in files.files.values():
+                file.close()
+
+    def abandon(self) -> None:
+        """Ends the second process, if there is one, without its work."""
+        if self.process is not None and self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+    def _start_process(self) -> None:
+        self._flush()
+        context = multiprocessing.get_context("fork")                         # it goes on with the open files and the words
+        self.pipe, other_end = context.Pipe()
+        self.process = context.Process(target=self._serve, args=(self.pipe, other_end), daemon=True)
+        self.process.start()
+        other_end.close()
+
+    def _serve(self, readers_end, pipe) -> None:
+        """The second process: writes what it is sent; ends when the reader does, or has died."""
+        readers_end.close()
+        try:
+            while (chunk := pipe.recv()) is not None:
+                part, texts, arrays = chunk
+                self._write(part, texts.split("\0"), **arrays)
+            self._flush()
+            pipe.send(({part: files.info for part, files in self.parts.items()}, self.words))
+        except EOFError:
+            pass
+        except BaseException as error:
+            pipe.send(error)
+
+    def _result(self):
+        """What the second process sends at its end. Raises what it raised."""
+        try:
+            result = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            raise OSError("the process that writes the prepared data has died") from None
+        self.process.join()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _flush(self) -> None:
+        for files in self.parts.values():
+            for file in files.files.values():
+                file.flush()
+
+    def _write(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
+        self.chunks += 1
+        arrays["text_hash"] = hashes = text_hashes(texts)
+        sides = {part: np.ones(len(texts), dtype=bool)}
+        if part == "train" and self.share_val is not None:
+            val = split_values(hashes) < self.share_val
+            sides = {"train": ~val, "val": val}
+        for side, chosen in sides.items():
+            whole = chosen.all()
+            kept = texts if whole else list(compress(texts, chosen))
+            self.parts[side].add(kept, **(arrays if whole else {name: values[chosen] for name, values in arrays.items()}))
+            if side == "train":
+                self._count_words(kept)
+
+    def _count_words(self, texts: list[str]) -> None:
+        if self.parts["train"].info.rows > ALL_WORDS_OF and self.chunks % 4:
+            return                                   # enough for how often a word is drawn
+        self.words.update(" ".join(texts).split())
+        while len(self.words) > MOST_COUNTED_WORDS:
+            self.rare += 1
+            self.words = Counter({word: count for word, count in self.words.items() if count > self.rare})
