@@ -41,7 +41,7 @@ train_on_sample() {
   printf ' %q' "${show[@]}"
   printf '\n'
   [[ -z $PRINT_ONLY ]] || exit 0
-  "$PYTHON" -m histocc.sample --rows 34000 --seed 1 --split-dir "$SAVE_PATH/sample"
+  "$PYTHON" -m histocc.sample --rows 32000 --seed 1 --split-dir "$SAVE_PATH/sample"
   run_and_return "${COMMAND[@]}"
   "${show[@]}"
   echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s. Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
