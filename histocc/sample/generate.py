@@ -16,7 +16,7 @@ from histocc.sample.words import AND, TAGS, WOMEN
 Row = tuple[str, str, str, str, str]
 
 # Shares of rows, in thousandths. What remains is the plain title of one occupation.
-SHARES = {"nothing": 40, "three": 10, "two": 100, "status": 140, "place": 80, "spelling": 115, "short": 55, "slip": 50,
+SHARES = {"nothing": 60, "three": 10, "two": 100, "status": 140, "place": 80, "spelling": 105, "short": 50, "slip": 45,
           "careless": 20}
 THOUSAND = 1000
 # Shares of the three ways of having no occupation: of "nothing" rows, in quarters.
@@ -26,7 +26,7 @@ CAPITALISED, TITLE_CASE, CAPITALS = 20, 2, 3
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED_SHARE = 15, 20, 10, 40, 40
 # How often an occupation is drawn, by its place in the table, as few occupations make up most of a register.
-FREQUENT = ((20, 36), (40, 24), (80, 9), (120, 6), (195, 3), (270, 2))
+FREQUENT = ((20, 60), (40, 36), (80, 12), (120, 7), (195, 3), (270, 2))
 SLOTS = 12                                 # places in the draw of one of an occupation's titles; half are any title's
 # Second occupations that go with any trade.
 SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020")
