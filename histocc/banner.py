@@ -62,6 +62,7 @@ def say_start(args: argparse.Namespace, world: World, resumed: dict | None, step
         before = resumed["args"]["num_epochs"]
         longer = f"; {args.num_epochs} epochs instead of {before}, with the longer schedule" if args.num_epochs > before else ""
         epoch, batch = divmod(step, plan.steps_per_epoch)
-        world.print(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}")
+        world.print(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
+                    + ("; first the validation that was interrupted" if resumed["position"].get("unfinished") else ""))
     world.print(f"Starting training for {args.num_epochs} epochs")
     world.print(f"Training on {devices(world)}")

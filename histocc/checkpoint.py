@@ -19,6 +19,7 @@ from histocc.errors import UserError
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
+_CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
 _OWN_FILE = re.compile(r"(last|best|\d+|epoch_\d+)\.bin(\.tmp\d+)?|logs\.csv|args\.json")
 
 
@@ -145,6 +146,13 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 def exists_in(folder: str) -> bool:
     return os.path.isfile(os.path.join(folder, LAST))
+
+
+def newest_first(folder: str) -> list[str]:
+    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the newest file first."""
+    names = [name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name) and name != LAST] if os.path.isdir(folder) else []
+    names.sort(key=lambda name: os.stat(os.path.join(folder, name)).st_mtime_ns, reverse=True)
+    return [os.path.join(folder, name) for name in [LAST, *names]]
 
 
 def others(folder: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from histocc import __version__
 from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank
 from histocc.errors import UserError
+from histocc.stopping import Stopped, StopRequest
 from histocc.table_files import DELIMITERS
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
@@ -32,6 +33,7 @@ MAY_DIFFER_ON_RESUME = {
     "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
+    "stop_after", "max_bad_steps",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
     "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
@@ -190,6 +192,10 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--warmup-steps", type=count_or_zero, default=None, help="optimizer steps of warm-up, instead of --warmup-pct")
     group.add_argument("--schedule-steps", type=count, default=None, help="length of the schedule (default: epochs × steps per epoch)")
     group.add_argument("--max-steps", type=count, default=None, help="stop after this many optimizer steps; the schedule stays")
+    group.add_argument("--stop-after", type=float, default=None, metavar="MINUTES",
+                       help="stop and save this long after the start, for queues with a time limit")
+    group.add_argument("--max-bad-steps", type=count, default=20,
+                       help="steps in a row without a finite gradient after which the run ends; such steps change nothing")
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest")
@@ -197,7 +203,10 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--eval-only", action="store_true",
                        help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")
     group.add_argument("--dry-run", action="store_true", help="not available in this version")
+    _add_machine_arguments(parser)
 
+
+def _add_machine_arguments(parser: Parser) -> None:
     machine = parser.add_argument_group("machine and processes")
     machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
     machine.add_argument("--distributed", action="store_true", help="join the processes of the launcher (torchrun)")
@@ -258,6 +267,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.global_batch_size and args.lr_scaling != "none",
          "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so the rate must not"),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
+        (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
         (args.no_fp16 and args.fp16, "--fp16 and --no-fp16: give one of them"),
     ]
@@ -289,12 +299,21 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)                              # rank 0 prints it
         args = parser.parse_args(argv)
+        stop = StopRequest(args.stop_after)
+        give_back = stop.listen()
         world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
-                           device=args.device, timeout_minutes=args.timeout_minutes)
+                           device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
         try:
             run(args, world)
+        except Stopped:
+            stop.acted = True
+            world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command starts again.")
         finally:
+            give_back()
             gc.collect()
             close_world(world)
+    code = stop.exit_code if stop.acted else 0
     if world.backend:
-        end_process()
+        end_process(code)
+    if code:
+        sys.exit(code)

@@ -9,6 +9,7 @@ from histocc.augment import Augmenter
 from histocc.descriptions import Descriptions
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
+from histocc.stopping import leave_to_parent
 from histocc.text import UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
 
 
@@ -102,7 +103,7 @@ class BatchLoader:
         self.dataset, self.plan = dataset, dataset.plan
         self.sampler = BatchSampler(self.plan)
         self.loader = DataLoader(dataset, batch_size=None, sampler=self.sampler, generator=torch.Generator(),
-                                 **loader_arguments)
+                                 worker_init_fn=leave_to_parent, **loader_arguments)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""

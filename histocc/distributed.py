@@ -6,6 +6,7 @@ All of it works in one process too, where it costs nothing.
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from histocc.errors import TrainingError, UserError
+from histocc.stopping import Stopped, StopRequest
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
@@ -39,6 +41,8 @@ class World:
     backend: str | None = None                       # None: no process group
     restarts: int = 0                                # how often the launcher has restarted the processes
     store: Any = field(default=None, repr=False, compare=False)
+    control: Any = field(default=None, repr=False, compare=False)                # a group of CPU tensors; None: the default one
+    stop: StopRequest = field(default_factory=StopRequest, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -59,11 +63,20 @@ class World:
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
         """Sums and counts over all ranks, packed into one float64 all-reduce. Values: numbers or 0-d tensors."""
         names = sorted(totals)                       # the same order on every rank
-        values = [torch.as_tensor(totals[name]).detach().to(self.device, torch.float64).reshape(()) for name in names]
+        values = [(value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=torch.float64))
+                  .to(self.device, torch.float64).reshape(()) for value in map(totals.get, names)]
         packed = torch.stack(values)                                                             # [len(names)]
         if self.backend:
             dist.all_reduce(packed)
         return dict(zip(names, packed.tolist()))
+
+    def stop_agreed(self) -> bool:
+        """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
+        if not self.backend:
+            return bool(self.stop)
+        asked = torch.tensor([float(bool(self.stop))])
+        dist.all_reduce(asked, dist.ReduceOp.MAX, group=self.control)
+        return bool(asked.item())
 
     def gather(self, value: Any) -> list[Any]:
         """The plain Python `value` of every rank, in order of rank, on every rank."""
@@ -101,6 +114,8 @@ class World:
                 answer = {"result": work()}
             except UserError as error:
                 answer, own_error = {"user_error": str(error)}, error
+            except Stopped:
+                answer = {"stopped": True}
             finally:
                 self.store.set(f"{key}/{self.rank}", json.dumps(answer))
                 if "failed" in answer:               # an exception of another kind passes through
@@ -112,14 +127,22 @@ class World:
         if own_error is not None and self.is_main:
             raise own_error
         said = next((answer["user_error"] for answer in answers if "user_error" in answer), None)
+        if any("stopped" in answer for answer in answers):
+            raise Stopped
         error = SystemExit(1) if said is None else UserError(said)
         error.heard_from_main = True
         raise error
 
     def _answer(self, key: str) -> dict:
         while not self.store.check([key]):
+            if self.stop:                            # only one rank may have got the signal: tell who works
+                self.store.set("histocc/stop", "1")
             time.sleep(POLL_SECONDS)
         return json.loads(self.store.get(key))
+
+    def stop_asked_anywhere(self) -> bool:
+        """Whether this rank, or one that waits for it in `led`, was asked to stop. For the rank that works."""
+        return bool(self.stop) or (self.store is not None and self.store.check(["histocc/stop"]))
 
     def _leave_together(self, key: str) -> None:
         """Rank 0 may hold the store: it stays until all others have read what is in it."""
@@ -186,16 +209,18 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
 
 
 def init_world(distributed: bool = False, *, world_size: int | None = None, local_rank: int | None = None,
-               device: str = "auto", timeout_minutes: float = 30.0) -> World:
+               device: str = "auto", timeout_minutes: float = 30.0, stop: StopRequest | None = None) -> World:
     """Reads the launcher's variables and joins the other processes. All ranks.
 
     nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
     """
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
+    die_with_launcher()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
     chosen = choose_device(device, local, local_size)
+    stop = StopRequest() if stop is None else stop   # an open request is false
     if size == 1 and not distributed:
-        return World(device=chosen)
+        return World(device=chosen, stop=stop)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(minutes=timeout_minutes)
     try:
@@ -205,8 +230,22 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
                         f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
-    return World(rank, local, size, local_size, chosen, backend, int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
-                 dist.PrefixStore("histocc", store))
+    control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return World(rank, local, size, local_size, chosen, backend, restarts, dist.PrefixStore("histocc", store), control, stop)
+
+
+def die_with_launcher() -> None:
+    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal then."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    parent = os.getppid()
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return                                       # another system
+    if os.getppid() != parent or parent == 1:        # it died before the call
+        os._exit(1)
 
 
 def close_world(world: World) -> None:
@@ -215,8 +254,8 @@ def close_world(world: World) -> None:
         dist.destroy_process_group()
 
 
-def end_process() -> None:
-    """Ends a process that has done its work and left its process group, with exit code 0. Does not return.
+def end_process(code: int) -> None:
+    """Ends a process that has done its work and left its process group. Does not return.
 
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when a thread of the
     backend asks for the interpreter while that is being taken apart.
@@ -224,7 +263,7 @@ def end_process() -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def is_first_rank() -> bool:

@@ -4,8 +4,10 @@
 """
 
 import argparse
+import contextlib
 import json
 import os
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,16 +18,19 @@ from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
 from histocc.banner import say_banner, say_start
+from histocc.boundary import StopPoll
 from histocc.counter_rng import derived_seed
 from histocc.dataset import BatchLoader, MicroBatches
 from histocc.descriptions import load_descriptions
 from histocc.distributed import World, wrap
-from histocc.errors import UserError
+from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
+from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
+from histocc.stopping import Stopped
 
 _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
 
@@ -93,7 +98,14 @@ class Schedule:
 
 def run_training(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
                  files: list[str]) -> None:
-    """Trains, or goes on training, on prepared data. All ranks. Raises UserError, TrainingError."""
+    """Trains, or goes on training, on prepared data, in a folder that no other job uses. All ranks. Raises UserError,
+    TrainingError."""
+    with contextlib.ExitStack() as held:
+        world.main_first("lock", lambda: held.enter_context(run_lock(args.save_path)))
+        _train_in_folder(args, world, data, formatter, files)
+
+
+def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
     resumed = find_resumable(args, world, data)
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
@@ -103,7 +115,7 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
         check_total_batch(args, resumed, plan)
     schedule = Schedule.of(args, plan, world, resumed)
     step = resumed["step"] if resumed else 0
-    if step >= schedule.stop:
+    if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
         world.print(nothing_to_do(args, step, schedule))
         return
     loaders = make_loaders(args, world, data, formatter, config, plan)
@@ -123,14 +135,24 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
 
     if world.is_main:
         write_run_files(args, world, data)
+    stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, step)
     say_start(args, world, resumed, step, plan)
     step = engine.train(
         model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
         args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
         formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
-        save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), world=world)
+        save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
+        max_bad_steps=args.max_bad_steps, world=world)
     log.close()
+    if save.failed:
+        raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
+                            "command again: it goes on from the checkpoint before.")
+    if stop.agreed:
+        reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
+        world.stop.acted = True
+        world.print(f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save.seconds:.1f} s. The same command goes on.")
+        return
     world.print(f"Finished at step {step:,}." if step == schedule.total else
                 f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command with more goes on.")
     world.print(f"Model: {os.path.join(args.save_path, checkpoint.LAST)}"
@@ -159,23 +181,48 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
     return {code: i for i, code in enumerate(data.codes)}
 
 
+class Saver:
+    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to go on.
+
+    The others wait by polling, however slow the disk is. A save that fails is said loudly and does not end the run: the
+    next one may succeed. failed: the error of the last save, "" where it succeeded; seconds: how long it took.
+    """
+
+    def __init__(self, folder: str, keep: int, world: World, fixed: dict, facts: dict, model: torch.nn.Module,
+                 optimizer: torch.optim.Optimizer, scheduler):
+        self.folder, self.keep, self.world, self.fixed, self.facts = folder, keep, world, fixed, facts
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.failed, self.seconds, self.number = "", 0.0, 0
+
+    def __call__(self, step: int, names: list[str], position: dict) -> None:
+        self.number += 1
+        started = time.monotonic()
+        self.failed = self.world.main_first(f"save {self.number}", lambda: self._write(step, names, position))
+        self.seconds = time.monotonic() - started
+        if self.failed:
+            self.world.print(f"WARNING: the checkpoint of step {step:,} could not be saved: {self.failed}. Training goes on, and "
+                             "the next save is tried all the same.")
+
+    def _write(self, step: int, names: list[str], position: dict) -> str:
+        epoch, batch = divmod(step, self.facts["steps_per_epoch"])
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            checkpoint.save(self.folder, names, {
+                "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict(),
+                "step": step, **self.fixed, "position": {"epoch": epoch, "batch": batch, **self.facts, **position}})
+            checkpoint.prune(self.folder, self.keep)
+        except (OSError, RuntimeError) as error:     # torch's writer turns a full disk into a RuntimeError
+            return str(error) or type(error).__name__
+        return ""
+
+
 def make_save(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict,
-              plan: BatchPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler):
-    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to go on."""
+              plan: BatchPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> Saver:
     fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
     facts = {"total_batch": plan.total, "steps_per_epoch": plan.steps_per_epoch, "fingerprint": data.fingerprint}
-
-    def save(step: int, names: list[str], position: dict) -> None:
-        if not world.is_main:
-            return
-        epoch, batch = divmod(step, plan.steps_per_epoch)
-        checkpoint.save(args.save_path, names, {
-            "model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-            "step": step, **fixed, "position": {"epoch": epoch, "batch": batch, **facts, **position}})
-        checkpoint.prune(args.save_path, args.keep_checkpoints)
-    return save
+    return Saver(args.save_path, args.keep_checkpoints, world, fixed, facts, model, optimizer, scheduler)
 
 
 def nothing_to_do(args: argparse.Namespace, step: int, schedule: Schedule) -> str:
@@ -194,9 +241,17 @@ def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) 
 
 def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
     """The checkpoint to go on from, on every rank; None to start anew. Raises UserError where it does not fit."""
-    if overwrites(args, world) or not world.main_first("resume", lambda: checkpoint.exists_in(args.save_path)):
+    def newest() -> str | None:
+        if overwrites(args, world) or not checkpoint.exists_in(args.save_path):
+            return None
+        path, _, wrong = model_io.newest_good(args.save_path)
+        if wrong:
+            world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *wrong, f"Going on from {path} instead."]))
+        return path
+    path = world.main_first("resume", newest)
+    if path is None:
         return None
-    state = model_io.own_checkpoint(os.path.join(args.save_path, checkpoint.LAST))
+    state = model_io.own_checkpoint(path)
     if state["position"]["fingerprint"] != data.fingerprint:
         raise UserError(f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
                         "same files, choose another folder, or start anew with --overwrite.")
@@ -242,5 +297,7 @@ def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, f
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     model.to(torch.float64 if args.float64 else torch.float32)
     values = engine.evaluate(model, loaders["data_loader_val"], make_loss(args, formatter), world.device,
-                             formatter=formatter, world=world)
+                             formatter=formatter, stop=StopPoll(world.stop_agreed), world=world)
+    if values is None:
+        raise Stopped
     world.print(RunLog.validation_line({"step": state["step"], **values}))

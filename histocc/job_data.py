@@ -13,6 +13,7 @@ from histocc.descriptions import find_columns
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
+from histocc.stopping import Stopped
 
 
 def _description_problems(args: argparse.Namespace) -> list[str]:
@@ -46,20 +47,24 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
 
     A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
     """
+    def check() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+
     def first() -> list:
         found = [problem for problem in [save_path_problem(args.save_path)] if problem] + _checkpoint_problems(args)
         found += _description_problems(args)
         settings = settings_from(args, train_files, val_files, naming, argument_problems(args) + found)
         if checkpoint.exists_in(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
-            refuse_other_arguments(args, _last_checkpoint(args.save_path))
-        folder = prepare.prepare(settings, args.save_path, world.print, reports=args.save_path if args.prepare_only else None)
+            refuse_other_arguments(args, model_io.newest_good(args.save_path)[1])
+        folder = prepare.prepare(settings, args.save_path, world.print, args.save_path if args.prepare_only else None, check)
         return [asdict(settings), folder]
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
 
     leaders = world.node_leaders()
-    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, args.save_path, folder, world.rank))
+    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, args.save_path, folder, world.rank, check))
     if len({os.path.basename(folder) for folder in folders}) > 1:
         differ = [rank for rank, folder in zip(leaders, folders) if os.path.basename(folder) != os.path.basename(folders[0])]
         error = UserError(f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0: copy the same "
@@ -70,15 +75,6 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     for line in report_lines(data.report):
         world.print(line)
     return data, BlockyFormatter.from_dict(settings.formatter)
-
-
-def _last_checkpoint(folder: str) -> dict:
-    try:
-        return model_io.own_checkpoint(os.path.join(folder, checkpoint.LAST))
-    except UserError as error:
-        others = checkpoint.others(folder)
-        raise UserError(f"{error}\n  " + (f"Beside it lie {others}: copy one of them over {checkpoint.LAST} to go on from there."
-                                          if others else "There is no other checkpoint; --overwrite starts anew.")) from None
 
 
 def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:

@@ -48,6 +48,20 @@ def own_checkpoint(file: str) -> dict:
     return state
 
 
+def newest_good(folder: str) -> tuple[str, dict, list[str]]:
+    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
+
+    Raises UserError where no checkpoint of it can be read.
+    """
+    wrong = []
+    for path in checkpoint.newest_first(folder):
+        try:
+            return path, own_checkpoint(path), wrong
+        except UserError as error:
+            wrong.append(str(error))
+    raise UserError("\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts anew", *wrong]))
+
+
 def run_config(args: argparse.Namespace, first: dict | None) -> dict:
     """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises UserError."""
     dropouts = {"hidden_dropout_prob": args.encoder_dropout, "attention_probs_dropout_prob": args.encoder_dropout}

@@ -89,13 +89,14 @@ class Reader:
         self.files: list[dict] = []
         self.writer = RowWriter(folder, len(settings.target_cols), settings.share_val)
 
-    def read(self, path: str, part: str) -> None:
+    def read(self, path: str, part: str, check: Callable[[], None]) -> None:
         """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for it."""
         encoding = None if is_parquet(path) else detect_encoding(path)
         delimiter = read_header(path, self.settings.delimiter)[1]
         rows = 0
         with paused_garbage_collection():
             for chunk in read_chunks(path, self.settings.columns, delimiter or None, encoding):
+                check()
                 rows += len(chunk.lines) + len(chunk.faults)
                 self._read_chunk(path, part, chunk)
                 self.book.forget_faults()
@@ -239,7 +240,7 @@ class Reader:
         return [files.info for files in self.writer.parts.values()]
 
 
-def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None = None) -> None:
+def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None, check: Callable[[], None]) -> None:
     """Reads the files and fills `folder`; `reports`: a folder that gets the lists of what was found, whatever it is.
 
     Raises UnusableData, and UserError for what cannot be read at all.
@@ -247,7 +248,7 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
     reader = Reader(settings, folder)
     try:
         for part, path in settings.files:
-            reader.read(path, part)
+            reader.read(path, part, check)
         codes, report = reader.finish()
     finally:
         reader.writer.abandon()
@@ -272,9 +273,11 @@ def copy_lists(folder: str, target: str) -> None:
         os.replace(new, os.path.join(target, name))
 
 
-def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print, reports: str | None = None) -> str:
+def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print, reports: str | None = None,
+            check: Callable[[], None] = lambda: None) -> str:
     """Prepares the data under `save_path`/prepared, or finds it there; returns the folder. One process.
 
+    reports: a folder for the lists of what was found. check: called often; an exception of it ends the work.
     The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
     """
     key = fingerprint(settings)
@@ -286,10 +289,10 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
             copy_lists(folder, reports)
         return folder
     say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
-    return build_folder(root, key, lambda new: write_folder(settings, key, new, reports), say)
+    return build_folder(root, key, lambda new: write_folder(settings, key, new, reports, check), say, check)
 
 
-def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank: int) -> str:
+def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank: int, check: Callable[[], None]) -> str:
     """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, where it is seen, else its own.
 
     Raises UserError that names the rank.
@@ -300,7 +303,7 @@ def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank
         problems = file_problems(settings)
         if problems:
             raise UserError("\n  ".join(problems))
-        return prepare(settings, save_path, lambda line: None)
+        return prepare(settings, save_path, lambda line: None, check=check)
     except (UserError, OSError) as error:
         raise UserError(f"on the node of rank {rank}: {error}") from None
 

@@ -37,8 +37,10 @@ def write_last(folder: str, content: dict) -> None:
         json.dump({**content, "sizes": sizes}, file)
 
 
-def build_folder(root: str, name: str, build: Callable[[str], None], say: Callable[[str], None]) -> str:
-    """The folder `root`/`name`, filled by `build(path)` if it is not there yet. One process of a job.
+def build_folder(root: str, name: str, build: Callable[[str], None], say: Callable[[str], None],
+                 check: Callable[[], None] = lambda: None) -> str:
+    """The folder `root`/`name`, filled by `build(path)` if it is not there yet; `check` is called while it waits. One
+    process of a job.
 
     An exception of `build` passes through, an OSError (no space left, …) as a UserError, and nothing that was not there
     before stays behind.
@@ -47,7 +49,7 @@ def build_folder(root: str, name: str, build: Callable[[str], None], say: Callab
     missing = _missing_folders(root)
     os.makedirs(root, exist_ok=True)
     try:
-        with _lock(root, say) as locked:
+        with _lock(root, say, check) as locked:
             if not is_whole(folder):
                 if locked:
                     _remove_leftovers(root)
@@ -89,7 +91,7 @@ def _sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _lock(root: str, say: Callable[[str], None]):
+def _lock(root: str, say: Callable[[str], None], check: Callable[[], None]):
     """Holds the lock of `root`; yields False where the file system has none. Waits for its owner, and says so."""
     path, said = os.path.join(root, ".lock"), False
     while True:
@@ -103,6 +105,7 @@ def _lock(root: str, say: Callable[[str], None]):
             if not said:
                 say(f"Waiting for another job that prepares data in {root}")
                 said = True
+            check()
             time.sleep(POLL_SECONDS)
             continue
         except OSError:

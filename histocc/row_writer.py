@@ -12,6 +12,7 @@ import numpy as np
 
 from histocc.arrays import ARRAYS
 from histocc.data_report import LINES, WrittenPart
+from histocc.stopping import leave_to_parent
 from histocc.text import code_points, text_hashes
 
 PROCESS_FROM = 16             # chunks that are written by the reading process itself, before a second one pays
@@ -99,6 +100,7 @@ class RowWriter:
     def _serve(self, readers_end, pipe) -> None:
         """The second process: writes what it is sent; ends when the reader does, or has died."""
         readers_end.close()
+        leave_to_parent()
         try:
             while (chunk := pipe.recv()) is not None:
                 part, texts, arrays = chunk

@@ -8,7 +8,7 @@ import time
 
 COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
-           "token_acc", "flat_acc")
+           "token_acc", "flat_acc", "skipped_steps")
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
@@ -38,7 +38,7 @@ class RunLog:
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step = is_main, total_steps, step
         self.started, self.steps = time.monotonic(), 0
-        self.bar = None
+        self.bar, self.waiting = None, []
         if self.path:
             self._start_file(step)
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
@@ -86,13 +86,29 @@ class RunLog:
         if not self.is_main:
             return
         if self.path:
-            with open(self.path, "a", encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(
-                    [format_value(name, values.get(name)) for name in COLUMNS])
+            self._append([format_value(name, values.get(name)) for name in COLUMNS])
+        if values.get("skipped_steps"):
+            self.say(f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite gradient and were skipped")
         if values.get("train_loss") is not None:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
             self.say(self.validation_line(values))
+
+    def _append(self, row: list[str]) -> None:
+        """Rows that cannot be written (no space left, the folder gone) wait for the next one."""
+        self.waiting.append(row)
+        try:
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                start = file.tell()
+                try:
+                    csv.writer(file, lineterminator="\n").writerows(self.waiting)
+                    file.flush()
+                except OSError:
+                    os.truncate(self.path, start)
+                    raise
+            self.waiting.clear()
+        except OSError as error:
+            self.say(f"WARNING: {self.path} could not be written: {error.strerror}. Its rows are kept and tried again.")
 
     def _train_line(self, values: dict) -> str:
         step = values["step"]

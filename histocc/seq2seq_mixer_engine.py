@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from histocc import metrics
 from histocc.decoding import evaluating, greedy_from_memory
+from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World, current_world, no_sync, unwrap
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
@@ -67,96 +68,6 @@ def weighted_sums(losses: dict[str, Tensor], weights: Tensor | None) -> dict[str
             for name, values in losses.items()}
 
 
-class Meter:
-    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
-
-    def __init__(self, samples: int = 0, state: dict | None = None):
-        self.samples = samples                       # observations of all ranks since the run began
-        self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        self.count = state["count"] if state else 0  # observations of all ranks since the last row
-        self.seconds_data = state["seconds_data"] if state else 0.0
-        self.grad_norm: Tensor | None = None
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
-
-    def state(self) -> dict:
-        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": self.count,
-                "seconds_data": self.seconds_data}
-
-    def add(self, sums: dict[str, Tensor]) -> None:
-        for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach().double()
-
-    def add_step(self, observations: int, grad_norm: Tensor) -> None:
-        self.count += observations
-        self.samples += observations
-        self.grad_norm = grad_norm
-
-    def row(self, world: World) -> dict:
-        """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
-        elapsed = time.perf_counter() - self.timed_from
-        waited = self.seconds_data - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
-        row = {f"train_{name}": total[name] / max(self.count, 1) for name in self.sums}
-        row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
-                "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
-                "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-                "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
-        self.sums, self.count, self.seconds_data = {}, 0, 0.0
-        self.restart_clock()
-        return row
-
-
-class Boundary:
-    """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
-
-    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
-    """
-
-    def __init__(self, world: World, meter: Meter, *, log_interval: int | None = 100, eval_interval: int | None = None,
-                 save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
-                 evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
-                 log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
-                 best_val_loss: float | None = None):
-        self.world, self.meter = world, meter
-        self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
-        self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
-        self.evaluate, self.save, self.log = evaluate, save, log
-        self.best_val_loss = best_val_loss
-
-    def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
-        last = step == self.stop_step
-        names = [f"{step}.bin"] if _due(step, self.save_interval) else []
-        if self.save_each_epoch and self.steps_per_epoch and step % self.steps_per_epoch == 0:
-            names.append(f"epoch_{step // self.steps_per_epoch}.bin")
-        evaluates = self.evaluate is not None and (last or _due(step, self.eval_interval))
-        if evaluates or last or _due(step, self.log_interval):
-            row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
-            if evaluates:
-                row |= self.evaluate()
-                if self.best_val_loss is None or row["val_loss"] < self.best_val_loss:
-                    self.best_val_loss = row["val_loss"]
-                    names.append("best.bin")
-            if self.log is not None:
-                self.log(row)
-        if names or last:
-            self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
-        if names or evaluates:
-            self.meter.restart_clock()               # evaluating and saving are not training time
-
-    def _save(self, step: int, names: list[str]) -> None:
-        if self.save is None:
-            return
-        running = self.world.gather(self.meter.state())
-        self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss})
-
-
-def _due(step: int, interval: int | None) -> bool:
-    return bool(interval) and step % interval == 0
-
-
 def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World) -> None:
     """Two throw-away passes through DDP, before weights, optimizer and random state are set. All ranks.
 
@@ -175,8 +86,9 @@ def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World)
 def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, optimizer: torch.optim.Optimizer,
                     device: torch.device | str, scheduler: Any, current_step: int, *, epoch: int = 0,
                     log_interval: int | None = 100, stop_step: int | None = None, boundary: Boundary | None = None,
-                    seed: int | None = None, step_done: Callable[[], None] | None = None, distributed: bool = False,
-                    is_main_process: bool = True, world: World | None = None) -> int:
+                    seed: int | None = None, step_done: Callable[[], None] | None = None, stop: StopPoll | None = None,
+                    max_bad_steps: int = 20, distributed: bool = False, is_main_process: bool = True,
+                    world: World | None = None) -> int:
     """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All ranks.
 
     The loss of a step is the mean over all its observations, whichever rank holds them: each rank's sum is divided by
@@ -184,8 +96,10 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
 
     current_step: optimizer steps done before; stop_step: return there. boundary: called after each step; None prints a
     line every `log_interval` steps. seed: makes dropout a function of (seed, step, rank), so that nothing but the step
-    has to be known to go on; None leaves torch's generators alone. Called alone it runs in one process; `distributed`
-    joins the process group that exists. Raises TrainingError at a gradient that is not finite, on all ranks alike.
+    has to be known to go on; None leaves torch's generators alone. stop: asked before each micro-batch; a step that is
+    not finished then is discarded. A step whose gradient is not finite changes nothing and is counted; after
+    `max_bad_steps` in a row TrainingError is raised, on all ranks alike. Called alone it runs in one process;
+    `distributed` joins the process group that exists.
     """
     device = torch.device(device)
     world = world or (current_world(device) if distributed else World(device=device))
@@ -197,6 +111,10 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
     model.train()
     batches, opens_step = iter(data_loader), True
     while stop_step is None or current_step < stop_step:
+        if stop is not None and stop():
+            meter.open = {}
+            optimizer.zero_grad(set_to_none=True)
+            break
         waiting_from = time.perf_counter()
         batch = next(batches, None)
         meter.seconds_data += time.perf_counter() - waiting_from
@@ -213,7 +131,9 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         meter.add(sums)
         if not opens_step:
             continue
-        meter.add_step(observations, optimizer_step(model, optimizer, current_step))
+        norm, done = optimizer_step(model, optimizer)
+        meter.add_step(observations, norm, skipped=not done)
+        boundary.count_bad_steps(done, max_bad_steps, current_step + 1)
         learning_rate = optimizer.param_groups[0]["lr"]
         scheduler.step()
         current_step += 1
@@ -228,24 +148,25 @@ def _length(data_loader: Iterable[dict]) -> int:
     return len(data_loader) if hasattr(data_loader, "__len__") else 0
 
 
-def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Tensor:
-    """Clips the gradients to norm 1, takes the step, and returns the norm before clipping (0-d). All ranks.
+def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensor, bool]:
+    """Clips the gradients to norm 1 and takes the step, unless the norm is not finite. All ranks.
 
-    After DDP the norm is the same on all ranks, so all of them stop together where it is not finite.
+    Returns the norm before clipping (0-d) and whether the step was taken. After DDP the norm is the same on all ranks, so
+    all of them skip together.
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     norm = nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
-    if not torch.isfinite(norm):
-        raise TrainingError(f"step {step + 1}: the gradient is not finite ({float(norm)}). Nothing was changed by this "
-                            "step; the last checkpoint is good. Lower --learning-rate, or look for damaged weights.")
-    optimizer.step()
+    finite = bool(torch.isfinite(norm))
+    if finite:
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm
+    return norm, finite
 
 
 def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, device: torch.device | str, *,
-             formatter: BlockyFormatter | None = None, world: World | None = None) -> dict[str, float]:
-    """Losses and accuracies over all rows of all ranks' `data_loader`s. All ranks.
+             formatter: BlockyFormatter | None = None, stop: StopPoll | None = None,
+             world: World | None = None) -> dict[str, float] | None:
+    """Losses and accuracies over all rows of all ranks' `data_loader`s; None where `stop` said so on the way. All ranks.
 
     val_loss and its parts, and token_acc, are teacher-forced; flat_acc holds the linear decoder's codes with
     probability above 0.5 against the target; seq_acc, only with a `formatter`, decodes greedily and compares sets of
@@ -257,6 +178,8 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     totals: dict[str, Tensor | float] = {}
     with evaluating(raw_model):
         for batch in data_loader:
+            if stop is not None and stop():
+                return None
             for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter).items():
                 totals[name] = totals.get(name, 0.0) + value
     total = world.sum_over_ranks(totals)
@@ -300,17 +223,19 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
           stop_step: int | None = None, steps_per_epoch: int | None = None, formatter: BlockyFormatter | None = None,
           save: Callable[[int, list[str], dict], None] | None = None, log: Callable[[dict], None] | None = None,
           step_done: Callable[[], None] | None = None, position: dict | None = None, save_each_epoch: bool = False,
-          seed: int | None = None, distributed: bool = False, is_main_process: bool = True,
-          world: World | None = None) -> int:
+          seed: int | None = None, stop: StopPoll | None = None, max_bad_steps: int = 20,
+          distributed: bool = False, is_main_process: bool = True, world: World | None = None) -> int:
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
     data_loaders: "data_loader_train" and, where there is something to validate on, "data_loader_val". A loader with a
     method `at(epoch, first_batch)` starts in the middle of an epoch. There is an evaluation after the last step.
-    position: what `save` was given by an earlier run, to go on counting where that stopped.
+    position: what `save` was given by an earlier run, to go on counting where that stopped. stop: says whether to
+    stop; then everything is saved as last.bin between two steps, and the last step is returned.
     """
     device = torch.device(device)
     world = world or (current_world(device) if distributed else World(device=device))
     stop_step = min(total_steps, stop_step or total_steps)
+    stop = stop or StopPoll(None)
     loader, loader_val = data_loaders["data_loader_train"], data_loaders.get("data_loader_val")
     steps_per_epoch = steps_per_epoch or len(loader)
     position = position or {}
@@ -320,15 +245,20 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
-        evaluate=None if loader_val is None else
-        lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, world=world))
+        bad_in_row=position.get("bad_in_row", 0), evaluate=None if loader_val is None else
+        lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, world=world))
+    if position.get("unfinished"):
+        boundary(**position["unfinished"])
     while current_step < stop_step:
         epoch, first_batch = divmod(current_step, steps_per_epoch)
         batches = loader.at(epoch, first_batch) if hasattr(loader, "at") else loader
         before = current_step
         current_step = train_one_epoch(model, batches, loss_fn, optimizer, device, scheduler, current_step, epoch=epoch,
-                                       stop_step=stop_step, boundary=boundary, seed=seed, step_done=step_done,
-                                       world=world)
+                                       stop_step=stop_step, boundary=boundary, seed=seed, step_done=step_done, stop=stop,
+                                       max_bad_steps=max_bad_steps, world=world)
+        if stop():
+            boundary.save_stopped(current_step)
+            break
         if current_step == before:
             raise TrainingError("the data loader gave no batch")
     return current_step

@@ -157,7 +157,7 @@ def test_mistakes_are_found_before_the_data_are_prepared(tmp_path, data, flags, 
     assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
 
 
-@pytest.mark.parametrize("damage, words", [("truncate", "2.bin, best.bin: copy one of them over last.bin"),
+@pytest.mark.parametrize("damage, words", [("truncate", "no checkpoint of the run can be read; --overwrite starts anew"),
                                            ("remove", "no last.bin to go on from")])
 def test_a_damaged_or_missing_newest_checkpoint_names_the_others(tmp_path, data, damage, words):
     folder = tmp_path / "old"

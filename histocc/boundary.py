@@ -1,0 +1,147 @@
+"""Between two optimizer steps: what is summed up, logged, evaluated and saved, and whether to stop."""
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from histocc.distributed import World
+from histocc.errors import TrainingError
+
+
+class Meter:
+    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
+
+    def __init__(self, samples: int = 0, state: dict | None = None):
+        self.samples = samples                       # observations of all ranks since the run began
+        self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
+        self.count = state["count"] if state else 0  # observations of all ranks since the last row
+        self.seconds_data = state["seconds_data"] if state else 0.0
+        self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
+        self.skipped = state.get("skipped", 0) if state else 0                   # steps since the last row
+        self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
+
+    def state(self) -> dict:
+        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": self.count,
+                "seconds_data": self.seconds_data, "skipped": self.skipped,
+                "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
+
+    def snapshot(self) -> tuple:
+        return dict(self.sums), self.count, self.seconds_data, self.grad_norm, self.skipped
+
+    def restore(self, snapshot: tuple) -> None:
+        self.sums, self.count, self.seconds_data, self.grad_norm, self.skipped = snapshot
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
+            self.open[name] = self.open.get(name, 0.0) + value.detach().double()
+
+    def add_step(self, observations: int, grad_norm: Tensor, skipped: bool = False) -> None:
+        """Takes the open sums in; those of a step that was skipped are no figures and are left out."""
+        self.samples += observations
+        if skipped:
+            self.skipped += 1
+        else:
+            self.count += observations
+            self.grad_norm = grad_norm
+            for name, value in self.open.items():
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        self.open = {}
+
+    def row(self, world: World) -> dict:
+        """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+        elapsed = time.perf_counter() - self.timed_from
+        waited = self.seconds_data - self.timed_data
+        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
+        row = {f"train_{name}": total[name] / self.count for name in self.sums if self.count}
+        row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
+                "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
+                "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
+                "grad_norm": None if self.grad_norm is None else float(self.grad_norm), "skipped_steps": self.skipped}
+        self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
+        self.restart_clock()
+        return row
+
+
+class Boundary:
+    """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
+
+    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
+    """
+
+    def __init__(self, world: World, meter: Meter, *, log_interval: int | None = 100, eval_interval: int | None = None,
+                 save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
+                 evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
+                 log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
+                 best_val_loss: float | None = None, bad_in_row: int = 0):
+        self.world, self.meter = world, meter
+        self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
+        self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
+        self.evaluate, self.save, self.log = evaluate, save, log
+        self.best_val_loss, self.bad_in_row = best_val_loss, bad_in_row
+        self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
+
+    def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
+        self.unfinished = None
+        last = step == self.stop_step
+        names = [f"{step}.bin"] if _due(step, self.save_interval) else []
+        if self.save_each_epoch and self.steps_per_epoch and step % self.steps_per_epoch == 0:
+            names.append(f"epoch_{step // self.steps_per_epoch}.bin")
+        evaluates = self.evaluate is not None and (last or _due(step, self.eval_interval))
+        if evaluates or last or _due(step, self.log_interval):
+            open_row = self.meter.snapshot()
+            row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
+            found = self.evaluate() if evaluates else {}
+            if found is None:                        # stopped: whoever goes on evaluates again, and then writes this row
+                self.meter.restore(open_row)
+                self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
+                return
+            row |= found
+            if evaluates:
+                if self.best_val_loss is None or row["val_loss"] < self.best_val_loss:
+                    self.best_val_loss = row["val_loss"]
+                    names.append("best.bin")
+            if self.log is not None:
+                self.log(row)
+        if names or last:
+            self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
+        if names or evaluates:
+            self.meter.restart_clock()               # evaluating and saving are not training time
+
+    def count_bad_steps(self, done: bool, most: int, step: int) -> None:
+        """Raises TrainingError after `most` steps in a row that were skipped. All ranks."""
+        self.bad_in_row = 0 if done else self.bad_in_row + 1
+        if self.bad_in_row >= most:
+            raise TrainingError(f"step {step:,}: the gradient was not finite in {self.bad_in_row} steps in a row (--max-bad-steps). They "
+                                "changed nothing, and the last checkpoint is good. Lower --learning-rate, or look for damaged "
+                                "weights or data.")
+
+    def save_stopped(self, step: int) -> None:
+        """Saves where a run was stopped. All ranks."""
+        self._save(step, ["last.bin"])
+
+    def _save(self, step: int, names: list[str]) -> None:
+        if self.save is None:
+            return
+        running = self.world.gather(self.meter.state())
+        self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss,
+                                "bad_in_row": self.bad_in_row, "unfinished": self.unfinished})
+
+
+class StopPoll:
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective; None: never."""
+
+    def __init__(self, asked: Callable[[], bool] | None):
+        self.asked, self.agreed = asked, False
+
+    def __call__(self) -> bool:
+        self.agreed = self.agreed or (self.asked is not None and self.asked())
+        return self.agreed
+
+
+def _due(step: int, interval: int | None) -> bool:
+    return bool(interval) and step % interval == 0

@@ -1,0 +1,83 @@
+"""Signals that ask a run to stop: seen at once, acted on between two steps.
+
+Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a collective does not. So
+the handler does nothing: the interpreter writes the signal's number into a pipe, and a thread reads it there.
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SECOND_AFTER = 1.0            # seconds: a launcher may send the same signal twice, a person who repeats it means it
+
+
+class Stopped(BaseException):
+    """Raised where work is given up because the run is to stop. Not an error: nothing that catches errors catches it."""
+
+
+class StopRequest:
+    """Whether this process was asked to stop, and by what. `listen` once, in the main thread."""
+
+    def __init__(self, stop_after_minutes: float | None = None):
+        self.signal: int | None = None
+        self.acted = False                           # whether the run was stopped, rather than ended by itself
+        self.deadline = None if stop_after_minutes is None else time.monotonic() + 60 * stop_after_minutes
+        self._since = 0.0
+
+    def __bool__(self) -> bool:
+        return self.signal is not None or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    @property
+    def reason(self) -> str:
+        """The signal's name or the flag; "" where this process was not asked."""
+        return signal.Signals(self.signal).name if self.signal is not None else "--stop-after" if self else ""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 130 after Ctrl-C, as shells expect."""
+        return 130 if self.signal == signal.SIGINT else 0
+
+    def listen(self) -> Callable[[], None]:
+        """Takes the signals from now on; returns a function that gives them back."""
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = {number: signal.signal(number, _nothing) for number in SIGNALS}
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True).start()
+
+        def give_back() -> None:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            writer.close()
+        return give_back
+
+    def _read(self, reader: socket.socket, owner: int) -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                for number in numbers:
+                    if number in SIGNALS and os.getpid() == owner:
+                        self._take(number)
+
+    def _take(self, number: int) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._since = number, now
+        elif now - self._since >= SECOND_AFTER:
+            os._exit(128 + number)                   # files are replaced by renames: none is half-written
+
+
+def _nothing(number, frame) -> None:
+    pass
+
+
+def leave_to_parent(*_) -> None:
+    """In a forked helper process: its parent decides when it ends, so Ctrl-C and SIGUSR1 are not for it."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,80 @@
+"""Runs that are interrupted, and what must be left of them."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+from helpers import TINY, TRAIN_MIXER, command, environment, read_logs, write_rows
+
+SPEEDS = ("samples_per_sec", "seconds_data")
+
+
+class Job:
+    """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on with."""
+
+    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=()):
+        self.folder, self.processes = folder, processes
+        data = folder.parent / f"data_{rows}"
+        data.mkdir(exist_ok=True)
+        train, val = data / "train.csv", data / "val.csv"
+        if not val.exists():
+            write_rows(train, rows)
+            write_rows(val, 24, 500)
+        self.flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", epochs,
+                      "--global-batch-size", total, "--log-interval", 3, "--eval-interval", 5, "--save-interval", 4, "--learning-rate",
+                      1e-3, "--save-dir", folder, *flags]
+        self.output = ""
+
+    def start(self, *more) -> subprocess.Popen:
+        self.log = open(self.folder.parent / f"{self.folder.name}.log", "w+", encoding="utf-8")
+        return subprocess.Popen(command(TRAIN_MIXER, *self.flags, *more, processes=self.processes), env=environment(),
+                                stdout=self.log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+    def said(self) -> str:
+        return Path(self.log.name).read_text(encoding="utf-8")
+
+    def wait_for(self, process: subprocess.Popen, words: str, seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
+        while words not in self.said():
+            assert process.poll() is None and time.monotonic() < until, f"never said {words!r}:\n{self.said()}"
+            time.sleep(0.02)
+
+    def end(self, process: subprocess.Popen, seconds: float = 60) -> tuple[int, str]:
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            kill_all(process)
+            raise AssertionError(f"did not end:\n{self.said()}") from None
+        return code, self.said()
+
+    def run(self, *more, code: int = 0) -> str:
+        found, output = self.end(self.start(*more), 120)
+        assert found == code, output
+        return output
+
+    def last(self) -> dict:
+        return torch.load(self.folder / "last.bin", weights_only=True)
+
+    def rows(self) -> list[dict]:
+        return [{name: value for name, value in row.items() if name not in SPEEDS} for row in read_logs(self.folder)]
+
+
+def kill_all(process: subprocess.Popen) -> None:
+    """SIGKILL for the launcher and everything it started, as when a machine loses power."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def assert_same_end(job: Job, whole: Job) -> None:
+    """The very bits of a run that was never interrupted: weights, optimizer, schedule, log."""
+    one, other = job.last(), whole.last()
+    assert one["step"] == other["step"]
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
+    for index, values in other["optimizer"]["state"].items():
+        assert all(torch.equal(values[name], one["optimizer"]["state"][index][name]) for name in values)
+    assert one["scheduler"] == other["scheduler"]
+    assert job.rows() == whole.rows()
+    assert not [name for name in os.listdir(job.folder) if ".tmp" in name or name == "run.lock"]

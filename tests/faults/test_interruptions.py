@@ -1,0 +1,224 @@
+"""Signals, kills, damaged files and full disks, with real processes: nothing lost, nothing repeated."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from harness import Job, assert_same_end, kill_all
+from helpers import TITLES, write_csv
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """24 steps in one process, never interrupted."""
+    job = Job(folder / "whole")
+    job.run()
+    return job
+
+
+@pytest.fixture(scope="module")
+def whole_of_two(folder):
+    job = Job(folder / "whole_of_two", processes=2)
+    job.run()
+    return job
+
+
+@pytest.mark.parametrize("name, code", [("SIGUSR1", 0), ("SIGINT", 130)])
+def test_a_signal_stops_between_two_steps_and_the_same_command_goes_on(folder, whole, name, code):
+    job = Job(folder / name)
+    process = job.start()
+    job.wait_for(process, "step 6/24")
+    process.send_signal(getattr(signal, name))
+    found, output = job.end(process)
+    assert found == code and f"Stopped by {name} at step " in output and "The same command goes on." in output and "Traceback" not in output
+    assert 6 <= job.last()["step"] < 24
+    assert "Resuming from step" in job.run()
+    assert_same_end(job, whole)
+
+
+def test_stops_at_random_moments_of_training_and_evaluation(folder, whole):
+    job, dice, stops = Job(folder / "random"), random.Random(1), 0
+    for _ in range(3):
+        process = job.start()
+        job.wait_for(process, "Starting training")
+        time.sleep(dice.uniform(0.1, 1.0))
+        process.send_signal(signal.SIGTERM)
+        code, output = job.end(process)
+        assert code == 0, output
+        stops += "Stopped by SIGTERM at step" in output
+        if "Finished" in output:
+            break
+    assert stops >= 1
+    if "Finished" not in output:
+        job.run()
+    assert_same_end(job, whole)
+
+
+def test_killed_without_warning_again_and_again(folder, whole):
+    job, dice = Job(folder / "killed"), random.Random(2)
+    for _ in range(2):
+        process = job.start()
+        job.wait_for(process, "Starting training")
+        time.sleep(dice.uniform(0.2, 1.5))
+        kill_all(process)
+    job.run()
+    assert_same_end(job, whole)
+
+
+def test_two_processes_are_stopped_by_their_launcher_and_go_on(folder, whole_of_two):
+    job = Job(folder / "two", processes=2)
+    process = job.start()
+    job.wait_for(process, "step 6/24")
+    process.send_signal(signal.SIGTERM)                                # to torchrun, which passes it on
+    code, output = job.end(process, 90)
+    assert code != 0 and output.count("Stopped by SIGTERM at step") == 1, output
+    assert "Resuming from step" in job.run()
+    assert_same_end(job, whole_of_two)
+
+
+def test_one_of_two_processes_gets_the_signal_and_both_stop(folder, whole_of_two):
+    job = Job(folder / "one_of_two", processes=2)
+    process = job.start()
+    job.wait_for(process, "step 3/24")
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(int(children[-1]), signal.SIGUSR1)
+    code, output = job.end(process, 90)
+    assert code == 0 and output.count("Stopped by SIGUSR1 at step") == 1, output
+    job.run()
+    assert_same_end(job, whole_of_two)
+
+
+def test_killed_processes_under_a_launcher_leave_no_orphans(folder, whole_of_two):
+    job = Job(folder / "agent", processes=2)
+    process = job.start()
+    job.wait_for(process, "step 6/24")
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    os.kill(process.pid, signal.SIGKILL)                               # the launcher alone
+    process.wait()
+    until = time.monotonic() + 10
+    while any(alive(int(child)) for child in children) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(children) == 2 and not any(alive(int(child)) for child in children)
+    job.run()
+    assert_same_end(job, whole_of_two)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_second_signal_ends_at_once(folder, whole):
+    """Where the first cannot be followed: the other rank does not come, and this one waits for it."""
+    job = Job(folder / "second", processes=2)
+    process = job.start()
+    job.wait_for(process, "step 6/24")
+    first, other = map(int, subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split())
+    os.kill(other, signal.SIGSTOP)
+    time.sleep(1)
+    for _ in range(2):
+        assert alive(first)
+        os.kill(first, signal.SIGUSR1)
+        time.sleep(1.3)
+    assert not alive(first)
+    kill_all(process)
+    os.kill(other, signal.SIGKILL)
+    assert "model" in job.last()                                       # whole and readable
+
+
+def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
+    rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
+    many = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
+    job = Job(folder / "preparing")
+    job.flags = ["--train-data", many, "--val-data", many, "--target-cols", "hisco_1", "--model-size", "tiny", "--save-dir", job.folder]
+    process = job.start()
+    job.wait_for(process, "Preparing data")
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    code, output = job.end(process)
+    assert code == 0 and "Stopped by SIGTERM before the first step" in output, output
+    assert not job.folder.exists()
+
+
+def test_a_run_that_may_last_so_long_only(folder):
+    job = Job(folder / "limited", epochs=500)
+    assert "Stopped by --stop-after" in job.run("--stop-after", 0.1)
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(folder, whole):
+    job = Job(folder / "damaged")
+    job.run("--max-steps", 10)
+    last = job.folder / "last.bin"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 4
+    last.unlink()                                                      # not the file that it may be a link to
+    last.write_bytes(content)
+    output = job.run()
+    assert "WARNING: a newer checkpoint cannot be used" in output and "damaged" in output and "Resuming from step" in output
+    assert_same_end(job, whole)
+
+
+def test_a_folder_is_used_by_one_job_at_a_time(folder):
+    job = Job(folder / "locked")
+    process = job.start()
+    job.wait_for(process, "Starting training")
+    other = Job(folder / "locked")
+    second = other.start()
+    code = second.wait(60)
+    said = other.said()
+    assert code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job: host" in said, said
+    owner = json.loads((job.folder / "run.lock").read_text())
+    kill_all(process)
+    assert owner["process"] == process.pid and set(owner) == {"host", "process", "since"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
+def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
+    disk = folder / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        job = Job(disk / "run", epochs=1)
+        output = job.run(code=1)
+        assert "WARNING: the checkpoint of step 4 could not be saved" in output and "Training goes on" in output
+        assert "error: the last checkpoint, of step 6, could not be saved" in output and "Traceback" not in output
+        assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]
+        assert [row["step"] for row in job.rows()] == [3, 5, 6]
+        subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
+        assert "Finished at step 6" in job.run()
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_going_on_with_another_number_of_processes(folder):
+    """One, then two, then one process: the losses of one that was never interrupted, in double precision and without dropout."""
+    flags = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
+    one, mixed = Job(folder / "one", flags=flags, epochs=2), Job(folder / "mixed", flags=flags, epochs=2)
+    one.run()
+    for processes, stop in ((None, 3), (2, 8), (None, 12)):
+        mixed.processes = processes
+        mixed.run("--max-steps", stop)
+    rows, others = one.rows(), mixed.rows()
+    assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, 13))
+    for row, other in zip(rows, others):
+        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(row["train_loss"]) and row["samples"] == other["samples"]
+    weights, others = one.last()["model"], mixed.last()["model"]
+    assert max(float((weights[name] - others[name]).abs().max()) for name in weights) < 1e-9
+    assert one.last()["position"]["samples"] == mixed.last()["position"]["samples"] == 48
