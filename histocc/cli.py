@@ -54,7 +54,14 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(prog: str, description: str) -> Parser:
     return Parser(prog=prog, description=description, allow_abbrev=False,
-                  formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+                  formatter_class=_Defaults)
+
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but not that there is none."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def count(text: str) -> int:
@@ -131,8 +138,8 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
 
 def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
     add_table_arguments(parser, formatter, use_val_share)
+    parser.add_argument("--prepare-only", action="store_true", help="prepare the data, report on them and stop")
     group = parser.add_argument_group("descriptions of codes, shown with some of the training texts")
-    group.add_argument("--prepare-only", action="store_true", help="prepare the data, report on it and stop")
     group.add_argument("--include-descriptions", action="store_true",
                        help="put the description of its first code behind some training texts; needs --descriptions-file")
     group.add_argument("--description-prob", type=float, default=0.5, help="probability that a text gets it, 0…1")
@@ -300,18 +307,18 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
             sys.exit(0)                              # rank 0 prints it
         args = parser.parse_args(argv)
         stop = StopRequest(args.stop_after)
-        give_back = stop.listen()
-        world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
-                           device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
-        try:
-            run(args, world)
-        except Stopped:
-            stop.acted = True
-            world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command starts again.")
-        finally:
-            give_back()
-            gc.collect()
-            close_world(world)
+        with stop.listening():
+            world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
+                               device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
+            try:
+                run(args, world)
+            except Stopped:
+                stop.acted = True
+                world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command "
+                            "starts again.")
+            finally:
+                gc.collect()
+                close_world(world)
     code = stop.exit_code if stop.acted else 0
     if world.backend:
         end_process(code)

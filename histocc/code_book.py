@@ -2,13 +2,14 @@
 
 import re
 
-from histocc.formatter import BlockyFormatter, CodeError
+from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError
 
 # What statistical programs write for a missing value. In a column of codes they count as no code, unless they are one.
 MISSING_WORDS = frozenset({"NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"})
 BLANK = -1                   # an empty cell
 WORD = -2                    # one of MISSING_WORDS; lower values number the cells that do not fit
 REPAIRED = 1 << 40           # added to the number of a cell that was repaired
+SHORT = 1 << 41              # added to that of a code that does not fill its block
 MOST_FAULTS = 100_000        # kept at once: more distinct cells that do not fit are those of a wrong column
 
 
@@ -16,7 +17,7 @@ class CodeBook(dict):
     """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
     A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus REPAIRED where the cell was
-    repaired; BLANK and WORD are no code; `fault` explains lower ones.
+    repaired and SHORT where it is filled up; BLANK and WORD are no code; `fault` explains lower ones.
     """
 
     def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None = None, numbered: bool = False):
@@ -43,7 +44,10 @@ class CodeBook(dict):
                 return self._fault("label", f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}")
             code, repaired = self.by_number[int(number)], False
         number = self.of_code(code)
-        return number + REPAIRED if repaired and number >= 0 else number
+        if number < 0:
+            return number
+        short = self.formatter.allow_short and code not in NEVER_SHORT and EOS_IDX in self.formatter.encode_code(code)
+        return number + REPAIRED * repaired + SHORT * short
 
     def of_code(self, code: str) -> int:
         """Number of a code, or of the fault that it has."""

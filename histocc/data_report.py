@@ -4,6 +4,7 @@ import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,6 +18,10 @@ RARE = 10                     # a code in fewer rows than this is rare
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 _BUCKET = 1 << 22             # rows that are compared at once
 _BLOCK = 1 << 18              # rows that are read at once
+# What the published models call languages that have another usual name.
+USUAL_NAMES = {"sv": "se", "swe": "se", "swedish": "se", "de": "ge", "ger": "ge", "german": "ge", "dk": "da", "dan": "da", "danish": "da",
+               "eng": "en", "english": "en", "nb": "no", "nn": "no", "norwegian": "no", "el": "gr", "greek": "gr", "dutch": "nl", "french": "fr",
+               **{name.upper().casefold(): name for name in LANGUAGES}}
 
 
 @dataclass
@@ -34,6 +39,12 @@ class WrittenPart:
             while data := file.read(_BLOCK * width * dtype.itemsize):
                 values = np.frombuffer(data, dtype=dtype)
                 yield values.reshape(-1, width) if width > 1 or name == "codes" else values
+
+    @cached_property
+    def maps(self) -> dict[str, np.ndarray]:
+        """The arrays, mapped, for single rows."""
+        return {name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
+                for name, dtype in {**ARRAYS, "lines": LINES}.items()}
 
     def keys(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(hash of the text, hash of text and language, hash of the set of codes), uint64 each, block by block."""
@@ -98,28 +109,26 @@ def _conflict(parts: list[WrittenPart], row: int, count: int, files: list[str], 
     part = parts[0]
     if row >= part.rows:
         row, part = row - part.rows, parts[1]
-
-    def at(name: str, dtype: np.dtype) -> np.ndarray:
-        return map_array(os.path.join(part.folder, f"{part.part}.{name}"), dtype)
-    begin, end = at("offsets", ARRAYS["offsets"])[row:row + 2]
-    text = "".join(map(chr, at("chars", ARRAYS["chars"])[begin:end]))
-    numbers = at("codes", ARRAYS["codes"])[row * part.max_codes:(row + 1) * part.max_codes]
-    file, line = divmod(int(at("lines", LINES)[row]), 1 << 40)
-    return (text, languages[at("language", ARRAYS["language"])[row]], " ".join(codes[n] for n in numbers if n >= 0), count,
-            files[file], line)
+    at = part.maps
+    begin, end = at["offsets"][row:row + 2]
+    numbers = at["codes"][row * part.max_codes:(row + 1) * part.max_codes]
+    file, line = divmod(int(at["lines"][row]), 1 << 40)
+    return ("".join(map(chr, at["chars"][begin:end])), languages[at["language"][row]], " ".join(codes[n] for n in numbers if n >= 0),
+            count, files[file], line)
 
 
 def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[str]) -> dict:
     """Languages, codes per row, rare codes, lengths of descriptions in characters."""
     of_language = np.zeros(len(languages), dtype=np.int64)
-    of_code = np.zeros(len(codes), dtype=np.int64)
+    in_part = []                                     # rows of each code, part by part
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
     lengths = np.zeros(1, dtype=np.int64)            # rows of each length
     for part in parts:
         for values in part.blocks("language", ARRAYS["language"]):
             of_language += np.bincount(values, minlength=len(languages))
+        in_part.append(np.zeros(len(codes), dtype=np.int64))
         for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-            of_code += np.bincount(numbers[numbers >= 0], minlength=len(codes))
+            in_part[-1] += np.bincount(numbers[numbers >= 0], minlength=len(codes))
             per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
         end = 0
         for ends in part.blocks("offsets", ARRAYS["offsets"]):
@@ -127,7 +136,9 @@ def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[s
             end = ends[-1]
             lengths = counts + np.pad(lengths, (0, len(counts) - len(lengths))) if len(counts) > len(lengths) else \
                 lengths + np.pad(counts, (0, len(lengths) - len(counts)))
-        lengths[0] -= bool(part.rows)                # the first offset, 0, ends no row
+        lengths[0] -= 1                              # the first offset, 0, ends no row
+    of_code = sum(in_part)
+    unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0))
     named = {name: int(count) for name, count in zip(languages, of_language) if count}
     return {
         "languages": dict(sorted(named.items(), key=lambda item: -item[1])),
@@ -136,6 +147,7 @@ def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[s
         "codes_per_row": {str(n): int(count) for n, count in enumerate(per_row) if count},
         "frequent_codes": {codes[i]: int(of_code[i]) for i in np.argsort(-of_code, kind="stable")[:RARE] if of_code[i]},
         "rare_codes": {codes[i]: int(of_code[i]) for i in np.flatnonzero((of_code > 0) & (of_code < RARE))},
+        "codes_only_in_validation": {codes[i]: int(of_code[i]) for i in unseen} if in_part[0].any() else {},
         "length": _percentiles(lengths),
     }
 
@@ -147,18 +159,20 @@ def _percentiles(lengths: np.ndarray) -> dict:
         return {}
     upto = np.cumsum(lengths)
     at = {f"p{share}": int(np.searchsorted(upto, -(-rows * share // 100))) for share in PERCENTILES}
-    return {"mean": round(float(lengths @ np.arange(len(lengths))) / rows, 2), **at, "max": int(np.flatnonzero(lengths)[-1])}
+    present = np.flatnonzero(lengths)
+    return {"mean": round(float(lengths @ np.arange(len(lengths))) / rows, 2), "min": int(present[0]), **at, "max": int(present[-1])}
 
 
-def make_report(parts: list[WrittenPart], split: bool, files: list[dict], findings: Findings, codes: list[str],
+def make_report(parts: list[WrittenPart], split: bool, read: list[str], files: list[dict], findings: Findings, codes: list[str],
                 languages: list[str], conflicts_file: str) -> dict:
-    """Everything that was found, as plain types. split: whether the parts were made from the same files by the texts."""
+    """Everything that was found, as plain types. split: whether the parts were made from the same files by the texts; read:
+    what was read and how, in lines for people."""
     with_rows = {part.part: part.rows for part in parts}
     rejected = sum(findings.rejected.values())
     return {
-        "rows": sum(with_rows.values()) + rejected + sum(findings.errors.values()),
+        "read": read, "rows": sum(with_rows.values()) + rejected + sum(findings.errors.values()),
         "train_rows": with_rows["train"], "val_rows": with_rows["val"],
-        "rejected_rows": rejected, "rejected": dict(findings.rejected),
+        "rejected_rows": rejected, "rejected": dict(findings.rejected), "unusable_rows": sum(findings.errors.values()),
         **{kind: findings.notes[kind] for kind in NOTES},
         **compare_rows(parts, split, [file["path"] for file in files], codes, languages, conflicts_file),
         **describe_parts(parts, codes, languages), "files": files, "problems": findings.problems(),
@@ -167,20 +181,27 @@ def make_report(parts: list[WrittenPart], split: bool, files: list[dict], findin
 
 def report_lines(report: dict) -> list[str]:
     """A report as lines for people; what did not happen is not said."""
-    lines = [f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for validation",
+    unusable = f", {report['unusable_rows']:,} that stop the run; what follows is without them" if report["unusable_rows"] else ""
+    lines = [*report["read"],
+             f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for validation" + unusable,
              f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"]
     if report["length"]:
         lines.append("Length in characters: " + ", ".join(f"{name} {value:,}" for name, value in report["length"].items()))
     lines += [f"Codes: {report['codes_used']:,} used" + (f" of {report['codes']:,} in the key" if report["codes"] > report["codes_used"] else "")
-              + f", {len(report['rare_codes']):,} of them in fewer than {RARE} rows; rows with "
-              + ", ".join(f"{n} {'code' if n == '1' else 'codes'}: {count:,}" for n, count in report["codes_per_row"].items()),
+              + f", {len(report['rare_codes']):,} of them in fewer than {RARE} rows"
+              + "".join(f"; rows with {n} {'code' if n == '1' else 'codes'}: {count:,}" for n, count in report["codes_per_row"].items()),
               "Languages: " + (", ".join(f"{name} {count:,}" for name, count in report["languages"].items()) or "none")]
     lines += [f"Note: {os.path.basename(file['path'])} was read as {file['encoding']}" for file in report["files"]
               if file["encoding"] not in ("UTF-8", "Parquet")]
     if report["unpublished_languages"]:
-        lines.append(f"Note: {', '.join(report['unpublished_languages'])}: not among the languages of the published models ({' '.join(LANGUAGES)})")
+        lines.append("Note: languages that the published models were not trained on: " + ", ".join(
+            name + (f" ({USUAL_NAMES[name.casefold()]} there)" if name.casefold() in USUAL_NAMES else "")
+            for name in report["unpublished_languages"]) + f". They know {' '.join(LANGUAGES)}; a model that is trained on others learns them as they stand")
     if report["conflicts"]:
         lines.append(f"Note: {report['conflicts']:,} texts stand with different codes in different rows, listed in conflicts.csv")
+    if report["codes_only_in_validation"]:
+        unseen = report["codes_only_in_validation"]
+        lines.append(f"Note: {len(unseen):,} codes stand in validation rows alone ({sum(unseen.values()):,} rows), which no model can get right")
     if report["val_rows_seen_in_training"]:
         share = report["val_rows_seen_in_training"] / report["val_rows"]
         lines.append(f"Note: {report['val_rows_seen_in_training']:,} validation rows ({share:.0%}) have a text that is also trained on; "

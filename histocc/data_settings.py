@@ -96,9 +96,12 @@ def settings_from(args: argparse.Namespace, train_files: list[str], val_files: l
 
 
 def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[str]:
-    found = tables.find_target_columns(read_header(path, args.delimiter)[0], naming, has_key=bool(args.key))
+    header = read_header(path, args.delimiter)[0]
+    found = tables.find_target_columns(header, naming, has_key=bool(args.key))
     if found is None:
-        raise UserError(f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols")
+        numbers = " (code1 … hold numbers of a key: --key FILE names it)" if "code1" in header else ""
+        raise UserError(f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}. It has "
+                        + ", ".join(map(repr, header)))
     return found[1]
 
 
@@ -110,7 +113,11 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[s
     if args.key:
         cells = tables.read_key(path)
     else:
-        cells = [cell for cell, in tables.read_columns(path, [args.all_codes_col or args.target_cols[0]])]
+        column = args.all_codes_col or args.target_cols[0]
+        if column not in read_header(path)[0]:
+            raise UserError(f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
+                            + ", ".join(map(repr, read_header(path)[0])))
+        cells = [cell for cell, in tables.read_columns(path, [column])]
     codes = [formatter.repair(cell)[0] for cell in cells if cell]
     try:
         for code in codes:

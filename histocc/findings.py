@@ -16,6 +16,8 @@ NOTES = {
     "texts_cut": "descriptions are longer than the model reads and are cut",
     "missing_code_used": "rows without a first code got the code of --missing-code",
     "codes_repeated": "codes repeated within a row count once",
+    "codes_short": "codes are shorter than the block and are filled up",
+    "letters_broken": "descriptions hold letters that were broken by a wrong encoding before (such as Ã¦ for æ)",
 }
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
@@ -41,6 +43,7 @@ class Findings:
     def error(self, kind: str, path: str, line: int, column: str, value: str, reason: str) -> None:
         """A row that makes the data unusable until the user decides."""
         self.errors[kind] += 1
+        self.rows.writerow([path, line, column, value, reason])
         self._example(kind, path, line, value, f"column {column!r}: {reason}")
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:

@@ -59,8 +59,6 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     if args.num_workers:
         workers |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
     descriptions = load_descriptions(args, data, formatter, derived_seed(args.seed, _SEED_DESCRIPTIONS))
-    if descriptions:
-        world.print(f"Descriptions: {descriptions.codes:,} of {len(data.codes):,} codes have one")
     loaders = {"data_loader_train": BatchLoader(
         batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter,
                 descriptions=descriptions), **workers)}
@@ -136,7 +134,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     if world.is_main:
         write_run_files(args, world, data)
     stop = StopPoll(world.stop_agreed)
-    log = RunLog(args.save_path, schedule.total, world.is_main, step)
+    log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop)
     say_start(args, world, resumed, step, plan)
     step = engine.train(
         model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,

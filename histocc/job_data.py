@@ -4,12 +4,12 @@ import argparse
 import os
 from dataclasses import asdict
 
-from histocc import checkpoint, model_io, prepare
+from histocc import checkpoint, model_io, prepare, tables
 from histocc.arrays import PreparedData
 from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
 from histocc.data_report import report_lines
 from histocc.data_settings import PrepareSettings, settings_from
-from histocc.descriptions import find_columns
+from histocc.descriptions import find_columns, load_descriptions
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
@@ -57,7 +57,12 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
         settings = settings_from(args, train_files, val_files, naming, argument_problems(args) + found)
         if checkpoint.exists_in(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
             refuse_other_arguments(args, model_io.newest_good(args.save_path)[1])
+        if args.fn_word_freq:
+            tables.read_words(args.fn_word_freq)     # only to find out now whether it can be read
         folder = prepare.prepare(settings, args.save_path, world.print, args.save_path if args.prepare_only else None, check)
+        if args.include_descriptions:
+            found = load_descriptions(args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0)
+            world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return [asdict(settings), folder]
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)

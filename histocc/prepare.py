@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import numpy as np
 
 from histocc import cli
 from histocc.arrays import ARRAYS, PREPARED_FORMAT, PreparedData
-from histocc.code_book import BLANK, REPAIRED, WORD, CodeBook
+from histocc.code_book import BLANK, REPAIRED, SHORT, WORD, CodeBook
 from histocc.data_report import WrittenPart, make_report, report_lines
 from histocc.data_settings import PrepareSettings, file_problems, fingerprint, settings_from
 from histocc.errors import UserError
@@ -33,6 +34,7 @@ from histocc.tables import write_key, write_words
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
 
 MOST_LANGUAGES = 255
+_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")     # UTF-8 that was read as Windows-1252, or lost altogether
 ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "windows-1252": "Windows-1252 (Latin-1), since it is not UTF-8"}
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")      # for the user, out of the prepared folder
 
@@ -92,7 +94,7 @@ class Reader:
     def read(self, path: str, part: str, check: Callable[[], None]) -> None:
         """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for it."""
         encoding = None if is_parquet(path) else detect_encoding(path)
-        delimiter = read_header(path, self.settings.delimiter)[1]
+        columns, delimiter = read_header(path, self.settings.delimiter)
         rows = 0
         with paused_garbage_collection():
             for chunk in read_chunks(path, self.settings.columns, delimiter or None, encoding):
@@ -101,7 +103,7 @@ class Reader:
                 self._read_chunk(path, part, chunk)
                 self.book.forget_faults()
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": ENCODINGS.get(encoding, "Parquet"),
-                           "delimiter": delimiter})
+                           "delimiter": delimiter, "columns": columns})
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, columns = self.settings, chunk.columns
@@ -110,7 +112,11 @@ class Reader:
         keep = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > 0
         rejects += [(chunk.lines[i], settings.input_col, columns[0][i], "empty text", "the description is empty")
                     for i in np.flatnonzero(~keep)]
-        if "\0" in "".join(texts):
+        whole = "".join(texts)
+        if "\ufffd" in whole or "Ã" in whole:
+            broken = [i for i, text in enumerate(texts) if _BROKEN.search(text)]
+            self.findings.note("letters_broken", path, chunk.lines[broken], (texts[i] for i in broken))
+        if "\0" in whole:
             nul = [i for i, text in enumerate(texts) if "\0" in text]
             keep[nul] = False
             rejects += [(chunk.lines[i], settings.input_col, texts[i], "NUL character", "the description holds a NUL character") for i in nul]
@@ -157,7 +163,8 @@ class Reader:
         if self.missing is not None:
             note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
         note("missing_words", numbers == WORD)
-        note("zeros_restored", numbers >= REPAIRED)
+        note("zeros_restored", (numbers >= REPAIRED) & (numbers & REPAIRED > 0))
+        note("codes_short", numbers >= SHORT)
         numbers &= np.where(numbers >= 0, REPAIRED - 1, -1)
         numbers[numbers < 0] = BLANK
         repeated = np.zeros(numbers.shape, dtype=bool)
@@ -200,15 +207,33 @@ class Reader:
         return [f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise it, or pass "
                 "--share-val 0 to train without validation"]
 
+    def _what_was_read(self) -> list[str]:
+        settings, formatter = self.settings, self.formatter
+        language = f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
+        lines = [f"Read: descriptions from column {settings.input_col}, codes from {', '.join(settings.target_cols)} "
+                 f"({formatter.kind}, block size {formatter.block_size}), language: {language}"]
+        ignored = [name for file in self.files for name in file["columns"] if name.casefold() in ("lang", "language")]
+        if ignored and not settings.language_col and settings.language == UNKNOWN_LANGUAGE:
+            lines.append(f"Note: there is a column {ignored[0]!r} that is not read; --language-col {ignored[0]} reads it")
+        return lines
+
     def _bad_labels(self) -> str:
         formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
         ways = ["--drop-bad-labels leaves these rows out and lists them"]
         if formatter.kind == "gpf" and not formatter.allow_short:
-            ways = ["--allow-codes-shorter-than-block-size fills shorter codes up", *ways, "--block-size N sets another length",
-                    "--formatter hisco is for HISCO codes, and restores lost leading zeros"]
-        first = [f"{each['file']}, line {each['line']}, {each['reason']}" for each in self.findings.examples[kind]]
+            ways = ["--allow-codes-shorter-than-block-size fills shorter codes up", *ways, "--block-size N sets another length"]
+            hisco = "--formatter hisco is for HISCO codes, and restores lost leading zeros"
+            ways = [hisco, *ways] if formatter.target_cols[0].startswith("hisco") else [*ways, hisco]
+        if rows > sum(part.rows for part in self._parts()):
+            ways.insert(0, "Most rows are of this kind: look whether --target-cols and --formatter are the right ones")
+        if self.settings.numbered:
+            return "\n    ".join([f"{rows:,} rows hold what is not a number of the key. The first:",
+                                  *self._first(kind), "What to do:", "--key names the file that the numbers belong to", *ways])
         return "\n    ".join([f"{rows:,} rows hold a code that does not fit the formatter {formatter.kind} (block size "
-                              f"{formatter.block_size}). The first:", *first, "What to do:", *ways])
+                              f"{formatter.block_size}). The first:", *self._first(kind), "What to do:", *ways])
+
+    def _first(self, kind: str) -> list[str]:
+        return [f"{each['file']}, line {each['line']}, {each['reason']}" for each in self.findings.examples[kind]]
 
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
@@ -230,7 +255,7 @@ class Reader:
                 for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
                     file.write(final[numbers].tobytes())
             os.replace(path + ".new", path)
-        report = make_report(self._parts(), not self.settings.val_files, self.files, self.findings, list(codes), self.languages.names,
+        report = make_report(self._parts(), not self.settings.val_files, self._what_was_read(), self.files, self.findings, list(codes), self.languages.names,
                              os.path.join(self.folder, "conflicts.csv"))
         for part in self._parts():
             os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
@@ -284,7 +309,9 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
     if is_whole(folder):
-        say(f"Prepared data: found in {folder}")
+        made_from = [file["path"] for file in PreparedData.open(folder).report["files"]]
+        others = f", made from {', '.join(made_from)}" if made_from != [path for _, path in settings.files] else ""
+        say(f"Prepared data: found in {folder}{others}")
         if reports:
             copy_lists(folder, reports)
         return folder
@@ -326,7 +353,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             report = PreparedData.open(prepare(settings, args.save_path, reports=args.save_path)).report
         except UnusableData as error:
-            print("\n".join(report_lines(error.report)), flush=True)
+            print("\n".join(report_lines(error.report)))
+            print(f"Report: {os.path.join(args.save_path, 'data_report.json')}", flush=True)
             raise
         print("\n".join(report_lines(report)))
     except UserError as error:

@@ -34,9 +34,10 @@ class RunLog:
     folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped.
     """
 
-    def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True):
+    def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
+                 stop: int | None = None):
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
-        self.is_main, self.total_steps, self.first_step = is_main, total_steps, step
+        self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.bar, self.waiting = None, []
         if self.path:
@@ -74,12 +75,12 @@ class RunLog:
             self.bar.update(1)
             return
         self.steps += 1
-        if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.total_steps:
+        if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.stop:
             self.say(f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
                      f"about {duration(self._seconds_left(self.first_step + self.steps))} left")
 
     def _seconds_left(self, step: int) -> float:
-        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.total_steps - step)
+        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
 
     def row(self, values: dict) -> None:
         """One row of logs.csv, and its lines on the console. `values` may hold any of COLUMNS."""

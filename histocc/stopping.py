@@ -4,12 +4,12 @@ Python runs a signal's handler only when the main thread comes back to it, and a
 the handler does nothing: the interpreter writes the signal's number into a pipe, and a thread reads it there.
 """
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SECOND_AFTER = 1.0            # seconds: a launcher may send the same signal twice, a person who repeats it means it
@@ -20,7 +20,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and by what. `listen` once, in the main thread."""
+    """Whether this process was asked to stop, and by what. `listening` is for the main thread."""
 
     def __init__(self, stop_after_minutes: float | None = None):
         self.signal: int | None = None
@@ -41,20 +41,21 @@ class StopRequest:
         """0, or 130 after Ctrl-C, as shells expect."""
         return 130 if self.signal == signal.SIGINT else 0
 
-    def listen(self) -> Callable[[], None]:
-        """Takes the signals from now on; returns a function that gives them back."""
+    @contextlib.contextmanager
+    def listening(self):
+        """Takes the signals, and gives them back at the end."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         before = {number: signal.signal(number, _nothing) for number in SIGNALS}
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True).start()
-
-        def give_back() -> None:
+        try:
+            yield
+        finally:
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
             writer.close()
-        return give_back
 
     def _read(self, reader: socket.socket, owner: int) -> None:
         with reader:

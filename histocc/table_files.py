@@ -81,12 +81,18 @@ def read_header(path: str, delimiter: str | None = None) -> tuple[list[str], str
 
 def _csv_header(path: str, begin: bytes, delimiter: str | None) -> tuple[list[str], str]:
     mark = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if begin.startswith(mark)), None)
-    for encoding in [mark] if mark else ["utf-8", "windows-1252", "latin-1"]:
+    with open(path, "rb") as file:
+        first = file.readline(1 << 20)
+    if b"\0" in first and mark != "utf-16":
+        what = "looks like UTF-16 without a byte order mark; save it as UTF-8" if first.strip(b"\0").count(b"\0") * 3 > len(first) else \
+            "is not a text file (a NUL byte in the first line)"
+        raise UserError(f"{path}: {what}")
+    for encoding in [mark] if mark == "utf-16" else ["utf-8-sig", "windows-1252", "latin-1"]:
         try:
-            with open(path, encoding=encoding, newline="") as file:
+            if mark != "utf-16":
+                first.decode(encoding)               # of the first line alone: what follows is looked at as a whole later
+            with open(path, encoding=encoding, errors="replace", newline="") as file:
                 line = file.readline(1 << 20)
-                if "\0" in line:
-                    raise UserError(f"{path}: is not a text file (a NUL byte in the first line)")
                 if not line.strip():
                     raise UserError(f"{path}: is empty" if not line else
                                     f"{path}: the first line, with the column names, is blank")
@@ -112,6 +118,7 @@ def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str
             near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
             problems.append(f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
                             + (f". Is {near[0]!r} meant?" if near else "")
+                            + (" (several columns are parted by blanks)" if "," in name else "")
                             + (" (one column only: --delimiter names what parts the columns)" if len(header) == 1 else ""))
         elif header.count(name) > 1:
             problems.append(f"{path}: column {name!r} stands there {header.count(name)} times; rename one of them")

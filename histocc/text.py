@@ -4,6 +4,8 @@ A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION 
 the five literal characters and the outer two are CANINE's own code points from the private use area.
 """
 
+import unicodedata
+
 import numpy as np
 
 from histocc.counter_rng import STEP, mix
@@ -50,9 +52,11 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 def text_hashes(texts: list[str]) -> np.ndarray:
     """A number for each text, uint64 [n]: equal for texts that differ only in case and blanks, on every machine.
 
-    The texts begin and end without white space and hold no NUL, which parts them here.
+    Letters that are put together in another way (å as one character or as two) are the same as well. The texts begin and
+    end without white space and hold no NUL, which parts them here.
     """
-    points = code_points("\0".join(texts).casefold() + "\0")                       # casefold may change lengths
+    joined = "\0".join(texts).casefold() + "\0"                                     # casefold may change lengths
+    points = code_points(unicodedata.normalize("NFC", joined))
     space = _SPACE[np.minimum(points, len(_SPACE) - 1)]
     doubled = space[1:] & space[:-1]
     if doubled.any():

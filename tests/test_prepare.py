@@ -488,7 +488,7 @@ def test_found_again(tmp_path):
     assert said == [f"Preparing data: {path}"]
     os.rename(path, tmp_path / "renamed.csv")                        # the content counts, not the path
     assert prep.prepare(settings_for(tmp_path / "renamed.csv"), str(tmp_path / "out"), said.append) == folder
-    assert said[1] == f"Prepared data: found in {folder}" and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
+    assert said[1] == f"Prepared data: found in {folder}, made from {path}" and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
     assert sorted(before) == ["conflicts.csv", "data_report.json", "key.csv", "meta.json", "rejected_rows.csv",
                               *(f"{part}.{name}" for part in ("train", "val") for name in ("chars", "codes", "language", "offsets", "text_hash")),
                               "words.csv"]

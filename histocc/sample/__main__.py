@@ -36,7 +36,7 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=whole_number(0), default=1, help="another seed makes other rows (default 1)")
     parser.add_argument("--output", metavar="FILE", help="CSV file for all rows")
     parser.add_argument("--split-dir", "--split_dir", metavar="DIR",
-                        help=f"folder for train.csv and val.csv; {VAL_SHARE:.0%} of the texts are in val.csv")
+                        help=f"folder for train.csv and val.csv; {VAL_SHARE:.0%}% of the texts are in val.csv")
     return parser
 
 
