@@ -66,13 +66,13 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 def count(text: str) -> int:
     """A whole number of at least 1, for argparse."""
-    if not text.lstrip("+").isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not text.lstrip("+").isdecimal() or len(text) > 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a whole number of at least 1")
     return int(text)
 
 
 def count_or_zero(text: str) -> int:
-    if not text.lstrip("+").isdecimal():
+    if not text.lstrip("+").isdecimal() or len(text) > 12:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)
 
@@ -238,6 +238,11 @@ def table_problems(args: argparse.Namespace) -> list[str]:
         (len(set(args.target_cols or [])) < len(args.target_cols or []), "--target-cols: a column is named twice"),
         (args.input_col in (args.target_cols or []), f"--input-col and --target-cols both name {args.input_col!r}"),
         (args.max_len < 16, f"--max-len must be at least 16, not {args.max_len}"),
+        (args.max_len > 2048, f"--max-len must be at most 2048, not {args.max_len}"),
+        (args.block_size > 100, f"--block-size must be at most 100, not {args.block_size}"),
+        (args.language_col in (args.input_col, *(args.target_cols or [])),
+         f"--language-col {args.language_col} is also the column of the descriptions or of codes"),
+        (args.language_col is not None and not args.language_col.strip(), "--language-col is empty"),
         (len(args.language) > args.max_len // 2, f"--language {args.language[:30]}: is it a language?"),
     ]
     return _not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]
@@ -299,9 +304,17 @@ def save_path_problem(path: str) -> str | None:
         return f"{path}: cannot write there: {error.strerror}"
 
 
+def speak_any_encoding() -> None:
+    """Letters that the terminal does not have become ?, and end nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
 def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None = None) -> None:
     """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object that is
     still alive when the interpreter ends can abort the process."""
+    speak_any_encoding()
     with errors_end_all_ranks():
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)                              # rank 0 prints it

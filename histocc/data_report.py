@@ -1,6 +1,5 @@
 """What a prepared data set holds: sizes, languages, codes, lengths, duplicates, contradictions, problems."""
 
-import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 
 from histocc.arrays import ARRAYS, map_array
 from histocc.counter_rng import mix
-from histocc.findings import NOTES, Findings
+from histocc.findings import NOTES, Findings, row_writer
 from histocc.text import LANGUAGES
 
 LINES = np.dtype("<i8")       # number of the file × 2**40 + line
@@ -70,8 +69,8 @@ def compare_rows(parts: list[WrittenPart], split: bool, files: list[str], codes:
     found = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(part.rows for part in parts) // _BUCKET))
     with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["text", "language", "codes", "rows", "file", "line"])
+        write_row = row_writer(file)
+        write_row(["text", "language", "codes", "rows", "file", "line"])
         for bucket in range(buckets):
             texts, inputs, labels, rows = _bucket(parts, bucket, buckets)
             _, first, counts = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
@@ -86,7 +85,7 @@ def compare_rows(parts: list[WrittenPart], split: bool, files: list[str], codes:
             total = np.bincount(group, weights=counts)
             order = chosen[np.lexsort((rows[first[chosen]], -counts[chosen], group[chosen], -total[group[chosen]]))]
             for at in order:
-                writer.writerow(_conflict(parts, int(rows[first[at]]), int(counts[at]), files, codes, languages))
+                write_row(_conflict(parts, int(rows[first[at]]), int(counts[at]), files, codes, languages))
     return found
 
 

@@ -3,10 +3,11 @@
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 EXAMPLES = 5                  # rows shown of each kind
 SHOWN = 60                    # characters of a value in an example
+LONGEST = 300                 # characters of a reason
 
 # Kinds that leave a row as it is, or mend it: what is said of them.
 NOTES = {
@@ -22,6 +23,13 @@ NOTES = {
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
+def row_writer(file) -> Callable[[list], None]:
+    """Writes rows of CSV to an open file. Python's writer leaves a lone carriage return bare, where readers would cut the row."""
+    usual = csv.writer(file, lineterminator="\n")
+    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    return lambda row: (quoted if any("\r" in cell for cell in row if isinstance(cell, str)) else usual).writerow(row)
+
+
 class Findings:
     """Counts by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line, column, value, reason."""
 
@@ -31,19 +39,19 @@ class Findings:
         self.errors: Counter = Counter()
         self.examples: dict[str, list[dict]] = {}
         self.file = open(os.path.join(folder, "rejected_rows.csv"), "w", encoding="utf-8", newline="", errors="backslashreplace")
-        self.rows = csv.writer(self.file, lineterminator="\n")
-        self.rows.writerow(["file", "line", "column", "value", "reason"])
+        self.write_row = row_writer(self.file)
+        self.write_row(["file", "line", "column", "value", "reason"])
 
     def reject(self, kind: str, path: str, line: int, column: str, value: str, reason: str) -> None:
         """A row that is not used."""
         self.rejected[kind] += 1
-        self.rows.writerow([path, line, column, value, reason])
+        self.write_row([path, line, column, value, reason[:LONGEST]])
         self._example(kind, path, line, value, reason)
 
     def error(self, kind: str, path: str, line: int, column: str, value: str, reason: str) -> None:
         """A row that makes the data unusable until the user decides."""
         self.errors[kind] += 1
-        self.rows.writerow([path, line, column, value, reason])
+        self.write_row([path, line, column, value, reason[:LONGEST]])
         self._example(kind, path, line, value, f"column {column!r}: {reason}")
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
@@ -55,7 +63,7 @@ class Findings:
     def _example(self, kind: str, path: str, line: int, value: str, reason: str) -> None:
         known = self.examples.setdefault(kind, [])
         if len(known) < EXAMPLES:
-            known.append({"file": path, "line": int(line), "value": value[:SHOWN], "reason": reason})
+            known.append({"file": path, "line": int(line), "value": value[:SHOWN], "reason": reason[:LONGEST]})
 
     def close(self) -> None:
         self.file.close()

@@ -21,7 +21,7 @@ import numpy as np
 
 from histocc import cli
 from histocc.arrays import ARRAYS, PREPARED_FORMAT, PreparedData
-from histocc.code_book import BLANK, REPAIRED, SHORT, WORD, CodeBook
+from histocc.code_book import BLANK, REPAIRED, SHORT, WORD, CodeBook, Languages
 from histocc.data_report import WrittenPart, make_report, report_lines
 from histocc.data_settings import PrepareSettings, file_problems, fingerprint, settings_from
 from histocc.errors import UserError
@@ -33,7 +33,7 @@ from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks,
 from histocc.tables import write_key, write_words
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
 
-MOST_LANGUAGES = 255
+_OF_THE_MODEL = re.compile("[\ue000-\ue004]")
 _BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")     # UTF-8 that was read as Windows-1252, or lost altogether
 ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "windows-1252": "Windows-1252 (Latin-1), since it is not UTF-8"}
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")      # for the user, out of the prepared folder
@@ -59,25 +59,6 @@ def paused_garbage_collection():
             gc.enable()
 
 
-class Languages(dict):
-    """Cell of the language column → its number; 0 is `unk`."""
-
-    def __init__(self, column: str | None, longest: int):
-        super().__init__()
-        self.column, self.longest, self.names = column, longest, [UNKNOWN_LANGUAGE]
-
-    def __missing__(self, cell: str) -> int:
-        name = cell.strip() or UNKNOWN_LANGUAGE
-        if len(name) > self.longest:
-            raise UserError(f"column {self.column!r} holds {name[:30] + '…'!r}, of {len(name)} characters; is it the language?")
-        if name not in self.names:
-            self.names.append(name)
-            if len(self.names) > MOST_LANGUAGES:
-                raise UserError(f"column {self.column!r} holds more than {MOST_LANGUAGES} different values; is it the language?")
-        number = self[cell] = self.names.index(name)
-        return number
-
-
 class Reader:
     """One pass over the files: checks each row, writes it or lists it as rejected, and counts everything."""
 
@@ -100,7 +81,10 @@ class Reader:
             for chunk in read_chunks(path, self.settings.columns, delimiter or None, encoding):
                 check()
                 rows += len(chunk.lines) + len(chunk.faults)
-                self._read_chunk(path, part, chunk)
+                try:
+                    self._read_chunk(path, part, chunk)
+                except UserError as error:
+                    raise UserError(f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}: {error}") from None
                 self.book.forget_faults()
         self.files.append({"path": path, "part": part, "rows": rows, "encoding": ENCODINGS.get(encoding, "Parquet"),
                            "delimiter": delimiter, "columns": columns})
@@ -120,6 +104,11 @@ class Reader:
             nul = [i for i, text in enumerate(texts) if "\0" in text]
             keep[nul] = False
             rejects += [(chunk.lines[i], settings.input_col, texts[i], "NUL character", "the description holds a NUL character") for i in nul]
+        if _OF_THE_MODEL.search(whole):
+            own = [i for i, text in enumerate(texts) if keep[i] and _OF_THE_MODEL.search(text)]
+            keep[own] = False
+            rejects += [(chunk.lines[i], settings.input_col, texts[i], "character of the model", "the description holds a character from "
+                         "U+E000 to U+E004, which the model uses for the ends of a text") for i in own]
         codes = self._codes(path, chunk, keep, rejects)                       # [n, K]; clears `keep` where a row is no use
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             self.findings.reject(kind, path, line, column, value, reason)
@@ -265,8 +254,9 @@ class Reader:
         return [files.info for files in self.writer.parts.values()]
 
 
-def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None, check: Callable[[], None]) -> None:
-    """Reads the files and fills `folder`; `reports`: a folder that gets the lists of what was found, whatever it is.
+def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None, check: Callable[[], None]) -> dict:
+    """Reads the files and fills `folder` with all but its last file, whose content it returns; `reports`: a folder that
+    gets the lists of what was found if the data are of no use.
 
     Raises UnusableData, and UserError for what cannot be read at all.
     """
@@ -279,23 +269,28 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
         reader.writer.abandon()
     write_key(os.path.join(folder, "key.csv"), codes)
     write_words(os.path.join(folder, "words.csv"), reader.writer.words)
-    with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8") as file:
+    with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(report, file, indent=1, ensure_ascii=False)
-    if reports:
-        copy_lists(folder, reports)
     problems = reader.problems()
     if problems:
+        if reports:
+            copy_lists(folder, reports)
         raise UnusableData("\n  ".join(problems), report)
-    write_last(folder, {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
-                        "max_codes": len(settings.target_cols), "report": report})
+    return {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
+            "max_codes": len(settings.target_cols), "report": report}
 
 
 def copy_lists(folder: str, target: str) -> None:
     """Copies the lists of a prepared folder to where users look for them; each is whole or not there."""
     for name in LISTS:
-        new = os.path.join(target, f".{name}.{os.getpid()}")
-        shutil.copyfile(os.path.join(folder, name), new)
-        os.replace(new, os.path.join(target, name))
+        new = os.path.join(target, f".{name}.new")
+        try:
+            shutil.copyfile(os.path.join(folder, name), new)
+            os.replace(new, os.path.join(target, name))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise UserError(f"{os.path.join(target, name)} could not be written: {error.strerror}") from None
 
 
 def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print, reports: str | None = None,
@@ -305,6 +300,7 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
     reports: a folder for the lists of what was found. check: called often; an exception of it ends the work.
     The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
     """
+    before = _states(settings)
     key = fingerprint(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
@@ -316,7 +312,23 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
             copy_lists(folder, reports)
         return folder
     say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
-    return build_folder(root, key, lambda new: write_folder(settings, key, new, reports, check), say, check)
+
+    def build(new: str) -> None:
+        content = write_folder(settings, key, new, reports, check)
+        changed = [path for path, state in _states(settings).items() if state != before[path]]
+        if changed:
+            raise UserError(f"{', '.join(changed)} changed while it was read; start again when nobody writes to it")
+        write_last(new, content)
+    folder = build_folder(root, key, build, say, check)
+    if reports:
+        copy_lists(folder, reports)
+    return folder
+
+
+def _states(settings: PrepareSettings) -> dict[str, tuple]:
+    """What tells a file from one that was written to since."""
+    found = {path: os.stat(path) for _, path in settings.files}
+    return {path: (state.st_ino, state.st_size, state.st_mtime_ns) for path, state in found.items()}
 
 
 def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank: int, check: Callable[[], None]) -> str:
@@ -345,10 +357,13 @@ def get_args_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
+    cli.speak_any_encoding()
+    made = None
     try:
         args = get_args_parser().parse_args(argv)
         problems = cli.table_problems(args) + [problem for problem in [cli.save_path_problem(args.save_path)] if problem]
         settings = settings_from(args, args.files, [], problems=problems)
+        made = None if os.path.isdir(args.save_path) else args.save_path
         os.makedirs(args.save_path, exist_ok=True)
         try:
             report = PreparedData.open(prepare(settings, args.save_path, reports=args.save_path)).report
@@ -357,8 +372,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"Report: {os.path.join(args.save_path, 'data_report.json')}", flush=True)
             raise
         print("\n".join(report_lines(report)))
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        if made:
+            with contextlib.suppress(OSError):       # something came into it
+                os.rmdir(made)
         return 2
     print(f"Report: {os.path.join(args.save_path, 'data_report.json')}")
     return 0

@@ -47,8 +47,8 @@ def build_folder(root: str, name: str, build: Callable[[str], None], say: Callab
     """
     folder = os.path.join(root, name)
     missing = _missing_folders(root)
-    os.makedirs(root, exist_ok=True)
     try:
+        os.makedirs(root, exist_ok=True)
         with _lock(root, say, check) as locked:
             if not is_whole(folder):
                 if locked:
@@ -138,7 +138,7 @@ def _missing_folders(path: str) -> list[str]:
     """`path` and its parents that do not exist yet, the deepest first."""
     missing = []
     path = os.path.abspath(path)
-    while not os.path.isdir(path):
+    while not os.path.isdir(path) and path != os.path.dirname(path):
         missing.append(path)
         path = os.path.dirname(path)
     return missing

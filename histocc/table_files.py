@@ -9,7 +9,6 @@ import csv
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import compress, islice
@@ -38,10 +37,11 @@ _OTHERS = {
     b"%PDF": "a PDF",
 }
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_SYMBOL_IN_WORD = re.compile(rb"[A-Za-z][\xa0-\xbf](?=[a-z])")       # in Windows-1252 signs such as ¢ and ¿, elsewhere letters
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 _NOT_IN_WINDOWS_1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 
-csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+csv.field_size_limit(1 << 24)   # characters of a cell: an open quotation mark must not swallow the memory with the file
 
 
 @dataclass
@@ -132,17 +132,21 @@ def detect_encoding(path: str) -> str:
     part, one whose bytes are those of an old DOS or Mac code page.
     """
     with open(path, "rb") as file:
-        if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            return "utf-16"
+        begin = file.read(3)
+    if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
     if _is_utf8(path):
         return "utf-8-sig"
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    good = bad = lines = 0
+    good = bad = lines = odd = 0
     first = (0, 0)                                   # line and byte
     bytes_seen = np.zeros(256, dtype=np.int64)
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            text = decoder.decode(block)
+        more = True
+        while more:
+            block = file.read(_BLOCK)
+            more = len(block) > 0
+            text = decoder.decode(block, final=not more)
             if not text.isascii():
                 points = code_points(text)
                 wrong = (points >= 0xDC80) & (points <= 0xDCFF)
@@ -150,15 +154,16 @@ def detect_encoding(path: str) -> str:
                 good += int((points >= 0x80).sum()) - found
                 if found and not bad:
                     at = int(np.argmax(wrong))
-                    first = (lines + text.count("\n", 0, at) + 1, int(points[at]) - 0xDC00)
+                    first = (lines + (text.count("\n", 0, at) or text.count("\r", 0, at)) + 1, int(points[at]) - 0xDC00)
                 bad += found
                 bytes_seen += np.bincount(np.frombuffer(block, np.uint8), minlength=256)
-            lines += text.count("\n")
+                odd += len(_SYMBOL_IN_WORD.findall(block))
+            lines += text.count("\n") or text.count("\r")
     where = f"{path}: is not UTF-8 (byte 0x{first[1]:02x} in line {first[0]:,}"
-    if good * 10 > bad:
+    if good * 100 > bad or begin == codecs.BOM_UTF8:
         raise UserError(f"{where}; {bad:,} such bytes beside {good:,} letters that are UTF-8). Parts of different encodings "
                         "were put together: save each as UTF-8 first, or mend these lines")
-    if bytes_seen[list(_NOT_IN_WINDOWS_1252)].any() or bytes_seen[0x80:0xA0].sum() > bytes_seen[0xC0:].sum():
+    if bytes_seen[list(_NOT_IN_WINDOWS_1252)].any() or bytes_seen[0x80:0xA0].sum() + odd > bytes_seen[0xC0:].sum():
         raise UserError(f"{where}) and not Windows-1252, but looks like an old DOS or Mac code page. Save it as UTF-8, for "
                         f"example with\n  iconv -f CP850 -t UTF-8 {shlex.quote(path)} > utf8.csv\n  (or -f MACINTOSH; look "
                         "at the letters afterwards)")
@@ -183,11 +188,11 @@ def read_chunks(path: str, columns: list[str], delimiter: str | None = None, enc
     delimiter, encoding: None finds them. Raises UserError where the rest of the file cannot be read.
     """
     header, delimiter = read_header(path, delimiter)
-    if is_parquet(path):
-        yield from _parquet_chunks(path, columns)
-        return
     places = [header.index(name) for name in columns]
     try:
+        if is_parquet(path):
+            yield from _parquet_chunks(path, columns)
+            return
         yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
     except UnicodeError as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
@@ -239,7 +244,7 @@ def _chunk(rows: list[list[str]], start: int, ends: np.ndarray, faults: list, de
         faults += [(int(lines[i]), "wrong number of cells", f"{sizes[i]} cells in the row, {width} columns in the header")
                    for i in np.flatnonzero((sizes != width) & (sizes != 0))]                # 0: a blank line
     tall = np.flatnonzero(ends > lines)
-    swallowing = [i for i in tall if any("\n" in cell and _swallows(cell, delimiter, width) for cell in rows[i])]
+    swallowing = [i for i in tall if any(_swallows(cell, delimiter, width) for cell in rows[i])]
     if swallowing:
         keep = np.ones(len(rows), dtype=bool) if keep is None else keep
         keep[swallowing] = False
@@ -251,8 +256,10 @@ def _chunk(rows: list[list[str]], start: int, ends: np.ndarray, faults: list, de
 
 
 def _swallows(cell: str, delimiter: str, columns: int) -> bool:
-    """Whether a cell of several lines looks like rows of the table: one of its lines has as many delimiters as a row."""
-    return columns > 1 and any(line.count(delimiter) >= columns - 1 for line in cell.split("\n"))
+    """Whether a cell of several lines looks like rows of the table: with as many delimiters, for its lines, as rows have.
+    A delimiter before a blank is taken for one of prose."""
+    breaks = len(_LINE_BREAK.findall(cell))
+    return columns > 1 and breaks > 0 and cell.count(delimiter) - cell.count(delimiter + " ") >= breaks * (columns - 1)
 
 
 def _parquet(path: str):
@@ -280,5 +287,5 @@ def _parquet_chunks(path: str, columns: list[str]) -> Iterator[Chunk]:
                 cells.append([value or "" for value in values.cast(pyarrow.string()).to_pylist()])
             yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
             row += len(batch)
-    except pyarrow.lib.ArrowException as error:
+    except (pyarrow.lib.ArrowException, OSError) as error:
         raise UserError(f"{path}, row {row + 1:,} or below: cannot be read as text ({error})") from None

@@ -58,7 +58,7 @@ def read_key(path: str) -> list[str]:
     for code, number in read_columns(path, [name, "code"]):
         if not code:
             continue
-        if not number.isdecimal() or int(number) in numbered:
+        if not number.isdecimal() or len(number) > 12 or int(number) in numbered:
             raise UserError(f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; code {code!r} has {number!r}")
         numbered[int(number)] = code
     if sorted(numbered) != list(range(len(numbered))) or not numbered:
@@ -73,7 +73,7 @@ def read_key(path: str) -> list[str]:
 def read_words(path: str) -> dict[str, int]:
     """Words and how often they occur: columns word, freq. Raises UserError."""
     rows = read_columns(path, ["word", "freq"])
-    bad = next((row for row in rows if not row[0] or not row[1].isdecimal()), None)
+    bad = next((row for row in rows if not row[0] or not row[1].isdecimal() or len(row[1]) > 18), None)
     if bad or not rows:
         raise UserError(f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else ""))
     words: dict[str, int] = {}

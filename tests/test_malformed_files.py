@@ -4,14 +4,16 @@
 """
 
 import io
+import os
 import re
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers import run_inside
+from helpers import REPO, run_inside
 
 from histocc import prepare
 
@@ -114,6 +116,17 @@ CASES = [
     Case("letters broken before", HEAD + GOOD + "vÃ¦ver,75400\nsm�th,83110\n".encode(), 4, r"2 descriptions hold letters that were broken by a wrong encoding before"),
     Case("byte order mark and a line in Windows-1252", b"\xef\xbb\xbf" + HEAD + "væver,75400\nbødker,81110\n".encode() * 9 + b"m\xf8ller,77120\n", None,
          r"not UTF-8 \(byte 0xf8 in line 20; 1 such bytes beside 19 letters that are UTF-8\)"),
+    Case("Windows-1252 with some lines in UTF-8", HEAD + b"caf\xe9,51020\n" * 100 + "møller,77120\n".encode() * 9, None, r"100 such bytes beside 9 letters that are UTF-8"),
+    Case("DOS code page whose letters are signs elsewhere", HEAD + "peón,99910\nalbañil,95120\ncapitán,58320\n".encode("cp850") * 3, None, r"old DOS or Mac code page"),
+    Case("UTF-8 that ends within a letter", HEAD + GOOD + "væver,75400\n".encode() * 3 + "v".encode() + b"\xc3", None, r"not UTF-8 \(byte 0xc3 in line 7"),
+    Case("quotation mark that swallows rows, CR line ends", b"occ1,hisco_1,lang\rfarmer,61110,en\r\"smith,83110,en\rx,61110,en\rbaker\",77610,en\r", 1, r"1 × rows inside a cell"),
+    Case("two rows joined in a middle column", b"occ1,note,hisco_1\nfarmer,,61110\nsmith,\"tall,83110\nbaker,short\",77610\n", 1, r"1 × rows inside a cell"),
+    Case("prose of several lines with commas", HEAD + GOOD + b'"farmer, tenant\nof the parish, old",61110\n', 3, r"3 read, 3 for training"),
+    Case("character that the model uses itself", HEAD + GOOD + "smith \ue001,83110\n".encode(), 2, r"1 × character of the model \(data\.csv line 4\)"),
+    Case("language from the column of codes", HEAD + GOOD, None, r"--language-col hisco_1 is also the column", (*HISCO, "--language-col", "hisco_1")),
+    Case("number of five thousand digits", b"occ1,code1\nfarmer,0\nsmith," + b"7" * 5000 + b"\n", None, r"is not a number of the key|what is not a number of the key",
+         ("--formatter", "hisco", "--target-cols", "code1", "--share-val", "0", "--key", "key.csv")),
+    Case("--max-len out of reach", HEAD + GOOD, None, r"--max-len must be at most 2048", (*HISCO, "--max-len", "999999999")),
     Case("several things at once", b"occ1,hisco_1\n,61110\nfarmer,\nbaker\nsmith,83110\n", 1, r"3 rows rejected(.*\n)+.*1 × ", HISCO),
 ]
 
@@ -137,6 +150,14 @@ def test_what_the_user_is_told(case, tmp_path):
         assert f"{case.rows:,} for training" in output
     else:
         assert not list(tmp_path.glob("out/prepared/*"))
+
+
+def test_a_terminal_without_the_letters_ends_nothing(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_bytes(HEAD + GOOD + b",1\n")
+    done = subprocess.run([sys.executable, "-m", "histocc.prepare", path, *HISCO, "--save-path", tmp_path / "out"], cwd=REPO, capture_output=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and b"1 ? empty text" in done.stdout and b"Traceback" not in done.stderr
 
 
 def test_there_are_forty():

@@ -276,7 +276,10 @@ def test_hisco_gets_its_leading_zero_back(tmp_path):
 
 def test_general_formatter_restores_nothing(tmp_path):
     result = prepare(tmp_path, "occ1,hisco_1\na,1110\nb,01110\nc,NA\n", kind="gpf", allow_short=True)
-    assert result.codes == ["01110", "1110", "NA"] and result.report["zeros_restored"] == 0
+    assert result.codes == ["01110", "1110"] and result.report["zeros_restored"] == 0 and result.report["codes_short"] == 1
+    assert result.report["rejected"] == {"first code missing": 1}
+    result = prepare(tmp_path, "occ1,hisco_1\na,1110\nc,NA\n", kind="gpf", allow_short=True, fixed_codes=["1110", "NA"])
+    assert [codes for _, _, codes in result.train] == [["1110"], ["NA"]]             # the key has it: it is a code
 
 
 def test_minus_codes_and_question_mark_are_never_short(tmp_path):
@@ -391,7 +394,7 @@ def test_language_column(tmp_path):
 
 
 def test_too_many_languages(tmp_path, monkeypatch):
-    monkeypatch.setattr(prep, "MOST_LANGUAGES", 3)
+    monkeypatch.setattr("histocc.code_book.MOST_LANGUAGES", 3)
     content = "occ1,hisco_1,lang\na,61110,se\nb,61110,da\n"
     assert len(prepare(tmp_path, content, language_col="lang").train) == 2
     assert "'lang'" in refusal(tmp_path, content + "c,61110,en\n", language_col="lang")
@@ -594,6 +597,25 @@ def test_several_processes_at_once_do_the_work_once(tmp_path):
     assert found[0][2] == [] and all("Waiting for another job" in said for _, _, [said] in found[1:])
     folder = found[0][0]
     assert len(Result(folder).train) == 3000 and os.listdir(Path(folder).parent) == [Path(folder).name]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    path, finish = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")]), prep.Reader.finish
+
+    def finish_and_change(reader):
+        write_csv(path, HEADER, [("farmer", "61110", ""), ("smith", "83110", "")])
+        return finish(reader)
+    monkeypatch.setattr(prep.Reader, "finish", finish_and_change)
+    with pytest.raises(UserError, match="data.csv changed while it was read"):
+        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists_can_be_read_again_whatever_their_texts(tmp_path):
+    content = 'occ1,hisco_1\n"a\rb",61110\n"a\rb",83110\n"c\rd",\n'
+    result = prepare(tmp_path, content)
+    assert [row[0] for row in result.table("conflicts.csv")[1:]] == ["a\rb"] * 2
+    assert [len(row) for row in result.table("rejected_rows.csv")] == [5, 5] and result.reasons[0][0] == 6
 
 
 @pytest.fixture

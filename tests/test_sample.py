@@ -318,6 +318,11 @@ def test_bad_arguments_end_with_one_line(tmp_path, arguments, said, capsys):
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
 
 
+def test_help_is_printed():
+    done = run("--help")
+    assert done.returncode == 0 and "10% of the texts are in val.csv" in " ".join(done.stdout.split())
+
+
 def test_the_command_itself_ends_with_code_2_and_no_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     done = run("--rows", 5, "--output", tmp_path / "file" / "x.csv")
