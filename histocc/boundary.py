@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,13 @@ class Meter:
 
     def restore(self, snapshot: tuple) -> None:
         self.sums, self.count, self.seconds_data, self.grad_norm, self.skipped = snapshot
+
+    def time_data(self, fetch: Callable[[], Any]) -> Any:
+        """What `fetch` returns; its time counts as waiting for data."""
+        started = time.perf_counter()
+        found = fetch()
+        self.seconds_data += time.perf_counter() - started
+        return found
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
@@ -77,16 +85,20 @@ class Boundary:
                  save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
                  evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
                  log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
-                 best_val_loss: float | None = None, bad_in_row: int = 0):
+                 best_val_loss: float | None = None, bad_in_row: int = 0, check_interval: int | None = None,
+                 checksum: Callable[[], int] | None = None):
         self.world, self.meter = world, meter
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
         self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
         self.best_val_loss, self.bad_in_row = best_val_loss, bad_in_row
+        self.check_interval, self.checksum = check_interval, checksum
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
+        if self.checksum is not None and _due(step, self.check_interval):
+            self._check_replicas(step)
         last = step == self.stop_step
         names = [f"{step}.bin"] if _due(step, self.save_interval) else []
         if self.save_each_epoch and self.steps_per_epoch and step % self.steps_per_epoch == 0:
@@ -111,6 +123,14 @@ class Boundary:
             self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
         if names or evaluates:
             self.meter.restart_clock()               # evaluating and saving are not training time
+
+    def _check_replicas(self, step: int) -> None:
+        """All ranks take the same steps from the same weights, so these are equal to the bit. Raises TrainingError."""
+        others = self.world.differing(self.checksum())
+        if others:
+            raise TrainingError(f"step {step:,}: the weights of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))} are no longer those of "
+                                "rank 0. A device or its memory is damaged, or something changed weights on one process alone. "
+                                "The last checkpoint is that of rank 0.")
 
     def count_bad_steps(self, done: bool, most: int, step: int) -> None:
         """Raises TrainingError after `most` steps in a row that were skipped. All ranks."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from histocc.errors import UserError
+from histocc.prepared_folder import sync
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
@@ -32,15 +33,6 @@ def to_cpu(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(to_cpu(v) for v in value)
     return value
-
-
-def sync_folder(folder: str) -> None:
-    """Makes renames in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _temporary(path: str) -> str:
@@ -64,7 +56,7 @@ def write_atomic(path: str, write) -> None:
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)
-    sync_folder(os.path.dirname(path) or ".")
+    sync(os.path.dirname(path) or ".")
 
 
 def link_atomic(source: str, path: str) -> None:
@@ -77,7 +69,7 @@ def link_atomic(source: str, path: str) -> None:
             write_atomic(path, lambda file: file.write(original.read()))
         return
     os.replace(temporary, path)
-    sync_folder(os.path.dirname(path) or ".")
+    sync(os.path.dirname(path) or ".")
 
 
 def save(folder: str, names: list[str], state: dict) -> None:

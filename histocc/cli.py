@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Callable
 
 from histocc import __version__
-from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank
+from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
+                                 say_who_is_missing)
 from histocc.errors import UserError
 from histocc.stopping import Stopped, StopRequest
 from histocc.table_files import DELIMITERS
@@ -33,7 +34,7 @@ MAY_DIFFER_ON_RESUME = {
     "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
-    "stop_after", "max_bad_steps",
+    "stop_after", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
     "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
@@ -203,6 +204,8 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
                        help="stop and save this long after the start, for queues with a time limit")
     group.add_argument("--max-bad-steps", type=count, default=20,
                        help="steps in a row without a finite gradient after which the run ends; such steps change nothing")
+    group.add_argument("--check-replicas-every", type=count_or_zero, default=1000, metavar="STEPS",
+                       help="compare the weights of all processes so often; 0: never")
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest")
@@ -325,6 +328,10 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
                                device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
             try:
                 run(args, world)
+            except RuntimeError as error:
+                if world.size == 1 or not lost_contact(error):
+                    raise
+                say_who_is_missing(world, error)
             except Stopped:
                 stop.acted = True
                 world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command "

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from histocc.errors import TrainingError, UserError
+from histocc.heartbeat import Heartbeat
 from histocc.stopping import Stopped, StopRequest
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -43,6 +45,7 @@ class World:
     store: Any = field(default=None, repr=False, compare=False)
     control: Any = field(default=None, repr=False, compare=False)                # a group of CPU tensors; None: the default one
     stop: StopRequest = field(default_factory=StopRequest, repr=False, compare=False)
+    heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -57,6 +60,11 @@ class World:
         """Rank 0 only; flushed, so that the line is in the log when a job dies."""
         if self.is_main:
             print(*words, flush=True)
+
+    def did(self, doing: str) -> None:
+        """Notes what this rank does next, for the message if it dies in it."""
+        if self.heartbeat is not None:
+            self.heartbeat.did(doing)
 
     # ---- collectives: every rank calls them, in the same order ----
 
@@ -77,6 +85,11 @@ class World:
         asked = torch.tensor([float(bool(self.stop))])
         dist.all_reduce(asked, dist.ReduceOp.MAX, group=self.control)
         return bool(asked.item())
+
+    def differing(self, value: Any) -> list[int]:
+        """Ranks whose plain Python `value` is not that of rank 0: the same list on all."""
+        values = self.gather(value)
+        return [rank for rank, other in enumerate(values) if other != values[0]]
 
     def gather(self, value: Any) -> list[Any]:
         """The plain Python `value` of every rank, in order of rank, on every rank."""
@@ -228,11 +241,13 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     except (ValueError, RuntimeError) as error:       # MASTER_ADDR missing, port in use, host not reached
         raise UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR="
                         f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    store = dist.PrefixStore(f"attempt_{restarts}", store)        # the launcher's store still holds what the dead wrote
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-    return World(rank, local, size, local_size, chosen, backend, restarts, dist.PrefixStore("histocc", store), control, stop)
+    own_store = dist.PrefixStore("histocc", store)
+    return World(rank, local, size, local_size, chosen, backend, restarts, own_store, control, stop, Heartbeat(own_store, rank, size))
 
 
 def die_with_launcher() -> None:
@@ -250,8 +265,32 @@ def die_with_launcher() -> None:
 
 def close_world(world: World) -> None:
     """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
+    if world.heartbeat is not None:
+        world.heartbeat.stop()
     if world.backend and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def lost_contact(error: Exception) -> bool:
+    """Whether an exception says that a collective failed because another process did not take part."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(
+        r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", str(error), re.IGNORECASE) is not None)
+
+
+def say_who_is_missing(world: World, error: Exception) -> None:
+    """After a collective has failed: the living find out who is missing, and the first of them says it. Does not return.
+
+    Nothing is saved: that needs all processes. Exit code 1.
+    """
+    own = world.heartbeat.doing
+    silent, doing = world.heartbeat.listen()
+    if all(rank in silent for rank in range(world.rank)):
+        who = "; ".join(f"rank {rank} does not answer any more, its last word was: {doing.get(rank, 'nothing')}" for rank in silent)
+        print(f"error: {who or 'the connection between the processes failed, though all answer'}. Rank {world.rank} waited for it in: "
+              f"{own} ({str(error).strip().splitlines()[-1][:200]}). The last checkpoint is good: the same command goes on.",
+              file=sys.stderr, flush=True)
+    time.sleep(1.0)                                  # others may still be listening
+    os._exit(1)
 
 
 def end_process(code: int) -> None:

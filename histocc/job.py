@@ -141,7 +141,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
         formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
         save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
-        max_bad_steps=args.max_bad_steps, world=world)
+        max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, world=world)
     log.close()
     if save.failed:
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
@@ -194,6 +194,7 @@ class Saver:
 
     def __call__(self, step: int, names: list[str], position: dict) -> None:
         self.number += 1
+        self.world.did(f"saving at step {step:,}")
         started = time.monotonic()
         self.failed = self.world.main_first(f"save {self.number}", lambda: self._write(step, names, position))
         self.seconds = time.monotonic() - started

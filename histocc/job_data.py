@@ -64,6 +64,7 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
             found = load_descriptions(args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0)
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return [asdict(settings), folder]
+    world.did("preparing data")
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols

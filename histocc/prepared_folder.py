@@ -70,19 +70,20 @@ def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
         os.chmod(new, 0o755)
         build(new)
         for name in os.listdir(new):
-            _sync(os.path.join(new, name))
+            sync(os.path.join(new, name))
         try:
             os.rename(new, folder)
         except OSError:                              # another job has just finished the same, or part of a folder was copied there
             if not is_whole(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 os.rename(new, folder)
-        _sync(root)
+        sync(root)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Makes a file, or the names in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

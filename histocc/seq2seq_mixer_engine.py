@@ -8,7 +8,6 @@ A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq 
 each row weighs and how many observations the whole optimizer step has; other batches are whole steps of their own.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -115,13 +114,13 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             meter.open = {}
             optimizer.zero_grad(set_to_none=True)
             break
-        waiting_from = time.perf_counter()
-        batch = next(batches, None)
-        meter.seconds_data += time.perf_counter() - waiting_from
+        world.did(f"step {current_step + 1:,}: waiting for data")
+        batch = meter.time_data(lambda: next(batches, None))
         if batch is None:
             break
         if opens_step and seed is not None:
             torch.manual_seed(derived_seed(seed, current_step, world.rank))
+        world.did(f"step {current_step + 1:,}: forward and backward pass")
         batch = to_device(batch, device)
         observations = batch.get("global_count", len(batch["input_ids"]) * world.size)
         opens_step = batch.get("last_micro_batch", True)
@@ -146,6 +145,13 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
 
 def _length(data_loader: Iterable[dict]) -> int:
     return len(data_loader) if hasattr(data_loader, "__len__") else 0
+
+
+def checksum(model: nn.Module) -> int:
+    """A number that any changed bit of the weights changes, but for rare accidents."""
+    whole = {4: torch.int32, 8: torch.int64, 2: torch.int16}
+    sums = [p.detach().contiguous().view(whole[p.element_size()]).sum(dtype=torch.int64) for p in model.parameters()]
+    return hash(tuple(torch.stack(sums).tolist()))
 
 
 def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensor, bool]:
@@ -176,6 +182,7 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     world = world or World(device=device)
     raw_model = unwrap(model)
     totals: dict[str, Tensor | float] = {}
+    world.did("validation")
     with evaluating(raw_model):
         for batch in data_loader:
             if stop is not None and stop():
@@ -223,7 +230,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
           stop_step: int | None = None, steps_per_epoch: int | None = None, formatter: BlockyFormatter | None = None,
           save: Callable[[int, list[str], dict], None] | None = None, log: Callable[[dict], None] | None = None,
           step_done: Callable[[], None] | None = None, position: dict | None = None, save_each_epoch: bool = False,
-          seed: int | None = None, stop: StopPoll | None = None, max_bad_steps: int = 20,
+          seed: int | None = None, stop: StopPoll | None = None, max_bad_steps: int = 20, check_interval: int | None = None,
           distributed: bool = False, is_main_process: bool = True, world: World | None = None) -> int:
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
@@ -245,7 +252,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
-        bad_in_row=position.get("bad_in_row", 0), evaluate=None if loader_val is None else
+        bad_in_row=position.get("bad_in_row", 0), check_interval=check_interval, checksum=lambda: checksum(unwrap(model)), evaluate=None if loader_val is None else
         lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, world=world))
     if position.get("unfinished"):
         boundary(**position["unfinished"])

@@ -1,6 +1,6 @@
 """Files that are not what they should be, and what the user is told for each.
 
-`python tests/test_malformed_files.py` prints the table: what is wrong, what comes of it, what is said.
+`PYTHONPATH=. python tests/test_malformed_files.py` prints the table: what is wrong, what comes of it, what is said.
 """
 
 import io

@@ -15,8 +15,8 @@ SPEEDS = ("samples_per_sec", "seconds_data")
 class Job:
     """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on with."""
 
-    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=()):
-        self.folder, self.processes = folder, processes
+    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=(), launcher=()):
+        self.folder, self.processes, self.launcher = folder, processes, launcher
         data = folder.parent / f"data_{rows}"
         data.mkdir(exist_ok=True)
         train, val = data / "train.csv", data / "val.csv"
@@ -30,7 +30,10 @@ class Job:
 
     def start(self, *more) -> subprocess.Popen:
         self.log = open(self.folder.parent / f"{self.folder.name}.log", "w+", encoding="utf-8")
-        return subprocess.Popen(command(TRAIN_MIXER, *self.flags, *more, processes=self.processes), env=environment(),
+        line = command(TRAIN_MIXER, *self.flags, *more, processes=self.processes)
+        if self.launcher:
+            line[line.index("--standalone"):line.index("--standalone")] = self.launcher
+        return subprocess.Popen(line, env=environment(),
                                 stdout=self.log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
     def said(self) -> str:
@@ -60,6 +63,11 @@ class Job:
 
     def rows(self) -> list[dict]:
         return [{name: value for name, value in row.items() if name not in SPEEDS} for row in read_logs(self.folder)]
+
+
+def workers(process: subprocess.Popen) -> list[int]:
+    """Process numbers of the ranks that a launcher has started, in order."""
+    return [int(pid) for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()]
 
 
 def kill_all(process: subprocess.Popen) -> None:

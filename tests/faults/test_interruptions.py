@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Job, assert_same_end, kill_all
-from helpers import TITLES, write_csv
+from harness import Job, assert_same_end, kill_all, workers
+from helpers import REPO, TITLES, run, write_csv
 
 pytestmark = pytest.mark.processes
 
@@ -94,8 +94,7 @@ def test_one_of_two_processes_gets_the_signal_and_both_stop(folder, whole_of_two
     job = Job(folder / "one_of_two", processes=2)
     process = job.start()
     job.wait_for(process, "step 3/24")
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    os.kill(int(children[-1]), signal.SIGUSR1)
+    os.kill(workers(process)[-1], signal.SIGUSR1)
     code, output = job.end(process, 90)
     assert code == 0 and output.count("Stopped by SIGUSR1 at step") == 1, output
     job.run()
@@ -106,15 +105,82 @@ def test_killed_processes_under_a_launcher_leave_no_orphans(folder, whole_of_two
     job = Job(folder / "agent", processes=2)
     process = job.start()
     job.wait_for(process, "step 6/24")
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    children = workers(process)
     os.kill(process.pid, signal.SIGKILL)                               # the launcher alone
     process.wait()
     until = time.monotonic() + 10
-    while any(alive(int(child)) for child in children) and time.monotonic() < until:
+    while any(map(alive, children)) and time.monotonic() < until:
         time.sleep(0.1)
-    assert len(children) == 2 and not any(alive(int(child)) for child in children)
+    assert len(children) == 2 and not any(map(alive, children))
     job.run()
     assert_same_end(job, whole_of_two)
+
+
+@pytest.mark.parametrize("kill, flags", [(signal.SIGKILL, []), (signal.SIGSTOP, ["--timeout-minutes", 0.1])], ids=["dead", "stuck"])
+def test_a_rank_that_is_gone_is_named_and_the_run_goes_on_afterwards(folder, whole_of_two, kill, flags):
+    job = Job(folder / f"gone_{kill.name}", processes=2)
+    process = job.start(*flags)
+    job.wait_for(process, "step 6/24")
+    ranks = workers(process)
+    os.kill(ranks[1], kill)
+    started = time.monotonic()
+    job.wait_for(process, "does not answer any more", 40)
+    assert time.monotonic() - started < (15 if kill == signal.SIGKILL else 30)
+    if kill == signal.SIGSTOP:
+        kill_all(process)                                              # torchrun would wait 30 s for the stopped one
+    code, output = job.end(process, 60)
+    assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output and "Rank 0 waited for it in: " in output
+    assert "Traceback" not in output.split("does not answer")[0] and not any(map(alive, ranks))
+    job.run()
+    assert_same_end(job, whole_of_two)
+
+
+def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two):
+    job = Job(folder / "restarted", processes=2, launcher=["--max-restarts=2"])
+    process = job.start("--overwrite")                                 # of the first start alone
+    job.wait_for(process, "step 6/24")
+    os.kill(workers(process)[1], signal.SIGKILL)
+    code, output = job.end(process, 120)
+    assert code == 0 and output.count("Resuming from step") == 1 and "Finished at step 24" in output, output
+    assert_same_end(job, whole_of_two)
+
+
+DRIFT = """
+import argparse, sys, torch
+from histocc import seq2seq_mixer_engine as engine
+from histocc import cli
+sys.path[:0] = [{tests!r}, {faults!r}]
+from test_bad_steps import BadAt, batch
+from histocc import model_io
+from histocc.distributed import wrap
+from histocc.formatter import hisco_blocky5
+from histocc.lr_schedule import linear_schedule
+
+def run(args, world):
+    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128)
+    torch.manual_seed(1)
+    model = model_io.build_model(model_io.run_config(sizes, None), hisco_blocky5(), 2)
+    wrapped = wrap(model, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    done = []
+    def step_done():
+        done.append(1)
+        if len(done) == 3 and world.rank == 1:
+            with torch.no_grad():
+                model.encoder.pooler.dense.weight[0, 0] += 1e-7
+    engine.train(wrapped, {{"data_loader_train": [batch(i) for i in range(8)]}}, BadAt(()), optimizer, "cpu",
+                 linear_schedule(optimizer, 0, 8), 8, step_done=step_done, check_interval=2, world=world)
+
+import finetune
+cli.start(finetune.get_args_parser(), run, ["--dataset", "none", "--distributed"])
+"""
+
+
+def test_weights_that_drift_apart_are_noticed(tmp_path):
+    script = tmp_path / "drift.py"
+    script.write_text(DRIFT.format(tests=str(REPO / "tests"), faults=str(REPO / "tests" / "faults")))
+    output = run(script, processes=2, code=1)
+    assert "error: step 4: the weights of rank 1 are no longer those of rank 0" in output
 
 
 def alive(pid: int) -> bool:
@@ -129,7 +195,7 @@ def test_a_second_signal_ends_at_once(folder, whole):
     job = Job(folder / "second", processes=2)
     process = job.start()
     job.wait_for(process, "step 6/24")
-    first, other = map(int, subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split())
+    first, other = workers(process)
     os.kill(other, signal.SIGSTOP)
     time.sleep(1)
     for _ in range(2):
