@@ -21,6 +21,7 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 _CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
+_LEFTOVER = re.compile(r"((last|best|\d+|epoch_\d+)\.bin|args\.json)\.tmp\d+|logs\.csv\.tmp|\..*\.new")
 _OWN_FILE = re.compile(r"(last|best|\d+|epoch_\d+)\.bin(\.tmp\d+)?|logs\.csv|args\.json")
 
 
@@ -157,6 +158,13 @@ def others(folder: str) -> str:
 def missing_last(folder: str) -> bool:
     """Whether `folder` holds checkpoints of steps, but not the one to go on from."""
     return not exists_in(folder) and any(map(_STEP_FILE.fullmatch, os.listdir(folder) if os.path.isdir(folder) else []))
+
+
+def remove_leftovers(folder: str) -> None:
+    """Removes what processes that were killed while they wrote have left. Rank 0 only, and only in a folder of its own."""
+    for name in os.listdir(folder):
+        if _LEFTOVER.fullmatch(name):
+            os.remove(os.path.join(folder, name))
 
 
 def clear(folder: str) -> None:

@@ -99,7 +99,10 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
     """Trains, or goes on training, on prepared data, in a folder that no other job uses. All ranks. Raises UserError,
     TrainingError."""
     with contextlib.ExitStack() as held:
-        world.main_first("lock", lambda: held.enter_context(run_lock(args.save_path)))
+        def take() -> None:
+            held.enter_context(run_lock(args.save_path))
+            checkpoint.remove_leftovers(args.save_path)
+        world.main_first("lock", take)
         _train_in_folder(args, world, data, formatter, files)
 
 

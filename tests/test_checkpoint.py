@@ -286,3 +286,11 @@ def test_nothing_to_transfer(weights, old_key):
     state = linear_state(2, 0)
     assert checkpoint.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
     assert same(state, linear_state(2, 0))
+
+
+def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path):
+    keep = ["last.bin", "12.bin", "epoch_1.bin", "logs.csv", "mine.tmp3", "args.json", "x.bin.tmp4", ".hidden"]
+    for name in [*keep, "last.bin.tmp77", "12.bin.tmp1", "epoch_1.bin.tmp5", "args.json.tmp5", "logs.csv.tmp", ".key.csv.new"]:
+        (tmp_path / name).write_text("")
+    checkpoint.remove_leftovers(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(keep)
