@@ -70,6 +70,14 @@ def workers(process: subprocess.Popen) -> list[int]:
     return [int(pid) for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()]
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
 def kill_all(process: subprocess.Popen) -> None:
     """SIGKILL for the launcher and everything it started, as when a machine loses power."""
     os.killpg(process.pid, signal.SIGKILL)

@@ -7,11 +7,10 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 import torch
-from harness import Job, assert_same_end, kill_all, workers
+from harness import Job, alive, assert_same_end, kill_all, workers
 from helpers import REPO, TITLES, run, write_csv
 
 pytestmark = pytest.mark.processes
@@ -181,13 +180,6 @@ def test_weights_that_drift_apart_are_noticed(tmp_path):
     script.write_text(DRIFT.format(tests=str(REPO / "tests"), faults=str(REPO / "tests" / "faults")))
     output = run(script, processes=2, code=1)
     assert "error: step 4: the weights of rank 1 are no longer those of rank 0" in output
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def test_a_second_signal_ends_at_once(folder, whole):
