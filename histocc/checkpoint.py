@@ -21,8 +21,8 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 _CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
-_LEFTOVER = re.compile(r"((last|best|\d+|epoch_\d+)\.bin|args\.json)\.tmp\d+|logs\.csv\.tmp|\..*\.new")
-_OWN_FILE = re.compile(r"(last|best|\d+|epoch_\d+)\.bin(\.tmp\d+)?|logs\.csv|args\.json")
+_LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json)\.tmp\d+|logs\.csv\.tmp|\..*\.new")
+_OWN_FILE = re.compile(rf"{_CHECKPOINT.pattern}(\.tmp\d+)?|logs\.csv|args\.json")
 
 
 def to_cpu(value: Any) -> Any:

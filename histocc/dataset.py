@@ -39,6 +39,7 @@ class MicroBatches(Dataset):
         self.prefixes = language_table(data.languages)
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
         self.code_tokens = code_token_table(data.codes, formatter)
+        self.widths = np.array([fixed_width or padded_width(n, max_len) for n in range(max_len)])      # by characters
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
@@ -58,7 +59,7 @@ class MicroBatches(Dataset):
         flat, offsets, language = self._texts(share, epoch)
         input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, self.max_len, self.fixed_width)
         characters = mask.sum(axis=1) - 2                                                     # [B]
-        width = np.array([self.fixed_width or padded_width(n, self.max_len) for n in range(self.max_len)])[characters]
+        width = self.widths[characters]
         codes = self.rows.codes[share].astype(np.int64)                                       # [B, K]
         targets, parts = self._targets(codes), self.plan.micro_batches(batch)
         pieces = cut_by_width(width, parts, self.plan.micro)

@@ -15,7 +15,7 @@ from histocc.augment import piece_ranges
 from histocc.counter_rng import chance, draw, streams
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
-from histocc.table_files import read_header
+from histocc.table_files import column_problems, read_header
 from histocc.tables import read_columns
 from histocc.text import code_points, join_texts
 
@@ -30,15 +30,15 @@ def find_columns(args: argparse.Namespace) -> list[str]:
     for flag, given, usual in (("--descriptions-code-col", args.descriptions_code_col, CODE_COLUMNS),
                                ("--descriptions-text-col", args.descriptions_text_col, TEXT_COLUMNS)):
         found = given or next((name for name in usual if name in header), None)
-        if found is None or found not in header:
-            raise UserError(f"{path}: has no column {found!r}; it has {', '.join(map(repr, header))}" if found else
-                            f"{path}: has none of the columns {', '.join(usual)}; name yours with {flag}. It has "
+        if found is None:
+            raise UserError(f"{path}: has none of the columns {', '.join(usual)}; name yours with {flag}. It has "
                             + ", ".join(map(repr, header)))
         columns.append(found)
     if args.descriptions_lang_col:
-        if args.descriptions_lang_col not in header:
-            raise UserError(f"{path}: has no column {args.descriptions_lang_col!r}; it has {', '.join(map(repr, header))}")
         columns.append(args.descriptions_lang_col)
+    problems = column_problems(path, header, columns)
+    if problems:
+        raise UserError("\n  ".join(problems))
     return columns
 
 
