@@ -78,6 +78,14 @@ def alive(pid: int) -> bool:
         return False
 
 
+def assert_gone(pids: list[int], seconds: float = 10) -> None:
+    """No process is left, after the moment that the system needs to take one down."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, pids)), f"still alive: {list(filter(alive, pids))}"
+
+
 def kill_all(process: subprocess.Popen) -> None:
     """SIGKILL for the launcher and everything it started, as when a machine loses power."""
     os.killpg(process.pid, signal.SIGKILL)

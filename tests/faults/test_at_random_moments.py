@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from harness import Job, alive, assert_same_end, kill_all, workers
+from harness import Job, assert_gone, assert_same_end, kill_all, workers
 
 pytestmark = pytest.mark.processes
 KINDS = ("SIGTERM", "SIGUSR1", "SIGINT", "kill one", "kill all", "stop one")
@@ -42,10 +42,7 @@ def test_a_fault_at_a_random_moment(whole, kind, fault_seed):
         elif ranks:
             os.kill(dice.choice(ranks), signal.SIGKILL if kind == "kill one" else signal.SIGSTOP)
     code, output = job.end(process, 120)
-    until = time.monotonic() + 10
-    while any(map(alive, ranks)) and time.monotonic() < until:        # torchrun has ended them, a stopped one too; or the system
-        time.sleep(0.1)
-    assert not any(map(alive, ranks))
+    assert_gone(ranks)                                                 # torchrun has ended them, a stopped one too; or the system
     left = job.last()["step"] if (job.folder / "last.bin").exists() else None
     job.run()
     assert_same_end(job, reference)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from harness import Job, alive, assert_same_end, kill_all, workers
+from harness import Job, alive, assert_gone, assert_same_end, kill_all, workers
 from helpers import REPO, TITLES, run, write_csv
 
 pytestmark = pytest.mark.processes
@@ -107,10 +107,8 @@ def test_killed_processes_under_a_launcher_leave_no_orphans(folder, whole_of_two
     children = workers(process)
     os.kill(process.pid, signal.SIGKILL)                               # the launcher alone
     process.wait()
-    until = time.monotonic() + 10
-    while any(map(alive, children)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert len(children) == 2 and not any(map(alive, children))
+    assert len(children) == 2
+    assert_gone(children)
     job.run()
     assert_same_end(job, whole_of_two)
 
@@ -129,7 +127,8 @@ def test_a_rank_that_is_gone_is_named_and_the_run_goes_on_afterwards(folder, who
         kill_all(process)                                              # torchrun would wait 30 s for the stopped one
     code, output = job.end(process, 60)
     assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output and "Rank 0 waited for it in: " in output
-    assert "Traceback" not in output.split("does not answer")[0] and not any(map(alive, ranks))
+    assert "Traceback" not in output.split("does not answer")[0]
+    assert_gone(ranks)
     job.run()
     assert_same_end(job, whole_of_two)
 
@@ -194,7 +193,7 @@ def test_a_second_signal_ends_at_once(folder, whole):
         assert alive(first)
         os.kill(first, signal.SIGUSR1)
         time.sleep(1.3)
-    assert not alive(first)
+    assert_gone([first], 2)
     kill_all(process)
     os.kill(other, signal.SIGKILL)
     assert "model" in job.last()                                       # whole and readable
