@@ -25,14 +25,14 @@ _LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json)\.tmp\d+|logs\.csv\.
 _OWN_FILE = re.compile(rf"{_CHECKPOINT.pattern}(\.tmp\d+)?|logs\.csv|args\.json")
 
 
-def to_cpu(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples with every tensor on the CPU."""
+def to_cpu(value: Any, copy: bool = False) -> Any:
+    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the original."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return value.detach().to("cpu", copy=copy)
     if isinstance(value, dict):
-        return type(value)((k, to_cpu(v)) for k, v in value.items())
+        return type(value)((k, to_cpu(v, copy)) for k, v in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(to_cpu(v) for v in value)
+        return type(value)(to_cpu(v, copy) for v in value)
     return value
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class World:
     local_size: int = 1
     device: torch.device = torch.device("cpu")
     backend: str | None = None                       # None: no process group
-    restarts: int = 0                                # how often the launcher has restarted the processes
+    launcher: str = ""                               # the process that started this one, where that may start it again
     store: Any = field(default=None, repr=False, compare=False)
     control: Any = field(default=None, repr=False, compare=False)                # a group of CPU tensors; None: the default one
     stop: StopRequest = field(default_factory=StopRequest, repr=False, compare=False)
@@ -98,6 +99,14 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def broadcast(self, value: Any, source: int) -> Any:
+        """What rank `source` holds, tensors on the CPU included, on every rank; the `value` of the others is not used."""
+        if not self.backend:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, source, group=self.control)
+        return held[0]
 
     def barrier(self) -> None:
         if self.backend:
@@ -228,7 +237,7 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
     """
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
-    die_with_launcher()
+    launcher = die_with_launcher()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
     chosen = choose_device(device, local, local_size)
     stop = StopRequest() if stop is None else stop   # an open request is false
@@ -241,26 +250,33 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     except (ValueError, RuntimeError) as error:       # MASTER_ADDR missing, port in use, host not reached
         raise UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR="
                         f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-    store = dist.PrefixStore(f"attempt_{restarts}", store)        # the launcher's store still holds what the dead wrote
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
+    store = dist.PrefixStore(f"attempt_{attempt}", store)         # the launcher's store still holds what the dead wrote
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     own_store = dist.PrefixStore("histocc", store)
-    return World(rank, local, size, local_size, chosen, backend, restarts, own_store, control, stop, Heartbeat(own_store, rank, size))
+    return World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
 
 
-def die_with_launcher() -> None:
-    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal then."""
+def die_with_launcher() -> str:
+    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal then.
+
+    Returns what tells that agent from every other process there ever was: its host, number and start; "" without torchrun.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
+        return ""
     parent = os.getppid()
+    agent = f"{socket.gethostname()} {parent}"
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
-    except (OSError, AttributeError):
-        return                                       # another system
+        with open(f"/proc/{parent}/stat", encoding="utf-8") as file:
+            agent += " " + file.read().rpartition(")")[2].split()[19]
+    except (OSError, AttributeError, IndexError):
+        return agent                                 # another system
     if os.getppid() != parent or parent == 1:        # it died before the call
         os._exit(1)
+    return agent
 
 
 def close_world(world: World) -> None:

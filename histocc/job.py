@@ -7,7 +7,7 @@ import argparse
 import contextlib
 import json
 import os
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +30,7 @@ from histocc.lr_schedule import linear_schedule, scaled_learning_rate
 from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
+from histocc.saver import Saver
 from histocc.stopping import Stopped
 
 _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
@@ -132,21 +133,22 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         raw_model.load_state_dict(resumed["model"])
         optimizer.load_state_dict(resumed["optimizer"])
         scheduler.load_state_dict(resumed["scheduler"])
-    save = make_save(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler)
-
     if world.is_main:
-        write_run_files(args, world, data)
+        write_run_files(args, data, anew=resumed is None)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop)
+    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler)
+    save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
     say_start(args, world, resumed, step, plan)
-    step = engine.train(
-        model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
-        args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
-        formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
-        save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
-        max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, world=world)
+    with contextlib.closing(save):
+        step = engine.train(
+            model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
+            args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
+            formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
+            save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
+            max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, world=world)
     log.close()
-    if save.failed:
+    if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
                             "command again: it goes on from the checkpoint before.")
     if stop.agreed:
@@ -166,7 +168,9 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     later. Sets args.model_size."""
     first = None
     if args.initial_checkpoint and not resumed:
-        first = model_io.own_checkpoint(model_io.initial_file(args))
+        here = {}
+        world.main_first("first weights", lambda: here.update(state=model_io.own_checkpoint(model_io.initial_file(args))))
+        first = world.broadcast(here.get("state"), 0)
     config = resumed["config"] if resumed else model_io.run_config(args, first)
     args.model_size = model_io.size_name(config)
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
@@ -182,49 +186,20 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
     return {code: i for i, code in enumerate(data.codes)}
 
 
-class Saver:
-    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to go on.
-
-    The others wait by polling, however slow the disk is. A save that fails is said loudly and does not end the run: the
-    next one may succeed. failed: the error of the last save, "" where it succeeded; seconds: how long it took.
-    """
-
-    def __init__(self, folder: str, keep: int, world: World, fixed: dict, facts: dict, model: torch.nn.Module,
-                 optimizer: torch.optim.Optimizer, scheduler):
-        self.folder, self.keep, self.world, self.fixed, self.facts = folder, keep, world, fixed, facts
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.failed, self.seconds, self.number = "", 0.0, 0
-
-    def __call__(self, step: int, names: list[str], position: dict) -> None:
-        self.number += 1
-        self.world.did(f"saving at step {step:,}")
-        started = time.monotonic()
-        self.failed = self.world.main_first(f"save {self.number}", lambda: self._write(step, names, position))
-        self.seconds = time.monotonic() - started
-        if self.failed:
-            self.world.print(f"WARNING: the checkpoint of step {step:,} could not be saved: {self.failed}. Training goes on, and "
-                             "the next save is tried all the same.")
-
-    def _write(self, step: int, names: list[str], position: dict) -> str:
-        epoch, batch = divmod(step, self.facts["steps_per_epoch"])
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            checkpoint.save(self.folder, names, {
-                "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict(),
-                "step": step, **self.fixed, "position": {"epoch": epoch, "batch": batch, **self.facts, **position}})
-            checkpoint.prune(self.folder, self.keep)
-        except (OSError, RuntimeError) as error:     # torch's writer turns a full disk into a RuntimeError
-            return str(error) or type(error).__name__
-        return ""
-
-
-def make_save(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict,
-              plan: BatchPlan, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> Saver:
+def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict, plan: BatchPlan,
+                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> Callable[[int, dict], dict]:
+    """What makes the content of a checkpoint out of (step, position). All ranks."""
     fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
-    facts = {"total_batch": plan.total, "steps_per_epoch": plan.steps_per_epoch, "fingerprint": data.fingerprint}
-    return Saver(args.save_path, args.keep_checkpoints, world, fixed, facts, model, optimizer, scheduler)
+    facts = {"total_batch": plan.total, "steps_per_epoch": plan.steps_per_epoch, "fingerprint": data.fingerprint,
+             "launchers": sorted(set(world.gather(world.launcher)))}
+
+    def state(step: int, position: dict) -> dict:
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "step": step, **fixed,
+                "position": {"epoch": epoch, "batch": batch, **facts, **position}}
+    return state
 
 
 def nothing_to_do(args: argparse.Namespace, step: int, schedule: Schedule) -> str:
@@ -242,27 +217,40 @@ def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) 
 
 
 def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
-    """The checkpoint to go on from, on every rank; None to start anew. Raises UserError where it does not fit."""
-    def newest() -> str | None:
-        if overwrites(args, world) or not checkpoint.exists_in(args.save_path):
+    """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it does not fit.
+
+    Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to another node than before.
+    The one that has come furthest hands its state to all.
+    """
+    here = {}
+
+    def newest() -> dict | None:
+        if not checkpoint.exists_in(args.save_path):
             return None
-        path, _, wrong = model_io.newest_good(args.save_path)
-        if wrong:
-            world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *wrong, f"Going on from {path} instead."]))
-        return path
-    path = world.main_first("resume", newest)
-    if path is None:
+        try:
+            path, here["state"], wrong = model_io.newest_good(args.save_path)
+        except UserError:
+            if args.overwrite:
+                return None
+            raise
+        return {"path": path, "step": here["state"]["step"], "wrong": wrong, "launchers": here["state"]["position"].get("launchers", [])}
+    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
+    answers = dict(zip(leaders, world.led("resume", leaders, newest)))
+    found = {rank: answer for rank, answer in answers.items() if answer
+             and (not args.overwrite or launchers & set(answer["launchers"]) - {""})}    # a restart by the launcher starts nothing anew
+    if not found:
         return None
-    state = model_io.own_checkpoint(path)
+    owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
+    if found[owner]["wrong"]:
+        world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *found[owner]["wrong"],
+                                 f"Going on from {found[owner]['path']} instead."]))
+    if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
+        world.print(f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0 writes on its own node")
+    state = world.broadcast(here.get("state"), owner)
     if state["position"]["fingerprint"] != data.fingerprint:
         raise UserError(f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
                         "same files, choose another folder, or start anew with --overwrite.")
     return state
-
-
-def overwrites(args: argparse.Namespace, world: World) -> bool:
-    """--overwrite, at the first start: where the launcher restarts the processes, they go on."""
-    return args.overwrite and not world.restarts
 
 
 def set_threads(resumed: dict | None, world: World) -> None:
@@ -277,9 +265,9 @@ def set_threads(resumed: dict | None, world: World) -> None:
         world.print(f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits may differ")
 
 
-def write_run_files(args: argparse.Namespace, world: World, data: PreparedData) -> None:
+def write_run_files(args: argparse.Namespace, data: PreparedData, anew: bool) -> None:
     """args.json of the run, and what was found in its data; --overwrite removes the old one here. Rank 0 only."""
-    if overwrites(args, world):
+    if anew and args.overwrite:
         checkpoint.clear(args.save_path)
     checkpoint.write_atomic(os.path.join(args.save_path, "args.json"),
                             lambda file: file.write(json.dumps(vars(args), indent=1, sort_keys=True).encode()))

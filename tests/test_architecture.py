@@ -21,7 +21,7 @@ LEVELS = [                                                            # the lowe
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat"},
     {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log"},
-    {"cli", "tables", "data_report"},
+    {"cli", "tables", "data_report", "saver"},
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "model_io"},
     {"prepare"},
     {"boundary"},
