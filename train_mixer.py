@@ -7,6 +7,11 @@
 The same command again goes on where the run in the save folder stopped.
 """
 
+from histocc import stopping
+
+if __name__ == "__main__":
+    stopping.start_listening()                       # from here on a signal is heard, though importing torch takes seconds
+
 from histocc import cli, job, job_data
 
 

@@ -12,7 +12,7 @@ from histocc import __version__
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
                                  say_who_is_missing)
 from histocc.errors import UserError
-from histocc.stopping import Stopped, StopRequest
+from histocc.stopping import Stopped, stop_request
 from histocc.table_files import DELIMITERS
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
@@ -322,7 +322,8 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)                              # rank 0 prints it
         args = parser.parse_args(argv)
-        stop = StopRequest(args.stop_after)
+        stop = stop_request()
+        stop.limit(args.stop_after)
         with stop.listening():
             world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
                                device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)

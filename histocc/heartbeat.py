@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 BEAT_SECONDS = 0.5
+STORE_PATIENCE_SECONDS = 6.0
 LISTEN_SECONDS = 2.5          # a process that beats does so several times meanwhile
 
 
@@ -32,12 +33,22 @@ class Heartbeat:
                 return
 
     def listen(self) -> tuple[list[int], dict[int, str]]:
-        """(ranks that no longer beat, what each rank said last), after a while of listening."""
-        first = self._all()
-        time.sleep(LISTEN_SECONDS)
-        second = self._all()
+        """(ranks that no longer beat, what each rank said last), after a while of listening.
+
+        A store that does not answer, since the link to it is cut, keeps its caller waiting for minutes: no rank beats then.
+        """
+        heard = []
+        listener = threading.Thread(target=lambda: heard.extend(self._twice()), name="listening", daemon=True)
+        listener.start()
+        listener.join(STORE_PATIENCE_SECONDS)
+        first, second = heard if len(heard) == 2 else ({}, {})
         silent = [rank for rank in range(self.size) if rank != self.rank and first.get(rank) == second.get(rank)]
         return silent, {rank: said.partition("|")[2] for rank, said in second.items()}
+
+    def _twice(self) -> list[dict[int, str]]:
+        first = self._all()
+        time.sleep(LISTEN_SECONDS)
+        return [first, self._all()]
 
     def _all(self) -> dict[int, str]:
         found = {}

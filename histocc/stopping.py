@@ -22,11 +22,15 @@ class Stopped(BaseException):
 class StopRequest:
     """Whether this process was asked to stop, and by what. `listening` is for the main thread."""
 
-    def __init__(self, stop_after_minutes: float | None = None):
+    def __init__(self):
         self.signal: int | None = None
         self.acted = False                           # whether the run was stopped, rather than ended by itself
-        self.deadline = None if stop_after_minutes is None else time.monotonic() + 60 * stop_after_minutes
-        self._since = 0.0
+        self.deadline: float | None = None           # time.monotonic() of --stop-after
+        self._started, self._since, self._listens = time.monotonic(), 0.0, False
+
+    def limit(self, minutes: float | None) -> None:
+        """Asks to stop by itself so long after this request was made."""
+        self.deadline = None if minutes is None else self._started + 60 * minutes
 
     def __bool__(self) -> bool:
         return self.signal is not None or (self.deadline is not None and time.monotonic() >= self.deadline)
@@ -43,7 +47,11 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self):
-        """Takes the signals, and gives them back at the end."""
+        """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at that."""
+        if self._listens:
+            yield
+            return
+        self._listens = True
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         before = {number: signal.signal(number, _nothing) for number in SIGNALS}
@@ -56,6 +64,7 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
             writer.close()
+            self._listens = False
 
     def _read(self, reader: socket.socket, owner: int) -> None:
         with reader:
@@ -70,6 +79,21 @@ class StopRequest:
             self.signal, self._since = number, now
         elif now - self._since >= SECOND_AFTER:
             os._exit(128 + number)                   # files are replaced by renames: none is half-written
+
+
+_early: list = []             # the request of `start_listening`, and what keeps it listening
+
+
+def start_listening() -> None:
+    """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes seconds."""
+    request = StopRequest()
+    _early[:] = [request, request.listening()]
+    _early[1].__enter__()
+
+
+def stop_request() -> StopRequest:
+    """The request that `start_listening` made, or a new one."""
+    return _early[0] if _early else StopRequest()
 
 
 def _nothing(number, frame) -> None:

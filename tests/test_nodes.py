@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from helpers import TINY, TRAIN_MIXER, environment, write_rows
 
 pytestmark = pytest.mark.processes
@@ -44,6 +45,18 @@ def test_each_node_prepares_its_own_and_they_train_together(folders):
     prepared = [os.listdir(folder / "run" / "prepared") for folder in folders]
     assert prepared[0] == prepared[1] and len(prepared[0]) == 1
     assert os.listdir(folders[1] / "run") == ["prepared"]               # rank 0 alone writes the files of the run
+
+
+def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
+    """And whichever node rank 0 is given."""
+    flags = [*FLAGS, "--dropout", 0.1, "--log-interval", 1]
+    run_on_nodes(folders, *flags, "--save-dir", "whole", code=0)
+    run_on_nodes(folders, *flags, "--max-steps", 1, code=0)
+    first, second = run_on_nodes(folders[::-1], *flags, code=0)
+    assert "Resuming from step 1" in first and "Finished at step 2" in first and "Finished" not in second
+    assert "the checkpoint to go on from lies on the node of rank 1 alone" in first
+    whole, other = (torch.load(path, weights_only=True) for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin"))
+    assert other["step"] == 2 and all(torch.equal(whole["model"][name], other["model"][name]) for name in whole["model"])
 
 
 def test_other_data_on_a_node_and_no_data_are_named(folders):

@@ -15,9 +15,11 @@ SPEEDS = ("samples_per_sec", "seconds_data")
 class Job:
     """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on with."""
 
-    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=(), launcher=()):
-        self.folder, self.processes, self.launcher = folder, processes, launcher
-        data = folder.parent / f"data_{rows}"
+    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=(), launcher=(),
+                 script: Path = TRAIN_MIXER, logs: Path | None = None):
+        self.folder, self.processes, self.launcher, self.script = folder, processes, launcher, script
+        self.logs = logs or folder.parent
+        data = self.logs / f"data_{rows}"
         data.mkdir(exist_ok=True)
         train, val = data / "train.csv", data / "val.csv"
         if not val.exists():
@@ -28,13 +30,13 @@ class Job:
                       1e-3, "--save-dir", folder, *flags]
         self.output = ""
 
-    def start(self, *more) -> subprocess.Popen:
-        self.log = open(self.folder.parent / f"{self.folder.name}.log", "w+", encoding="utf-8")
-        line = command(TRAIN_MIXER, *self.flags, *more, processes=self.processes)
-        if self.launcher:
-            line[line.index("--standalone"):line.index("--standalone")] = self.launcher
-        return subprocess.Popen(line, env=environment(),
-                                stdout=self.log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    def start(self, *more, log: str | None = None, before=(), launcher=()) -> subprocess.Popen:
+        self.log = open(self.logs / f"{log or self.folder.name}.log", "w+", encoding="utf-8")
+        line, launcher = command(self.script, *self.flags, *more, processes=self.processes), launcher or self.launcher
+        if launcher:
+            at = line.index("--standalone")
+            line[at:at + any(option.startswith("--rdzv") for option in launcher)] = launcher
+        return subprocess.Popen([*before, *line], env=environment(), stdout=self.log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
     def said(self) -> str:
         return Path(self.log.name).read_text(encoding="utf-8")
@@ -44,6 +46,13 @@ class Job:
         while words not in self.said():
             assert process.poll() is None and time.monotonic() < until, f"never said {words!r}:\n{self.said()}"
             time.sleep(0.02)
+
+    def start_and_wait(self, *more) -> subprocess.Popen:
+        """Starts the job, or goes on with it, and waits for its next row of the log."""
+        step = self.last()["step"] if (self.folder / "last.bin").exists() else 0
+        process = self.start(*more)
+        self.wait_for(process, f"step {step - step % 3 + 3}/")
+        return process
 
     def end(self, process: subprocess.Popen, seconds: float = 60) -> tuple[int, str]:
         try:
@@ -102,3 +111,11 @@ def assert_same_end(job: Job, whole: Job) -> None:
     assert one["scheduler"] == other["scheduler"]
     assert job.rows() == whole.rows()
     assert not [name for name in os.listdir(job.folder) if ".tmp" in name or name == "run.lock"]
+
+
+def assert_same_losses(job: Job, whole: Job) -> None:
+    """Every step was logged once, with the rows and the loss of a run in double precision that was never interrupted."""
+    rows, others = job.rows(), whole.rows()
+    assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, len(others) + 1))
+    for row, other in zip(rows, others):
+        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"]) and row["samples"] == other["samples"]

@@ -12,13 +12,14 @@ import pytest
 from harness import Job, assert_gone, assert_same_end, kill_all, workers
 
 pytestmark = pytest.mark.processes
+EPOCHS = 12                   # enough for a good part of the moments to lie between the first step and the last
 KINDS = ("SIGTERM", "SIGUSR1", "SIGINT", "kill one", "kill all", "stop one")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run without faults, and how long it took."""
-    job = Job(tmp_path_factory.mktemp("faults") / "whole", processes=2)
+    job = Job(tmp_path_factory.mktemp("faults") / "whole", processes=2, epochs=EPOCHS)
     started = time.monotonic()
     job.run()
     return job, time.monotonic() - started
@@ -28,7 +29,7 @@ def whole(tmp_path_factory):
 def test_a_fault_at_a_random_moment(whole, kind, fault_seed):
     reference, lasts = whole
     dice = random.Random(f"{kind} {fault_seed}")
-    job = Job(reference.folder.parent / f"{kind.replace(' ', '_')}_{fault_seed}", processes=2,
+    job = Job(reference.folder.parent / f"{kind.replace(' ', '_')}_{fault_seed}", processes=2, epochs=EPOCHS,
               launcher=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"])
     process = job.start("--timeout-minutes", 0.2)
     moment = dice.uniform(0.5, lasts)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from harness import Job, alive, assert_gone, assert_same_end, kill_all, workers
+from harness import Job, alive, assert_gone, assert_same_end, assert_same_losses, kill_all, workers
 from helpers import REPO, TITLES, run, write_csv
 
 pytestmark = pytest.mark.processes
@@ -23,123 +23,122 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(folder):
-    """24 steps in one process, never interrupted."""
-    job = Job(folder / "whole")
+    """36 steps in one process, never interrupted."""
+    job = Job(folder / "whole", epochs=6)
     job.run()
     return job
 
 
 @pytest.fixture(scope="module")
 def whole_of_two(folder):
-    job = Job(folder / "whole_of_two", processes=2)
+    job = Job(folder / "whole_of_two", processes=2, epochs=6)
     job.run()
     return job
 
 
-@pytest.mark.parametrize("name, code", [("SIGUSR1", 0), ("SIGINT", 130)])
-def test_a_signal_stops_between_two_steps_and_the_same_command_goes_on(folder, whole, name, code):
-    job = Job(folder / name)
-    process = job.start()
-    job.wait_for(process, "step 6/24")
-    process.send_signal(getattr(signal, name))
-    found, output = job.end(process)
-    assert found == code and f"Stopped by {name} at step " in output and "The same command goes on." in output and "Traceback" not in output
-    assert 6 <= job.last()["step"] < 24
-    assert "Resuming from step" in job.run()
-    assert_same_end(job, whole)
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.unlink()                                                      # not the file that it may be a link to
+    path.write_bytes(content)
 
 
-def test_stops_at_random_moments_of_training_and_evaluation(folder, whole):
-    job, dice, stops = Job(folder / "random"), random.Random(1), 0
-    for _ in range(3):
-        process = job.start()
-        job.wait_for(process, "Starting training")
-        time.sleep(dice.uniform(0.1, 1.0))
-        process.send_signal(signal.SIGTERM)
+def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole):
+    """One run: three signals, two kills, two damaged files."""
+    job, dice = Job(folder / "one", epochs=6), random.Random(1)
+    for name, expected in (("SIGUSR1", 0), ("SIGINT", 130), ("SIGTERM", 0)):
+        process = job.start_and_wait()
+        time.sleep(dice.uniform(0, 0.2))
+        process.send_signal(getattr(signal, name))
         code, output = job.end(process)
-        assert code == 0, output
-        stops += "Stopped by SIGTERM at step" in output
-        if "Finished" in output:
-            break
-    assert stops >= 1
-    if "Finished" not in output:
-        job.run()
-    assert_same_end(job, whole)
-
-
-def test_killed_without_warning_again_and_again(folder, whole):
-    job, dice = Job(folder / "killed"), random.Random(2)
+        assert code == expected and f"Stopped by {name} at step " in output and "The same command goes on." in output, output
+        assert "Traceback" not in output and f"at step {job.last()['step']} of 36, saved in " in output
     for _ in range(2):
-        process = job.start()
-        job.wait_for(process, "Starting training")
-        time.sleep(dice.uniform(0.2, 1.5))
+        process = job.start_and_wait()
+        time.sleep(dice.uniform(0, 0.4))
         kill_all(process)
-    job.run()
+    last = job.folder / "last.bin"
+    flip_a_bit(last)
+    process = job.start()
+    job.wait_for(process, "Starting training")
+    output = job.said()
+    assert "WARNING: a newer checkpoint cannot be used" in output and "another checksum" in output and "Resuming from step" in output
+    kill_all(process)
+    content = last.read_bytes()
+    last.unlink()
+    last.write_bytes(content[:len(content) // 2])
+    output = job.run()
+    assert "WARNING: a newer checkpoint cannot be used" in output and "may be damaged" in output and "Resuming from step" in output
     assert_same_end(job, whole)
 
 
-def test_two_processes_are_stopped_by_their_launcher_and_go_on(folder, whole_of_two):
-    job = Job(folder / "two", processes=2)
-    process = job.start()
-    job.wait_for(process, "step 6/24")
+def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole_of_two):
+    """One run: a signal to the launcher, to one process, and no warning at all to the launcher, to a process; one that is stuck."""
+    job = Job(folder / "two", processes=2, epochs=6)
+
+    process = job.start_and_wait()
     process.send_signal(signal.SIGTERM)                                # to torchrun, which passes it on
     code, output = job.end(process, 90)
     assert code != 0 and output.count("Stopped by SIGTERM at step") == 1, output
-    assert "Resuming from step" in job.run()
-    assert_same_end(job, whole_of_two)
 
-
-def test_one_of_two_processes_gets_the_signal_and_both_stop(folder, whole_of_two):
-    job = Job(folder / "one_of_two", processes=2)
-    process = job.start()
-    job.wait_for(process, "step 3/24")
+    process = job.start_and_wait()
     os.kill(workers(process)[-1], signal.SIGUSR1)
     code, output = job.end(process, 90)
     assert code == 0 and output.count("Stopped by SIGUSR1 at step") == 1, output
-    job.run()
-    assert_same_end(job, whole_of_two)
 
-
-def test_killed_processes_under_a_launcher_leave_no_orphans(folder, whole_of_two):
-    job = Job(folder / "agent", processes=2)
-    process = job.start()
-    job.wait_for(process, "step 6/24")
+    process = job.start_and_wait()
     children = workers(process)
     os.kill(process.pid, signal.SIGKILL)                               # the launcher alone
     process.wait()
     assert len(children) == 2
     assert_gone(children)
-    job.run()
+
+    for kill, flags, seconds in ((signal.SIGKILL, [], 15), (signal.SIGSTOP, ["--timeout-minutes", 0.1], 30)):
+        process = job.start_and_wait(*flags)
+        ranks = workers(process)
+        os.kill(ranks[1], kill)
+        started = time.monotonic()
+        job.wait_for(process, "does not answer any more", 40)
+        assert time.monotonic() - started < seconds
+        if kill == signal.SIGSTOP:
+            kill_all(process)                                          # torchrun would wait 30 s for the stopped one
+        code, output = job.end(process, 60)
+        assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output
+        assert "Rank 0 waited for it in: " in output and "Traceback" not in output.split("does not answer")[0]
+        assert_gone(ranks)
+    assert "Resuming from step" in job.run()
     assert_same_end(job, whole_of_two)
 
 
-@pytest.mark.parametrize("kill, flags", [(signal.SIGKILL, []), (signal.SIGSTOP, ["--timeout-minutes", 0.1])], ids=["dead", "stuck"])
-def test_a_rank_that_is_gone_is_named_and_the_run_goes_on_afterwards(folder, whole_of_two, kill, flags):
-    job = Job(folder / f"gone_{kill.name}", processes=2)
-    process = job.start(*flags)
-    job.wait_for(process, "step 6/24")
-    ranks = workers(process)
-    os.kill(ranks[1], kill)
-    started = time.monotonic()
-    job.wait_for(process, "does not answer any more", 40)
-    assert time.monotonic() - started < (15 if kill == signal.SIGKILL else 30)
-    if kill == signal.SIGSTOP:
-        kill_all(process)                                              # torchrun would wait 30 s for the stopped one
-    code, output = job.end(process, 60)
-    assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output and "Rank 0 waited for it in: " in output
-    assert "Traceback" not in output.split("does not answer")[0]
-    assert_gone(ranks)
-    job.run()
-    assert_same_end(job, whole_of_two)
+RAISING = """
+import os, sys
+sys.path.insert(0, {repo!r})
+import torch, train_mixer
+step, calls = torch.optim.AdamW.step, []
+
+def raising_step(self, *args, **kwargs):
+    calls.append(1)
+    if os.environ["RANK"] == "1" and len(calls) == 5 and not os.path.exists({mark!r}):
+        open({mark!r}, "w").close()
+        raise KeyError("a fault in this process alone")
+    return step(self, *args, **kwargs)
+
+torch.optim.AdamW.step = raising_step
+train_mixer.main()
+"""
 
 
 def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two):
-    job = Job(folder / "restarted", processes=2, launcher=["--max-restarts=2"])
+    """After a kill, and after an exception in one process."""
+    raising = folder / "raising.py"
+    raising.write_text(RAISING.format(repo=str(REPO), mark=str(folder / "raised")))
+    job = Job(folder / "restarted", processes=2, epochs=6, launcher=["--max-restarts=2"], script=raising)
     process = job.start("--overwrite")                                 # of the first start alone
-    job.wait_for(process, "step 6/24")
+    job.wait_for(process, "step 9/36")
     os.kill(workers(process)[1], signal.SIGKILL)
     code, output = job.end(process, 120)
-    assert code == 0 and output.count("Resuming from step") == 1 and "Finished at step 24" in output, output
+    assert code == 0 and output.count("Resuming from step") == 2 and "Finished at step 36" in output, output
+    assert "a fault in this process alone" in output and "rank 1 does not answer any more" in output
     assert_same_end(job, whole_of_two)
 
 
@@ -199,6 +198,20 @@ def test_a_second_signal_ends_at_once(folder, whole):
     assert "model" in job.last()                                       # whole and readable
 
 
+def test_a_stop_while_torch_is_imported(folder):
+    job = Job(folder / "importing")
+    process = job.start()
+    status = f"/proc/{process.pid}/status"
+    until = time.monotonic() + 20
+    while not int(open(status).read().partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGUSR1 - 1) & 1 and time.monotonic() < until:
+        time.sleep(0.005)
+    assert "libtorch" not in open(f"/proc/{process.pid}/maps").read()
+    process.send_signal(signal.SIGUSR1)
+    code, output = job.end(process)
+    assert code == 0 and "Stopped by SIGUSR1 before the first step" in output, output
+    assert not job.folder.exists()
+
+
 def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
     rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
     many = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
@@ -216,19 +229,6 @@ def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
 def test_a_run_that_may_last_so_long_only(folder):
     job = Job(folder / "limited", epochs=500)
     assert "Stopped by --stop-after" in job.run("--stop-after", 0.1)
-
-
-def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_used(folder, whole):
-    job = Job(folder / "damaged")
-    job.run("--max-steps", 10)
-    last = job.folder / "last.bin"
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 4
-    last.unlink()                                                      # not the file that it may be a link to
-    last.write_bytes(content)
-    output = job.run()
-    assert "WARNING: a newer checkpoint cannot be used" in output and "damaged" in output and "Resuming from step" in output
-    assert_same_end(job, whole)
 
 
 def test_a_folder_is_used_by_one_job_at_a_time(folder):
@@ -252,7 +252,7 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        job = Job(disk / "run", epochs=1)
+        job = Job(disk / "run", epochs=1, logs=folder)
         output = job.run(code=1)
         assert "WARNING: the checkpoint of step 4 could not be saved" in output and "Training goes on" in output
         assert "error: the last checkpoint, of step 6, could not be saved" in output and "Traceback" not in output
@@ -260,22 +260,22 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         assert [row["step"] for row in job.rows()] == [3, 5, 6]
         subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
         assert "Finished at step 6" in job.run()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert f"error: {job.folder}: cannot write there: Read-only file system" in job.run("--num-epochs", 2, code=2)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_going_on_with_another_number_of_processes(folder):
-    """One, then two, then one process: the losses of one that was never interrupted, in double precision and without dropout."""
+    """One, two, four, one process: the losses of one that was never interrupted, in double precision and without dropout."""
     flags = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
-    one, mixed = Job(folder / "one", flags=flags, epochs=2), Job(folder / "mixed", flags=flags, epochs=2)
+    one, mixed = Job(folder / "one_alone", flags=flags, epochs=2), Job(folder / "mixed", flags=flags, epochs=2)
     one.run()
-    for processes, stop in ((None, 3), (2, 8), (None, 12)):
+    for processes, stop in ((None, 3), (2, 5), (4, 9), (None, 12)):
         mixed.processes = processes
         mixed.run("--max-steps", stop)
-    rows, others = one.rows(), mixed.rows()
-    assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, 13))
-    for row, other in zip(rows, others):
-        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(row["train_loss"]) and row["samples"] == other["samples"]
+    assert_same_losses(mixed, one)
     weights, others = one.last()["model"], mixed.last()["model"]
     assert max(float((weights[name] - others[name]).abs().max()) for name in weights) < 1e-9
     assert one.last()["position"]["samples"] == mixed.last()["position"]["samples"] == 48
