@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PREPARED_FORMAT = 2
+PREPARED_FORMAT = 3
 ARRAYS = {"chars": np.dtype("<u4"), "offsets": np.dtype("<i8"), "language": np.dtype("u1"), "codes": np.dtype("<i4"),
           "text_hash": np.dtype("<u8")}
 
@@ -66,13 +66,15 @@ class RowSet:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages and what was found."""
+    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all characters of its descriptions
+    (sorted code points) and what was found."""
 
     folder: str
     train: RowSet
     val: RowSet
     codes: list[str]
     languages: list[str]
+    alphabet: list[int]
     max_codes: int
     fingerprint: str
     report: dict
@@ -82,5 +84,5 @@ class PreparedData:
         with open(os.path.join(folder, "meta.json"), encoding="utf-8") as file:
             meta = json.load(file)
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
-        return cls(folder, parts["train"], parts["val"], meta["codes"], meta["languages"], meta["max_codes"],
-                   meta["fingerprint"], meta["report"])
+        return cls(folder, parts["train"], parts["val"], meta["codes"], meta["languages"], meta["alphabet"],
+                   meta["max_codes"], meta["fingerprint"], meta["report"])

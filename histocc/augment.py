@@ -96,6 +96,11 @@ _ALPHABET_FLAT, _ALPHABET_START, _ALPHABET_SIZE = _ragged([a + " " * n for a, n 
 _LETTER_COUNT = _ALPHABET_SIZE - np.array(_BLANKS)
 
 
+def noise_characters() -> np.ndarray:
+    """Every character that noise can put into a text, apart from those of inserted words; uint32."""
+    return np.unique(np.concatenate([_ALPHABET_FLAT, _NEAR_FLAT, np.full(1, 32, dtype=np.uint32)]))
+
+
 def _class_of(characters: np.ndarray) -> np.ndarray:
     return _CLASS[np.minimum(characters, _TABLE - 1)]
 

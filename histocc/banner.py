@@ -11,7 +11,8 @@ from histocc.sampler import BatchPlan
 
 
 def say_banner(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module,
-               plan: BatchPlan, files: list[str], total_steps: int, warmup_steps: int, rate: float) -> None:
+               plan: BatchPlan, files: list[str], total_steps: int, warmup_steps: int, rate: float,
+               precision: str) -> None:
     """What is about to run, on rank 0, with the labels that users of the guides look for."""
     gpu = world.device.type == "cuda"
     kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
@@ -46,7 +47,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
         f"Epochs: {args.num_epochs} ({total_steps:,} steps)",
         f"Learning rate: {rate:g} ({scaling}; warm-up over {warmup_steps:,} steps)",
-        f"Precision: {'float64' if args.float64 else 'float32'}",
+        f"Precision: {precision}",
         f"Save directory: {args.save_path}",
         "=" * 72]))
 

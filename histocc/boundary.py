@@ -4,10 +4,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from histocc.distributed import World
 from histocc.errors import TrainingError
+
+
+GPU_LOOKS_EVERY = 10          # steps
 
 
 class Meter:
@@ -16,10 +20,10 @@ class Meter:
     def __init__(self, samples: int = 0, state: dict | None = None):
         self.samples = samples                       # observations of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        self.count = state["count"] if state else 0  # observations of all ranks since the last row
+        self.count: Tensor | float = state["count"] if state else 0              # observations of all ranks since the last row
         self.seconds_data = state["seconds_data"] if state else 0.0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
-        self.skipped = state.get("skipped", 0) if state else 0                   # steps since the last row
+        self.skipped: Tensor | float = state.get("skipped", 0) if state else 0   # steps since the last row
         self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
         self.restart_clock()
 
@@ -27,8 +31,8 @@ class Meter:
         self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
 
     def state(self) -> dict:
-        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": self.count,
-                "seconds_data": self.seconds_data, "skipped": self.skipped,
+        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": int(self.count),
+                "seconds_data": self.seconds_data, "skipped": int(self.skipped),
                 "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
 
     def snapshot(self) -> tuple:
@@ -48,16 +52,14 @@ class Meter:
         for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
             self.open[name] = self.open.get(name, 0.0) + value.detach().double()
 
-    def add_step(self, observations: int, grad_norm: Tensor, skipped: bool = False) -> None:
-        """Takes the open sums in; those of a step that was skipped are no figures and are left out."""
+    def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+        """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the device."""
         self.samples += observations
-        if skipped:
-            self.skipped += 1
-        else:
-            self.count += observations
-            self.grad_norm = grad_norm
-            for name, value in self.open.items():
-                self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count = self.count + observations * done.double()
+        self.skipped = self.skipped + bad.double()
+        self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
+        for name, value in self.open.items():
+            self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
         self.open = {}
 
     def row(self, world: World) -> dict:
@@ -65,11 +67,12 @@ class Meter:
         elapsed = time.perf_counter() - self.timed_from
         waited = self.seconds_data - self.timed_data
         total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
-        row = {f"train_{name}": total[name] / self.count for name in self.sums if self.count}
+        count = int(self.count)
+        row = {f"train_{name}": total[name] / count for name in self.sums if count}
         row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
                 "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
                 "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-                "grad_norm": None if self.grad_norm is None else float(self.grad_norm), "skipped_steps": self.skipped}
+                "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
         self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
         return row
@@ -91,7 +94,7 @@ class Boundary:
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
         self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
-        self.best_val_loss, self.bad_in_row = best_val_loss, bad_in_row
+        self.best_val_loss, self.bad_in_row, self.worst_in_row = best_val_loss, bad_in_row, 0
         self.check_interval, self.checksum = check_interval, checksum
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
 
@@ -132,11 +135,13 @@ class Boundary:
                                 "rank 0. A device or its memory is damaged, or something changed weights on one process alone. "
                                 "The last checkpoint is that of rank 0.")
 
-    def count_bad_steps(self, done: bool, most: int, step: int) -> None:
-        """Raises TrainingError after `most` steps in a row that were skipped. All ranks."""
-        self.bad_in_row = 0 if done else self.bad_in_row + 1
-        if self.bad_in_row >= most:
-            raise TrainingError(f"step {step:,}: the gradient was not finite in {self.bad_in_row} steps in a row (--max-bad-steps). They "
+    def count_bad_steps(self, bad: Tensor, most: int, step: int) -> None:
+        """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks only now and then, since
+        looking waits for the device: such steps change nothing, so nothing is lost."""
+        self.bad_in_row = (self.bad_in_row + 1) * bad.double()
+        self.worst_in_row = torch.maximum(self.bad_in_row, self.worst_in_row) if torch.is_tensor(self.worst_in_row) else self.bad_in_row
+        if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
+            raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} steps in a row (--max-bad-steps). They "
                                 "changed nothing, and the last checkpoint is good. Lower --learning-rate, or look for damaged "
                                 "weights or data.")
 
@@ -149,7 +154,7 @@ class Boundary:
             return
         running = self.world.gather(self.meter.state())
         self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss,
-                                "bad_in_row": self.bad_in_row, "unfinished": self.unfinished})
+                                "bad_in_row": int(self.bad_in_row), "unfinished": self.unfinished})
 
 
 class StopPoll:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.layers import Dropout, attend, project_together
+
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 
@@ -69,32 +71,106 @@ class CanineConfig:
 
 
 class CharEmbeddings(nn.Module):
-    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper)."""
+    """Sum of hashed character, position and segment embeddings (section 3.1 of the paper).
+
+    The tables have far more rows than the characters of any data touch, and a gradient, a step and an all-reduce of whole tables
+    would be paid for at every step. `train_rows_of` leaves the others out of training.
+    """
 
     def __init__(self, config: CanineConfig):
         super().__init__()
-        width = config.hidden_size // config.num_hash_functions
-        for i in range(config.num_hash_functions):
-            self.add_module(f"HashBucketCodepointEmbedder_{i}", nn.Embedding(config.num_hash_buckets, width))
+        self.width, self.tables = config.hidden_size // config.num_hash_functions, config.num_hash_functions
+        for i in range(self.tables):
+            self.add_module(f"HashBucketCodepointEmbedder_{i}", nn.Embedding(config.num_hash_buckets, self.width))
         # As published, there are as many position vectors as hash buckets.
         self.char_position_embeddings = nn.Embedding(config.num_hash_buckets, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.buckets = config.num_hash_buckets
         self.max_positions = min(config.max_position_embeddings, config.num_hash_buckets)
-        self.register_buffer("primes", torch.tensor(PRIMES[:config.num_hash_functions]), persistent=False)
+        self.register_buffer("primes", torch.tensor(PRIMES[:self.tables]), persistent=False)
         self.register_load_state_dict_pre_hook(drop_position_ids)
+        self.trained_rows: nn.Parameter | None = None                              # [rows of all tables, H / tables]
+        self.trained_positions: nn.Parameter | None = None                         # [positions, H]
+
+    def hashed_tables(self) -> list[nn.Embedding]:
+        return [self.get_submodule(f"HashBucketCodepointEmbedder_{i}") for i in range(self.tables)]
+
+    def hash(self, ids: Tensor) -> Tensor:
+        """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
+        return (ids.unsqueeze(-1) + 1) * self.primes % self.buckets
 
     def forward(self, input_ids: Tensor) -> Tensor:
         length = input_ids.shape[1]
         if length > self.max_positions:
             raise ValueError(f"{length} positions, but the encoder has only {self.max_positions}")
-        hashed = (input_ids.unsqueeze(-1) + 1) * self.primes % self.buckets        # [B, S, tables]
-        x = torch.cat([self.get_submodule(f"HashBucketCodepointEmbedder_{i}")(ids)
-                       for i, ids in enumerate(hashed.unbind(-1))], dim=-1)        # [B, S, H]
-        x = x + (self.char_position_embeddings.weight[:length] + self.token_type_embeddings.weight[0])
+        hashed = self.hash(input_ids)                                              # [B, S, tables]
+        if self.trained_rows is None:
+            x, positions = self.whole_rows(hashed), self.char_position_embeddings.weight
+        else:
+            x, positions = self.rows_in_training(hashed), self.trained_positions
+            if length > len(positions):
+                positions = torch.cat([positions, self.char_position_embeddings.weight[len(positions):length]])
+        x = x + (positions[:length] + self.token_type_embeddings.weight[0])
         return self.dropout(self.LayerNorm(x))
+
+    def whole_rows(self, hashed: Tensor) -> Tensor:
+        return torch.cat([table(ids) for table, ids in zip(self.hashed_tables(), hashed.unbind(-1))], dim=-1)  # [B, S, H]
+
+    def rows_in_training(self, hashed: Tensor) -> Tensor:
+        place = self.place[hashed + self.first_bucket]                             # [B, S, tables]
+        x = F.embedding(place.clamp(min=0), self.trained_rows).flatten(2)          # [B, S, H]
+        outside = place < 0
+        if outside.device.type == "cpu" and not outside.any():                     # on a GPU asking would wait for it
+            return x
+        return torch.where(outside.repeat_interleave(self.width, dim=-1), self.whole_rows(hashed), x)
+
+    def train_rows_of(self, ids: Tensor, positions: int) -> None:
+        """From now on only the rows that the characters `ids` (int64 [N]) touch are trained, and the first `positions` positions.
+
+        The others still count where they are asked for, but nothing changes them. State dicts stay as they were: whole tables.
+        """
+        tables = self.hashed_tables()
+        rows = [bucket.unique() for bucket in self.hash(ids.to(self.primes.device)).unbind(-1)]
+        place = torch.full((self.tables, self.buckets), -1)
+        start = 0
+        for i, bucket in enumerate(rows):
+            place[i, bucket.cpu()] = torch.arange(start, start + len(bucket))
+            start += len(bucket)
+        device = self.primes.device
+        self.row_numbers = rows
+        self.register_buffer("place", place.flatten().to(device), persistent=False)
+        self.register_buffer("first_bucket", torch.arange(self.tables, device=device) * self.buckets, persistent=False)
+        for whole in (*tables, self.char_position_embeddings):
+            whole.weight.requires_grad_(False)
+        self.trained_rows = nn.Parameter(torch.empty(start, self.width, device=device, dtype=tables[0].weight.dtype))
+        self.trained_positions = nn.Parameter(self.char_position_embeddings.weight[:positions].detach().clone())
+        self.take_from_tables()
+        self.register_state_dict_post_hook(self.into_tables)
+        self.register_load_state_dict_pre_hook(self.add_own_rows)
+        self.register_load_state_dict_post_hook(lambda module, _: module.take_from_tables())
+
+    @torch.no_grad()
+    def take_from_tables(self) -> None:
+        self.trained_rows.copy_(torch.cat([table.weight[bucket] for table, bucket in zip(self.hashed_tables(), self.row_numbers)]))
+        self.trained_positions.copy_(self.char_position_embeddings.weight[:len(self.trained_positions)])
+
+    @staticmethod
+    def add_own_rows(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
+        """State dicts hold whole tables alone, from which `take_from_tables` takes these afterwards."""
+        state[prefix + "trained_rows"], state[prefix + "trained_positions"] = module.trained_rows, module.trained_positions
+
+    @staticmethod
+    @torch.no_grad()
+    def into_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
+        """Trained rows go back to their places in the tables of a state dict."""
+        trained, positions = state.pop(prefix + "trained_rows"), state.pop(prefix + "trained_positions")
+        for i, (bucket, part) in enumerate(zip(module.row_numbers, trained.split([len(bucket) for bucket in module.row_numbers]))):
+            name = f"{prefix}HashBucketCodepointEmbedder_{i}.weight"
+            state[name] = state[name].clone().index_copy_(0, bucket.to(part.device), part)
+        name = prefix + "char_position_embeddings.weight"
+        state[name] = torch.cat([positions, state[name][len(positions):]])
 
 
 def drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
@@ -116,8 +192,8 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         """x [B, S, H]; visible bool [B, S], True where a position may be looked at → [B, S, H]."""
-        q, k, v = (project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for project in (self.query, self.key, self.value))              # [B, heads, S, H / heads]
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for part in project_together(x, self.query, self.key, self.value))  # [B, heads, S, H / heads]
         if self.stride is None:
             mixed = self.attend(q, k, v, visible)
         else:
@@ -133,8 +209,7 @@ class SelfAttention(nn.Module):
         return self.attend(q.masked_fill(blank[:, None, None, None], 0), k, v, visible | blank[:, None])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None],
-                                              dropout_p=self.dropout_prob if self.training else 0.0)
+        return attend(q, k, v, visible[:, None, None], self.dropout_prob if self.training else 0.0)
 
 
 class Residual(nn.Module):
@@ -144,7 +219,7 @@ class Residual(nn.Module):
         super().__init__()
         self.dense = nn.Linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.LayerNorm(self.dropout(self.dense(x)) + residual)
@@ -196,7 +271,7 @@ class Stack(nn.Module):
 
 
 class CharsToMolecules(nn.Module):
-    """Downsampling (section 3.2): position 0 as it is, then one molecule per block of characters, but the last."""
+    """Downsampling (section 3.2): position 0 as it is, then one molecule per block of characters, unless it is the last of all."""
 
     def __init__(self, config: CanineConfig):
         super().__init__()
@@ -205,10 +280,12 @@ class CharsToMolecules(nn.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, chars: Tensor) -> Tensor:
-        blocks = self.activation(self.conv(chars.transpose(1, 2))).transpose(1, 2)  # [B, M, H]
+    def forward(self, chars: Tensor, more_follow: bool) -> Tensor:
+        whole = chars.shape[1] // self.rate * self.rate
+        blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)         # [B, M, rate · H]
+        blocks = self.activation(F.linear(blocks, self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias))  # [B, M, H]
         # The last block gives its place to position 0, as published.
-        return self.LayerNorm(torch.cat([chars[:, :1], blocks[:, :-1]], dim=1))    # [B, M, H]
+        return self.LayerNorm(torch.cat([chars[:, :1], blocks if more_follow else blocks[:, :-1]], dim=1))
 
 
 class Projection(nn.Module):
@@ -220,23 +297,30 @@ class Projection(nn.Module):
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
-        """chars [B, S, H], molecules [B, M, H] → [B, S, H]."""
-        # Summing this in another order (a matrix product per tap is no slower) is closer to the exact value, but
-        # further from the published model's rounding: 2.6e-5 instead of 1.5e-5 at width 768 in float32.
-        joined = torch.cat([chars, self.spread(molecules, chars.shape[1])], dim=2)  # [B, S, 2 H]
-        around = self.conv.kernel_size[0] - 1
-        padded = F.pad(joined.transpose(1, 2), (around // 2, around - around // 2))
-        x = self.conv(padded).transpose(1, 2)                                      # [B, S, H]
+        """chars [B, S, H], molecules [B, M, H] → [B, S, H].
+
+        The published convolution runs over [chars, molecules], joined; its halves are summed here, as matrix products. That of the
+        molecules is worked out once for each of them and not for each of its characters.
+        """
+        length, width = chars.shape[1:]
+        taps = self.conv.weight.permute(2, 0, 1)                                   # [taps, H, 2 H]
+        before = (len(taps) - 1) // 2
+        around = F.pad(chars, (0, 0, before, len(taps) - 1 - before))              # [B, S + taps − 1, H]
+        windows = torch.cat([around[:, tap:tap + length] for tap in range(len(taps))], dim=2)                 # [B, S, taps · H]
+        x = F.linear(windows, taps[:, :, :width].transpose(0, 1).flatten(1), self.conv.bias)
+        by_tap = F.linear(molecules, taps[:, :, width:].flatten(0, 1)).unflatten(2, (len(taps), width))       # [B, M, taps, H]
+        around = F.pad(self.spread(by_tap, length), (0, 0, 0, 0, before, len(taps) - 1 - before))
+        for tap in range(len(taps)):
+            x = x + around[:, tap:tap + length, tap]
         return self.dropout(self.LayerNorm(self.activation(x)))
 
     def spread(self, molecules: Tensor, length: int) -> Tensor:
-        """[B, M, H] → [B, length, H]: every block's molecule at its characters, the last one up to the end."""
-        blocks = molecules[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)
-        rest = molecules[:, -1:].expand(-1, length - blocks.shape[1], -1)
-        return torch.cat([blocks, rest], dim=1)
+        """[B, M, …] → [B, length, …]: every block's molecule at its characters, the last one up to the end."""
+        block = torch.arange(length, device=molecules.device) // self.rate + 1     # the molecule before the first is that of position 0
+        return molecules.index_select(1, block.clamp_(max=molecules.shape[1] - 1))
 
 
 class Pooler(nn.Module):
@@ -273,27 +357,35 @@ class CanineEncoder(nn.Module):
         if isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.zeros_(module.bias)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> tuple[Tensor, Tensor]:
         """One vector per character, and one for the whole text.
 
         input_ids: character ids int64 [B, S], [CLS] first. attention_mask: bool or 0/1 [B, S], 1 at real positions.
+        padding_follows: the values at these positions are as if blocks of padding stood behind them, which is what most of the
+        published model's 128 positions are; S is then a multiple of the block (4) and below the local stride.
         Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights; rows of padding alone give
         finite values. Real positions do not depend on S where the block that holds the second position after the
-        last real one is followed by another block, and where S, if more than the local stride (128), is a multiple
+        last real one is there and followed by another one (by `padding_follows`, if need be), and where S, if more than the local stride (128), is a multiple
         of it. Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
         of another shape.
         """
         rate = self.config.downsampling_rate
         if attention_mask.shape != input_ids.shape:
             raise ValueError(f"input_ids is {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)}")
+        if padding_follows and (input_ids.shape[1] % rate or input_ids.shape[1] >= self.config.local_transformer_stride):
+            raise ValueError(f"{input_ids.shape[1]} positions: with padding_follows they must be whole blocks of {rate}, and fewer than "
+                             f"{self.config.local_transformer_stride}")
         if input_ids.shape[1] < rate:
             raise ValueError(f"{input_ids.shape[1]} positions, but the encoder needs at least {rate}")
         visible = attention_mask.bool()                                            # [B, S]
         blocks = visible.shape[1] // rate
         visible_blocks = visible[:, :blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
 
+        if padding_follows:
+            visible_blocks = F.pad(visible_blocks, (0, 1))
+
         chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)           # [B, S, H]
-        molecules = self.encoder(self.chars_to_molecules(chars), open_blank_rows(visible_blocks))  # [B, M, H]
+        molecules = self.encoder(self.chars_to_molecules(chars, padding_follows), open_blank_rows(visible_blocks))  # [B, M, H]
         final = self.final_char_encoder(self.projection(chars, molecules), open_blank_rows(visible))  # [B, S, H]
         return final, self.pooler(molecules)
 

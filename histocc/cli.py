@@ -17,10 +17,6 @@ from histocc.table_files import DELIMITERS
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
-    "use_amp": "mixed precision; leave it out to train in float32",
-    "fp16": "mixed precision; leave it out to train in float32",
-    "bf16": "mixed precision; leave it out to train in float32",
-    "compile": "torch.compile",
     "dry_run": "the dry run; --prepare-only checks the data, --max-steps 3 tries the training",
     "config": "configuration files",
     "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
@@ -36,7 +32,7 @@ MAY_DIFFER_ON_RESUME = {
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
-    "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
+    "use_amp", "fp16", "bf16", "compile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
 
 
@@ -209,6 +205,8 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest")
+    group.add_argument("--empty-blocks", choices=("all", "first"), default="all",
+                       help="blocks behind an observation's codes in which the decoder learns to write nothing")
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument("--eval-only", action="store_true",
                        help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")
@@ -225,11 +223,11 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--timeout-minutes", type=float, default=30.0, help="how long a process waits for another one")
     machine.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp", help="fsdp is not available in this version")
     machine.add_argument("--float64", action="store_true", help="double precision, for checking results")
-    machine.add_argument("--use-amp", action="store_true", help="not available in this version")
-    machine.add_argument("--fp16", action="store_true", help="not available in this version")
+    machine.add_argument("--bf16", action="store_true", help="matrix products in bfloat16; weights, optimizer and loss stay float32")
+    machine.add_argument("--fp16", action="store_true", help="matrix products in float16, with a scaled loss; slow on CPUs")
     machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
-    machine.add_argument("--bf16", action="store_true", help="not available in this version")
-    machine.add_argument("--compile", action="store_true", help="not available in this version")
+    machine.add_argument("--use-amp", action="store_true", help="--bf16 where the device has it, else --fp16")
+    machine.add_argument("--compile", action="store_true", help="torch.compile the model: minutes at the start, faster steps on GPUs")
 
 
 def table_problems(args: argparse.Namespace) -> list[str]:
@@ -284,7 +282,8 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
-        (args.no_fp16 and args.fp16, "--fp16 and --no-fp16: give one of them"),
+        (sum(map(bool, (args.bf16, args.fp16, args.use_amp, args.float64, args.no_fp16))) > 1,
+         "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
     ]
     return problems + [text for wrong, text in together if wrong]
 

@@ -5,12 +5,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from histocc.arrays import PreparedData, RowSet
-from histocc.augment import Augmenter
+from histocc.augment import Augmenter, noise_characters
 from histocc.descriptions import Descriptions
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
 from histocc.stopping import leave_to_parent
-from histocc.text import UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
+from histocc.text import SEP_ID, UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
 
 
 def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray:
@@ -26,17 +26,17 @@ class MicroBatches(Dataset):
 
     shuffle_seed: None is for validation, where order does not matter. augmenter: noise on the text, None for none.
     descriptions: of codes, shown behind some texts. fixed_width: pad to this many positions instead of to the longest of
-    the micro-batch.
+    the micro-batch. first_empty_block: targets end with the first empty block of the row that has most codes.
     """
 
     def __init__(self, rows: RowSet, plan: BatchPlan, rank: int, formatter: BlockyFormatter, data: PreparedData, *,
                  max_len: int = 128, shuffle_seed: int | None = None, augmenter: Augmenter | None = None,
-                 descriptions: Descriptions | None = None, fixed_width: int | None = None):
+                 descriptions: Descriptions | None = None, fixed_width: int | None = None, first_empty_block: bool = False):
         self.rows, self.plan, self.rank, self.max_len = rows, plan, rank, max_len
-        self.augmenter, self.descriptions, self.fixed_width = augmenter, descriptions, fixed_width
+        self.augmenter, self.descriptions, self.fixed_width, self.first_empty_block = augmenter, descriptions, fixed_width, first_empty_block
         self.order = WindowOrder(plan, rows.lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, rows.lengths)
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
-        self.prefixes = language_table(data.languages)
+        self.prefixes, self.alphabet = language_table(data.languages), data.alphabet
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
         self.code_tokens = code_token_table(data.codes, formatter)
         self.widths = np.array([fixed_width or padded_width(n, max_len) for n in range(max_len)])      # by characters
@@ -66,12 +66,19 @@ class MicroBatches(Dataset):
         return [{
             "input_ids": torch.from_numpy(input_ids[kept, :width[kept].max()]),
             "attention_mask": torch.from_numpy(mask[kept, :width[kept].max()]),
-            "targets_seq2seq": torch.from_numpy(targets[kept]),
+            "targets_seq2seq": torch.from_numpy(self._shortened(targets[kept], codes[kept])),
             "targets_linear": torch.from_numpy(codes[kept]),
             "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
             "global_count": self.plan.batch_rows(batch),
             "last_micro_batch": number == parts - 1,
         } for number, piece in enumerate(pieces) for kept in [piece if len(piece) else np.zeros(1, dtype=np.int64)]]
+
+    def characters(self) -> np.ndarray:
+        """Every character id that an input can hold, but for words from other files; sorted int64."""
+        own = [np.array(self.alphabet, dtype=np.int64), self.prefixes[0].ravel(), np.array([0, SEP_ID]), noise_characters().astype(np.int64)]
+        if self.descriptions is not None:
+            own += [self.descriptions.flat, *(piece for piece in self.descriptions.template if isinstance(piece, np.ndarray))]
+        return np.unique(np.concatenate(own).astype(np.int64))
 
     def _texts(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B]) with this epoch's noise."""
@@ -92,6 +99,14 @@ class MicroBatches(Dataset):
         targets[:, 0], targets[:, -1] = BOS_IDX, EOS_IDX
         targets[:, 1:1 + self.max_codes * block] = self.code_tokens[codes].reshape(len(codes), -1)
         return targets
+
+
+    def _shortened(self, targets: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
+        if not self.first_empty_block:
+            return targets
+        blocks = min(self.nb_blocks, int((codes >= 0).sum(axis=1).max()) + 1)
+        return np.concatenate([targets[:, :1 + blocks * self.code_tokens.shape[1]], targets[:, -1:]], axis=1)
 
 
 class BatchLoader:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.layers import Dropout, attend
+
 
 @dataclass
 class DecoderCache:
@@ -57,7 +59,7 @@ class PositionalEncoding(nn.Module):
         angle = torch.arange(max_positions)[:, None] * rate                        # [max_positions, H / 2]
         table = torch.stack([angle.sin(), angle.cos()], dim=2).reshape(max_positions, 1, width)
         self.register_buffer("pos_embedding", table)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         """x [B, T, H], its first token at position `start` → [B, T, H]."""
@@ -84,8 +86,7 @@ class MultiheadAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
         """visible: bool, broadcast to [B, heads, T, keys], or None → [B, T, H]."""
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal,
-                                               dropout_p=self.dropout if self.training else 0.0)
+        mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0, causal)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -102,7 +103,7 @@ class DecoderLayer(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.norm3 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None) -> Tensor:
         """x [B, T, H], memory [B, S, H]; visible None means causal and nothing else → [B, T, H]."""

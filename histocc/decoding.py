@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
 from histocc.mixer import Seq2SeqMixerOccCANINE
+from histocc.text import padded_width
 
 
 class GreedyResult(NamedTuple):
@@ -46,6 +47,37 @@ def greedy(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tens
         result = greedy_from_memory(model, memory, model.memory_padding_mask(attention_mask),
                                     max_codes=max_codes, block_size=block_size)
         return result._replace(linear_logits=model.classify(pooled))
+
+
+def greedy_sorted(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int, *, max_codes: int,
+                  block_size: int) -> GreedyResult:
+    """As `greedy`, in batches of rows of similar length, each as wide as its longest row asks for; results in the given order."""
+    parts = [greedy(model, ids, mask, max_codes=max_codes, block_size=block_size) for ids, mask in by_length(model, input_ids, attention_mask, batch_size)]
+    back = torch.argsort(order_by_length(attention_mask))
+    return GreedyResult(*(torch.cat(values)[back] for values in zip(*parts)))
+
+
+def flat_sorted(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int) -> Tensor:
+    """Probabilities of the linear decoder, float [B, classes], worked out in batches of rows of similar length."""
+    with evaluating(model):
+        parts = [widened(model.classify(model.encode(ids, mask)[1])).sigmoid()
+                 for ids, mask in by_length(model, input_ids, attention_mask, batch_size)]
+    return torch.cat(parts)[torch.argsort(order_by_length(attention_mask))]
+
+
+def order_by_length(attention_mask: Tensor) -> Tensor:
+    """Rows from the shortest to the longest, int64 [B]."""
+    return torch.argsort(attention_mask.sum(1), stable=True)
+
+
+def by_length(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids, mask) of batches in the order of `order_by_length`, cut to the width that their longest row asks for."""
+    order, lengths = order_by_length(attention_mask), attention_mask.sum(1)
+    for rows in order.split(batch_size):
+        width = input_ids.shape[1]
+        if model.memory_mask:
+            width = min(width, padded_width(int(lengths[rows[-1]]) - 2, width))
+        yield input_ids[rows, :width], attention_mask[rows, :width]
 
 
 def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, *,

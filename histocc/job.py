@@ -27,6 +27,7 @@ from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
+from histocc.precision import Precision
 from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
@@ -37,7 +38,7 @@ _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = ran
 
 
 LENGTH_GROUPS = 4
-LENGTH_GROUP_ROWS = {"cpu": 16, "cuda": 64}         # smaller ones cost more than padding does
+LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}         # smaller ones cost more than padding does
 
 
 def batch_plan(args: argparse.Namespace, rows: int, world: World) -> BatchPlan:
@@ -62,7 +63,7 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     descriptions = load_descriptions(args, data, formatter, derived_seed(args.seed, _SEED_DESCRIPTIONS))
     loaders = {"data_loader_train": BatchLoader(
         batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter,
-                descriptions=descriptions), **workers)}
+                descriptions=descriptions, first_empty_block=args.empty_blocks == "first"), **workers)}
     if len(data.val):
         val_plan = BatchPlan(len(data.val), args.batch_size * world.size, world.size, args.batch_size)
         loaders["data_loader_val"] = BatchLoader(batches(data.val, val_plan), **workers)
@@ -70,7 +71,7 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
 
 
 def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer:
-    return LossMixer(BlockOrderInvariantLoss(PAD_IDX, formatter.max_num_codes, formatter.block_size),
+    return LossMixer(BlockOrderInvariantLoss(PAD_IDX, formatter.max_num_codes, formatter.block_size, empty_blocks=args.empty_blocks),
                      torch.nn.BCEWithLogitsLoss(), args.seq2seq_weight)
 
 
@@ -108,6 +109,10 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
 
 
 def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
+    precision = Precision.of(args, world.device)
+    precision.use()
+    if precision.warning():
+        world.print(f"WARNING: {precision.warning()}")
     resumed = find_resumable(args, world, data)
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
@@ -122,22 +127,24 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         return
     loaders = make_loaders(args, world, data, formatter, config, plan)
     loss_fn = make_loss(args, formatter)
-    say_banner(args, world, data, formatter, raw_model, plan, files, schedule.total, schedule.warmup, schedule.rate)
+    say_banner(args, world, data, formatter, raw_model, plan, files, schedule.total, schedule.warmup, schedule.rate, precision.name)
 
+    if not args.freeze_encoder:
+        raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
     model = wrap(raw_model, world)
-    engine.settle(model, loaders["data_loader_train"], loss_fn, world)
-    optimizer = torch.optim.AdamW([p for p in raw_model.parameters() if p.requires_grad], lr=schedule.rate,
-                                  weight_decay=args.weight_decay, fused=True)
+    engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision)
+    optimizer = make_optimizer(args, raw_model, schedule.rate)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
         raw_model.load_state_dict(resumed["model"])
         optimizer.load_state_dict(resumed["optimizer"])
         scheduler.load_state_dict(resumed["scheduler"])
+        precision.load_state(resumed.get("scaler"))
     if world.is_main:
         write_run_files(args, data, anew=resumed is None)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop)
-    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler)
+    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision)
     save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
     say_start(args, world, resumed, step, plan)
     with contextlib.closing(save):
@@ -146,7 +153,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
             args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
             formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
-            max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, world=world)
+            max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=precision, world=world)
     log.close()
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
@@ -175,11 +182,18 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     args.model_size = model_io.size_name(config)
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
     model = model_io.build_model(config, formatter, len(data.codes), args.dropout)
-    model.to(torch.float64 if args.float64 else torch.float32)
+    model.to(Precision.of(args, world.device).dtype)
     if first:
         model_io.load_first_weights(model, args, first, code_numbers(data), world)
     model.encoder.requires_grad_(not args.freeze_encoder)
+    if args.compile:
+        model.compile()
     return model, config
+
+
+def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
+    """AdamW over what is trained, all tensors in one pass."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, weight_decay=args.weight_decay, fused=True)
 
 
 def code_numbers(data: PreparedData) -> dict[str, int]:
@@ -187,7 +201,7 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
 
 
 def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict, plan: BatchPlan,
-                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler) -> Callable[[int, dict], dict]:
+                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> Callable[[int, dict], dict]:
     """What makes the content of a checkpoint out of (step, position). All ranks."""
     fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
@@ -197,7 +211,8 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
 
     def state(step: int, position: dict) -> dict:
         epoch, batch = divmod(step, plan.steps_per_epoch)
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "step": step, **fixed,
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+                "scaler": precision.state(), "step": step, **fixed,
                 "position": {"epoch": epoch, "batch": batch, **facts, **position}}
     return state
 
@@ -285,9 +300,11 @@ def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, f
     loaders = make_loaders(args, world, data, formatter, state["config"], batch_plan(args, len(data.train), world))
     if "data_loader_val" not in loaders:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
-    model.to(torch.float64 if args.float64 else torch.float32)
+    precision = Precision.of(args, world.device)
+    precision.use()
+    model.to(precision.dtype)
     values = engine.evaluate(model, loaders["data_loader_val"], make_loss(args, formatter), world.device,
-                             formatter=formatter, stop=StopPoll(world.stop_agreed), world=world)
+                             formatter=formatter, stop=StopPoll(world.stop_agreed), precision=precision, world=world)
     if values is None:
         raise Stopped
     world.print(RunLog.validation_line({"step": state["step"], **values}))

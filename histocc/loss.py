@@ -79,15 +79,25 @@ class BlockOrderInvariantLoss(_BlockLoss):
     any has the PAD part alone. With one code in every row this is the published loss; with more, that one divides by the
     largest number of codes in the batch.
 
-    Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a block.
-    Calls and errors: see ``forward``.
+    Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a block;
+    empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind which decoding stops and
+    nothing needs to be computed. Calls and errors: see ``forward``.
     """
+
+    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5, empty_blocks: str = "all"):
+        super().__init__(pad_idx, nb_blocks, block_size)
+        if empty_blocks not in ("all", "first"):
+            raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
+        self.empty_blocks = empty_blocks
 
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx                                    # [B, P], true for the first n
         best = self._best_fit(_token_losses(log_probs, targets), has_code, allowed=has_code)
         towards_pad = -log_probs[..., self.pad_idx].mean(-1)                          # [B, P]
-        return best + torch.where(has_code, 0, towards_pad).sum(1) / self.nb_blocks
+        empty = ~has_code
+        if self.empty_blocks == "first":
+            empty = empty & (empty.cumsum(1) == 1)
+        return best + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
 
 
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from histocc.canine import CanineConfig, CanineEncoder
 from histocc.decoder import TransformerDecoder
 from histocc.formatter import PAD_IDX
+from histocc.layers import Dropout
 
 MODEL_SIZES = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -48,12 +49,16 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.encoder = CanineEncoder(self.config)
         self.decoder = TransformerDecoder(self.vocab_size, width, decoder_dim_feedforward or width, dropout=dropout,
                                           max_positions=max(128, self.seq_len), pad_idx=PAD_IDX)
-        self.linear_dropout = nn.Dropout(dropout)
+        self.linear_dropout = Dropout(dropout)
         self.linear_decoder = nn.Linear(width, num_classes_flat)
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H])."""
-        return self.encoder(input_ids, attention_mask)
+        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
+
+        Where padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
+        """
+        narrow = self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
+        return self.encoder(input_ids, attention_mask, padding_follows=narrow)
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
         """What the decoder may not look at: bool [B, S], True at padding; None where it looks at everything."""

@@ -250,6 +250,14 @@ class Reader:
             os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
         return list(codes), report
 
+    def alphabet(self) -> list[int]:
+        """All code points of the descriptions, sorted. After `finish`."""
+        stand = np.zeros(sys.maxunicode + 1, dtype=bool)
+        for part in self._parts():
+            for points in part.blocks("chars", ARRAYS["chars"]):
+                stand[points] = True
+        return np.flatnonzero(stand).tolist()
+
     def _parts(self) -> list[WrittenPart]:
         return [files.info for files in self.writer.parts.values()]
 
@@ -276,7 +284,7 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
         if reports:
             copy_lists(folder, reports)
         raise UnusableData("\n  ".join(problems), report)
-    return {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names,
+    return {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names, "alphabet": reader.alphabet(),
             "max_codes": len(settings.target_cols), "report": report}
 
 

@@ -20,6 +20,7 @@ from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World, current_world, no_sync, unwrap
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.precision import LEAST_SCALE, Precision
 from histocc.run_log import RunLog
 from histocc.counter_rng import derived_seed
 
@@ -53,7 +54,7 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
     out_seq2seq, out_linear = outputs
     target_linear = batch["targets_linear"]
     if not target_linear.is_floating_point():
-        target_linear = multi_hot(target_linear, out_linear.shape[1], out_linear.dtype)
+        target_linear = multi_hot(target_linear, out_linear.shape[1], torch.promote_types(out_linear.dtype, torch.float32))
     arguments = {"out_seq2seq": out_seq2seq, "out_linear": out_linear,
                  "target_seq2seq": batch["targets_seq2seq"].long(), "target_linear": target_linear}
     if hasattr(loss_fn, "per_observation"):
@@ -67,7 +68,7 @@ def weighted_sums(losses: dict[str, Tensor], weights: Tensor | None) -> dict[str
             for name, values in losses.items()}
 
 
-def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World) -> None:
+def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World, precision: Precision | None = None) -> None:
     """Two throw-away passes through DDP, before weights, optimizer and random state are set. All ranks.
 
     DDP lays its buckets out anew after its first step, so a run that is resumed would sum the gradients of more than
@@ -76,9 +77,9 @@ def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World)
     """
     if unwrap(model) is model:
         return
-    batch = to_device(data_loader.dataset[(0, 0)][0], world.device)
+    batch, precision = to_device(data_loader.dataset[(0, 0)][0], world.device), precision or Precision("float32", world.device)
     for _ in range(2):
-        row_losses(loss_fn, forward(model, batch), batch)["loss"].sum().backward()
+        add_gradients(model, batch, loss_fn, precision, 1.0)
     model.zero_grad(set_to_none=True)
 
 
@@ -86,8 +87,8 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
                     device: torch.device | str, scheduler: Any, current_step: int, *, epoch: int = 0,
                     log_interval: int | None = 100, stop_step: int | None = None, boundary: Boundary | None = None,
                     seed: int | None = None, step_done: Callable[[], None] | None = None, stop: StopPoll | None = None,
-                    max_bad_steps: int = 20, distributed: bool = False, is_main_process: bool = True,
-                    world: World | None = None) -> int:
+                    max_bad_steps: int = 20, precision: Precision | None = None, distributed: bool = False,
+                    is_main_process: bool = True, world: World | None = None) -> int:
     """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All ranks.
 
     The loss of a step is the mean over all its observations, whichever rank holds them: each rank's sum is divided by
@@ -97,11 +98,12 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
     line every `log_interval` steps. seed: makes dropout a function of (seed, step, rank), so that nothing but the step
     has to be known to go on; None leaves torch's generators alone. stop: asked before each micro-batch; a step that is
     not finished then is discarded. A step whose gradient is not finite changes nothing and is counted; after
-    `max_bad_steps` in a row TrainingError is raised, on all ranks alike. Called alone it runs in one process;
-    `distributed` joins the process group that exists.
+    `max_bad_steps` in a row TrainingError is raised, on all ranks alike. precision: float32 where it is None. Called alone it
+    runs in one process; `distributed` joins the process group that exists.
     """
     device = torch.device(device)
     world = world or (current_world(device) if distributed else World(device=device))
+    precision = precision or Precision("float32", device)
     if boundary is None:
         printer = RunLog(None, stop_step or current_step + _length(data_loader), world.is_main and is_main_process,
                          current_step, bar=False)
@@ -125,14 +127,12 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         observations = batch.get("global_count", len(batch["input_ids"]) * world.size)
         opens_step = batch.get("last_micro_batch", True)
         with no_sync(model, sync=opens_step):
-            sums = weighted_sums(row_losses(loss_fn, forward(model, batch), batch), batch.get("weights"))
-            (sums["loss"] * (world.size / observations)).backward()
-        meter.add(sums)
+            meter.add(add_gradients(model, batch, loss_fn, precision, world.size / observations))
         if not opens_step:
             continue
-        norm, done = optimizer_step(model, optimizer)
-        meter.add_step(observations, norm, skipped=not done)
-        boundary.count_bad_steps(done, max_bad_steps, current_step + 1)
+        norm, done, bad = optimizer_step(model, optimizer, precision)
+        meter.add_step(observations, norm, done, bad)
+        boundary.count_bad_steps(bad, max_bad_steps, current_step + 1)
         learning_rate = optimizer.param_groups[0]["lr"]
         scheduler.step()
         current_step += 1
@@ -141,6 +141,16 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         boundary(current_step, epoch, learning_rate)
         model.train()
     return current_step
+
+
+def add_gradients(model: nn.Module, batch: dict, loss_fn: nn.Module, precision: Precision, factor: float) -> dict[str, Tensor]:
+    """Forward and backward pass of a micro-batch: the gradients of `factor` times its summed loss are added to those that are
+    there. Returns the sums of its losses."""
+    with precision.autocast():
+        outputs = forward(model, batch)
+    sums = weighted_sums(row_losses(loss_fn, outputs, batch), batch.get("weights"))
+    precision.scale(sums["loss"] * factor).backward()
+    return sums
 
 
 def _length(data_loader: Iterable[dict]) -> int:
@@ -154,23 +164,36 @@ def checksum(model: nn.Module) -> int:
     return hash(tuple(torch.stack(sums).tolist()))
 
 
-def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensor, bool]:
+def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision) -> tuple[Tensor, Tensor, Tensor]:
     """Clips the gradients to norm 1 and takes the step, unless the norm is not finite. All ranks.
 
-    Returns the norm before clipping (0-d) and whether the step was taken. After DDP the norm is the same on all ranks, so
-    all of them skip together.
+    Returns the norm before clipping, whether the step was taken, and whether it was bad: not finite, and not because the
+    scaler of fp16 is still looking for its scale. All 0-d, on the device: nothing here waits for it where the optimizer can skip
+    by itself (torch's fused ones). After DDP the norm is the same on all ranks, so all of them skip together.
     """
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    norm = nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
-    finite = bool(torch.isfinite(norm))
-    if finite:
-        optimizer.step()
+    scaler = precision.scaler
+    if scaler is not None:
+        scaler.unscale_(optimizer)
+    norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], CLIP_NORM)
+    done = torch.isfinite(norm)
+    if scaler is not None:
+        bad = ~done & (scaler._scale <= LEAST_SCALE)
+        scaler.step(optimizer)
+        scaler.update()
+    else:
+        bad = ~done
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf, optimizer.grad_scale = bad.float(), None
+            optimizer.step()
+            del optimizer.found_inf, optimizer.grad_scale
+        elif done:
+            optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return norm, finite
+    return norm, done, bad
 
 
 def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, device: torch.device | str, *,
-             formatter: BlockyFormatter | None = None, stop: StopPoll | None = None,
+             formatter: BlockyFormatter | None = None, stop: StopPoll | None = None, precision: Precision | None = None,
              world: World | None = None) -> dict[str, float] | None:
     """Losses and accuracies over all rows of all ranks' `data_loader`s; None where `stop` said so on the way. All ranks.
 
@@ -180,14 +203,14 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     """
     device = torch.device(device)
     world = world or World(device=device)
-    raw_model = unwrap(model)
+    raw_model, precision = unwrap(model), precision or Precision("float32", device)
     totals: dict[str, Tensor | float] = {}
     world.did("validation")
     with evaluating(raw_model):
         for batch in data_loader:
             if stop is not None and stop():
                 return None
-            for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter).items():
+            for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter, precision).items():
                 totals[name] = totals.get(name, 0.0) + value
     total = world.sum_over_ranks(totals)
     rows, tokens = max(total.pop("_rows"), 1.0), max(total.pop("_tokens"), 1.0)
@@ -195,19 +218,21 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     return {**{name: value / rows for name, value in total.items()}, "token_acc": right_tokens / tokens}
 
 
-def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatter: BlockyFormatter | None) -> dict:
+def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatter: BlockyFormatter | None, precision: Precision) -> dict:
     """Weighted sums over one batch: losses, rows and tokens counted, rows right."""
     weights = batch.get("weights")
     if weights is None:
         weights = torch.ones(len(batch["input_ids"]), device=batch["input_ids"].device)
     targets = batch["targets_seq2seq"].long()
     inner = targets[:, :-1]
-    if formatter is not None:
-        memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
-        memory_padding = model.memory_padding_mask(batch["attention_mask"])
-        outputs = model.decode(memory, inner, memory_padding), model.classify(pooled)
-    else:
-        outputs = forward(model, batch)
+    with precision.autocast():
+        if formatter is not None:
+            memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
+            memory_padding = model.memory_padding_mask(batch["attention_mask"])
+            outputs = model.decode(memory, inner, memory_padding), model.classify(pooled)
+            decoded = greedy_from_memory(model, memory, memory_padding, max_codes=formatter.max_num_codes, block_size=formatter.block_size)
+        else:
+            outputs = forward(model, batch)
     losses = row_losses(loss_fn, outputs, batch)
     right, counted = metrics.token_counts(outputs[0], targets, PAD_IDX)
     linear = batch["targets_linear"]
@@ -217,8 +242,6 @@ def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatte
     rows |= {"_rows": torch.ones_like(weights), "_tokens": counted, "_right_tokens": right,
              "flat_acc": metrics.flat_sets_equal(outputs[1], linear)}
     if formatter is not None:
-        decoded = greedy_from_memory(model, memory, memory_padding, max_codes=formatter.max_num_codes,
-                                     block_size=formatter.block_size)
         rows["seq_acc"] = metrics.same_code_sets(formatter.canonical_blocks(decoded.tokens),
                                                  formatter.canonical_blocks(targets), PAD_IDX)
     return {name: (values.double() * weights.double()).sum() for name, values in rows.items()}
@@ -231,7 +254,8 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
           save: Callable[[int, list[str], dict], None] | None = None, log: Callable[[dict], None] | None = None,
           step_done: Callable[[], None] | None = None, position: dict | None = None, save_each_epoch: bool = False,
           seed: int | None = None, stop: StopPoll | None = None, max_bad_steps: int = 20, check_interval: int | None = None,
-          distributed: bool = False, is_main_process: bool = True, world: World | None = None) -> int:
+          precision: Precision | None = None, distributed: bool = False, is_main_process: bool = True,
+          world: World | None = None) -> int:
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
     data_loaders: "data_loader_train" and, where there is something to validate on, "data_loader_val". A loader with a
@@ -253,7 +277,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
         bad_in_row=position.get("bad_in_row", 0), check_interval=check_interval, checksum=lambda: checksum(unwrap(model)), evaluate=None if loader_val is None else
-        lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, world=world))
+        lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, precision=precision, world=world))
     if position.get("unfinished"):
         boundary(**position["unfinished"])
     while current_step < stop_step:
@@ -262,7 +286,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         before = current_step
         current_step = train_one_epoch(model, batches, loss_fn, optimizer, device, scheduler, current_step, epoch=epoch,
                                        stop_step=stop_step, boundary=boundary, seed=seed, step_done=step_done, stop=stop,
-                                       max_bad_steps=max_bad_steps, world=world)
+                                       max_bad_steps=max_bad_steps, precision=precision, world=world)
         if stop():
             boundary.save_stopped(current_step)
             break

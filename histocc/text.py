@@ -22,22 +22,21 @@ LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "
 # A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little. Beyond them whole chunks of
 # CANINE's local attention: in a chunk of padding alone the values depend on its length, and the convolutions carry them
 # into the last real positions of the chunk before.
-_WIDTHS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128)
+_WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Smallest fixed width that gives `n` characters the same encoding as any larger one.
 
-    CANINE drops the last block of four positions when it downsamples, and its upsampling convolution looks two
-    positions ahead: the block of the second position after the last real one must exist and not be the last. With less,
-    real positions change by whole units. `n` counts characters without [CLS] and [SEP]; the result is a number of
-    positions, at most `max_len`.
+    CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last real one must
+    exist. Below 128 positions the model takes it that more padding follows; from there on it leaves out the last block of four
+    positions, as published, so one block more is needed. With less, real positions change by whole units. `n` counts characters
+    without [CLS] and [SEP]; the result is a number of positions, at most `max_len` rounded up to a whole block.
     """
-    need = 4 * ((n + 3) // 4) + 8
-    for width in _WIDTHS:
-        if width >= need:
-            return min(width, max_len)
-    return min(-(-need // 128) * 128, max_len)
+    need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
+    if need > 124:
+        need = -(-(need + 4) // 128) * 128
+    return min(next((width for width in _WIDTHS if width >= need), need), most)
 
 
 def code_points(text: str) -> np.ndarray:

@@ -59,7 +59,7 @@ def test_a_share_is_cut_into_micro_batches_with_little_padding():
     whole = [order.batch(0, b) for b in range(50)]
     widths = [np.array([padded_width(int(n)) for n in lengths_of(rows)]) for rows in whole]
     cut = [rows[piece] for rows, w in zip(whole, widths) for piece in cut_by_width(w, plan.micro_batches(0), plan.micro)]
-    assert padding(cut) < 0.1 < 0.3 < padding(whole)
+    assert padding(cut) < 0.15 < 0.3 < padding(whole)
 
 
 @given(st.lists(st.sampled_from([16, 24, 32, 40, 48, 64, 128]), min_size=1, max_size=60), st.integers(1, 20), st.integers(1, 5))

@@ -88,15 +88,16 @@ def test_code_points_are_those_of_python():
 
 @pytest.mark.parametrize("max_len", [16, 50, 127, 128, 200, 512])
 def test_padded_width(max_len):
+    most = -(-max_len // 4) * 4
     widths = [padded_width(n, max_len) for n in range(max_len - 1)]
     for n, width in enumerate(widths):
-        enough = 4 * ((n + 3) // 4) + 8                            # one whole block and two positions beyond the text
-        assert n + 2 <= width <= max_len
-        assert width >= min(enough, max_len), f"{n} characters need {enough} positions, not {width}"
-        assert width < enough + (32 if width <= 128 else 128)
-    assert widths == sorted(widths) and widths[-1] == max_len
-    assert len(set(widths)) <= 10 + max_len // 128
+        enough = 4 * ((n + 3) // 4) + (4 if width < 128 else 8)    # a whole block, two positions beyond the text; from 128 on one more
+        assert n + 2 <= width <= most and width % 4 == 0
+        assert width >= min(enough, most), f"{n} characters need {enough} positions, not {width}"
+        assert width < max(17, enough + (12 if width < 128 else 128))
+    assert widths == sorted(widths) and widths[-1] == most
+    assert len(set(widths)) <= 21 + max_len // 128
 
 
 def test_short_texts_are_padded_little():
-    assert [padded_width(n) for n in (1, 8, 20, 30, 60, 119, 126)] == [16, 16, 32, 40, 80, 128, 128]
+    assert [padded_width(n) for n in (1, 8, 20, 30, 60, 119, 126)] == [16, 16, 24, 36, 64, 128, 128]

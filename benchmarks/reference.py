@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""How fast training and decoding are, as ratios to a plain reference model that takes turns with ours in one run:
+
+    python benchmarks/reference.py                                    # size small, batch 64, two threads
+    python benchmarks/reference.py --size base --batch 32 --rounds 3
+    python benchmarks/reference.py --device cuda --size base --batch 512 --no-reference
+
+Same rows, weights and threads; the device's matrix product rates are measured in the same run. Prints tables and one JSON line.
+The reference (reference_model.py) gets its batches ready-made and padded to 128, ours makes its own as a run does.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
+
+import torch
+
+import finetune
+from histocc import decoding, job, job_data
+from histocc import seq2seq_mixer_engine as engine
+from histocc.boundary import Boundary, Meter
+from histocc.distributed import World
+from histocc.lr_schedule import linear_schedule
+from histocc.precision import Precision
+from reference_model import Reference
+
+FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"
+
+
+def sync(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(work, device: torch.device) -> float:
+    sync(device)
+    started = time.perf_counter()
+    work()
+    sync(device)
+    return time.perf_counter() - started
+
+
+def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
+    """Best rate of a square matrix product, GFLOP/s."""
+    while True:
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        best = min(seconds(lambda: a @ b, device) for _ in range(2))
+        if best < 1 or size <= 128:                   # a format that the device only emulates takes minutes at full size
+            break
+        size //= 4
+    return 2 * size**3 / min(best, *(seconds(lambda: a @ b, device) for _ in range(8))) / 1e9
+
+
+def forward_flops(config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int) -> float:
+    """Multiplications and additions of one text's forward pass."""
+    h, f, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    layer = 8 * h * h + 4 * h * f                     # per position: four projections, feed-forward
+    molecules = positions / config.downsampling_rate
+    total = positions * (2 * (layer + 4 * h * positions) + 2 * h * h + 16 * h * h)             # outer layers, two convolutions
+    total += molecules * layers * (layer + 4 * h * molecules)
+    total += 3 * (tokens * (12 * h * h + 4 * h * feedforward + 4 * h * (positions + tokens)) + positions * 4 * h * h)
+    return total + tokens * 2 * h * vocabulary + 2 * h * codes + 2 * h * h
+
+
+class Bench:
+    """Both models with the same weights, and the batches of both."""
+
+    def __init__(self, args, folder: str):
+        source = [str(REAL), "--target-cols", "hisco_1"]
+        if not REAL.exists():
+            from histocc.sample.files import write
+            from histocc.sample.generate import rows
+            source = [str(Path(folder) / "rows.csv"), "--target-cols", "hisco_1", "hisco_2"]
+            write(rows(10_000, 1), source[0])
+        self.args, self.device = args, torch.device(args.device)
+        self.world = World(device=self.device)
+        flags = ["--dataset", *source, "--formatter", "hisco", "--language-col", "lang", "--model-size", args.size, "--save-path", folder]
+        self.run = finetune.get_args_parser().parse_args([*flags, "--batch-size", str(args.batch), "--device", args.device, *args.flags])
+        with contextlib.redirect_stdout(None):
+            self.data, self.formatter = job_data.prepared(self.run, self.world, [source[0]], [])
+            self.model, self.config = job.make_model(self.run, self.world, self.data, self.formatter, None)
+        self.loss = job.make_loss(self.run, self.formatter)
+        self.plan = job.batch_plan(self.run, len(self.data.train), self.world)
+        self.loaders = job.make_loaders(self.run, self.world, self.data, self.formatter, self.config, self.plan)
+        self.run.length_groups = 1
+        padded = job.batch_plan(self.run, len(self.data.train), self.world)
+        self.padded = job.make_loaders(self.run, self.world, self.data, self.formatter, {**self.config, "memory_mask": False}, padded)
+        self.reference = Reference(self.model.config, self.model.vocab_size, len(self.data.codes), self.config["decoder_dim_feedforward"])
+        missing = self.reference.load_state_dict(self.model.state_dict(), strict=False)
+        assert not missing.unexpected_keys and not [name for name in missing.missing_keys if "position_ids" not in name], missing
+        if not self.run.freeze_encoder:
+            self.model.encoder.char_embeddings.train_rows_of(torch.from_numpy(self.loaders["data_loader_train"].dataset.characters()), 128)
+        self.model.to(self.device), self.reference.to(self.device)
+        self.step = 0
+
+    def padded_batch(self, number: int) -> dict:
+        return engine.to_device(self.padded["data_loader_train"].dataset[0, number][0], self.device)
+
+    def reference_loss(self, batch: dict) -> torch.Tensor:
+        target = batch["targets_seq2seq"]
+        outputs = self.reference(batch["input_ids"], batch["attention_mask"].long(), target[:, :-1])
+        return engine.row_losses(self.loss, outputs, batch)["loss"].mean()
+
+    def difference(self) -> float:
+        """Of the losses of both models on the first batch, without dropout; relative."""
+        self.model.eval(), self.reference.eval()
+        with torch.no_grad():
+            theirs = float(self.reference_loss(self.padded_batch(0)))
+            parts = [engine.to_device(part, self.device) for part in self.loaders["data_loader_train"].dataset[0, 0]]
+            ours = sum(float(engine.weighted_sums(engine.row_losses(self.loss, engine.forward(self.model, part), part), part["weights"])["loss"])
+                       for part in parts) / len(self.plan_rows(0))
+        return abs(ours - theirs) / theirs
+
+    def plan_rows(self, number: int):
+        return self.loaders["data_loader_train"].dataset.order.batch(0, number)
+
+    # ---- training ----
+
+    def reference_step(self, number: int) -> None:
+        self.reference.train()
+        self.reference_loss(self.batch).backward()
+        torch.nn.utils.clip_grad_norm_(self.reference.parameters(), 1.0)
+        self.reference_optimizer.step()
+        self.reference_optimizer.zero_grad()
+
+    def our_steps(self, number: int, precision: Precision) -> None:
+        batches = self.loaders["data_loader_train"].at(0, self.step % (self.plan.steps_per_epoch - number))
+        boundary = Boundary(self.world, Meter(), log_interval=None)
+        self.step = engine.train_one_epoch(self.model, batches, self.loss, self.optimizer, self.device, self.scheduler, self.step, epoch=0,
+                                           stop_step=self.step + number, boundary=boundary, seed=1, precision=precision, world=self.world)
+
+    def train(self, precisions: list[str]) -> dict:
+        self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
+        self.optimizer = job.make_optimizer(self.run, self.model, 2e-5)
+        self.scheduler = linear_schedule(self.optimizer, 0, 10**6)
+        modes = {name: Precision(name, self.device) for name in precisions}
+        times = {name: [] for name in ["reference", *precisions]}
+        for round_number in range(self.args.rounds + 1):                     # the first one warms up
+            if not self.args.no_reference:
+                self.batch = self.padded_batch(round_number)
+                times["reference"].append(seconds(lambda: self.reference_step(round_number), self.device))
+            for name, precision in modes.items():
+                times[name].append(seconds(lambda: self.our_steps(self.args.steps, precision), self.device) / self.args.steps)
+        return {name: self.args.batch / statistics.median(found[1:]) for name, found in times.items() if found}
+
+    def real_flops(self) -> float:
+        """Of one training step's row on its real positions alone, mean over some batches: forward and twice that backward."""
+        dataset = self.padded["data_loader_train"].dataset
+        lengths = torch.cat([dataset[0, number][0]["attention_mask"].sum(1) for number in range(4)]).tolist()
+        return 3 * statistics.mean(forward_flops(self.model.config, n, 1 + 2 * self.formatter.block_size, self.config["decoder_dim_feedforward"],
+                                                 self.model.vocab_size, len(self.data.codes)) for n in lengths)
+
+    # ---- decoding ----
+
+    def texts(self, rows: int) -> list[dict]:
+        """Distinct validation texts, padded to 128, in batches."""
+        dataset, seen, kept = self.padded["data_loader_val"].dataset, set(), []
+        for number in range(len(dataset)):
+            batch = dataset[0, number][0]
+            for ids, mask in zip(batch["input_ids"], batch["attention_mask"]):
+                if (key := ids.numpy().tobytes()) not in seen and len(kept) < rows:
+                    seen.add(key)
+                    kept.append((ids, mask))
+        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(1)).tolist()
+        return [{"input_ids": torch.stack([kept[i][0] for i in part]).to(self.device), "attention_mask": torch.stack([kept[i][1] for i in part])
+                 .to(self.device)} for part in (order[start:start + self.args.decode_batch] for start in range(0, len(order), self.args.decode_batch))]
+
+    def decode(self, precisions: list[str]) -> dict:
+        self.reference.load_state_dict(self.model.state_dict(), strict=False)
+        self.reference.eval(), self.model.eval()
+        batches, tokens = self.texts(self.args.rows), self.formatter.max_seq_len - 2
+        ids, mask = (torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "attention_mask"))
+        sizes = {"max_codes": self.formatter.max_num_codes, "block_size": self.formatter.block_size}
+        modes = {name: Precision(name, self.device) for name in precisions}
+        found, times = {}, {}
+
+        def reference(kind):
+            found[kind] = torch.cat([self.reference.flat(**plain(batch)) if kind == "flat" else self.reference.greedy(**plain(batch), tokens=tokens)
+                                     for batch in batches])
+
+        def plain(batch):
+            return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
+
+        def ours(kind, precision):
+            with precision.autocast():
+                if kind == "flat":
+                    found[kind, precision.name] = decoding.flat_sorted(self.model, ids, mask, self.args.decode_batch)
+                else:
+                    found[kind, precision.name] = decoding.greedy_sorted(self.model, ids, mask, self.args.decode_batch, **sizes).tokens
+        for round_number in range(max(2, self.args.rounds // 2) + 1):
+            for kind in ("flat", "greedy"):
+                if not self.args.no_reference:
+                    times.setdefault((kind, "reference"), []).append(seconds(lambda: reference(kind), self.device))
+                for name, precision in modes.items():
+                    times.setdefault((kind, name), []).append(seconds(lambda: ours(kind, precision), self.device))
+        rates = {f"{kind} {name}": len(ids) / statistics.median(values[1:]) for (kind, name), values in times.items()}
+        written = found["greedy", precisions[0]]
+        rates["tokens written"] = float((written[:, 1:-1] != 1).sum(1).float().mean())
+        if not self.args.no_reference:
+            blocks = self.formatter.canonical_blocks
+            target = torch.cat([torch.full((len(ids), 1), 2, device=self.device), found["greedy"], torch.full((len(ids), 1), 3, device=self.device)], 1)
+            for name in precisions:
+                rates[f"same codes {name}"] = float((blocks(cut(found["greedy", name])) == blocks(cut(target))).flatten(1).all(1).float().mean())
+                rates[f"greatest difference of a probability {name}"] = float((found["flat"] - found["flat", name]).abs().max())
+        return rates
+
+
+def cut(tokens: torch.Tensor) -> torch.Tensor:
+    """Without what stands behind the first empty block, which ours does not write."""
+    body = tokens[:, 1:-1].clone().unflatten(1, (-1, 5))
+    ended = (body[:, :, 0] == 1).long().cumsum(1) > 0
+    body[ended] = 1
+    return torch.cat([tokens[:, :1], body.flatten(1), tokens[:, -1:]], dim=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--size", default="small", choices=("tiny", "small", "base"))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--decode-batch", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=256, help="distinct texts to decode")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=2, help="our steps in a round")
+    parser.add_argument("--learn", type=int, default=60, help="steps before decoding, so that the model stops after a code")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], choices=("float32", "bf16", "fp16"))
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--only", choices=("train", "decode"))
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="flags of finetune.py, last")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    size = 8192 if device.type == "cuda" else 2048
+    found = {"size": args.size, "batch": args.batch, "threads": args.threads, "device": args.device, "torch": torch.__version__,
+             "matmul": {name: ceiling(FORMATS[name], device, size) for name in dict.fromkeys(["float32", *args.precisions])}}
+    print("matrix products: " + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found["matmul"].items()))
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, folder)
+        found["loss difference"] = bench.difference()
+        print(f"loss of both models on the same rows differs by {found['loss difference']:.1e}")
+        if args.only != "decode":
+            found["train"], flops = bench.train(args.precisions), bench.real_flops()
+            base = found["train"].get("reference")
+            for name, rate in found["train"].items():
+                share = rate * flops / 1e9 / found["matmul"].get(name, found["matmul"]["float32"])
+                print(f"train {name:10} {rate:9.1f} samples/s" + (f"  {rate / base:5.2f}×" if base else "")
+                      + f"  {share:4.0%} of the matrix product rate on real positions")
+            if device.type == "cuda":
+                found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+                print(f"most memory: {found['memory_gb']:.1f} GB")
+        if args.only != "train":
+            bench.optimizer = job.make_optimizer(bench.run, bench.model, 1e-3)
+            bench.scheduler = linear_schedule(bench.optimizer, 10, 10**6)
+            bench.step = 0
+            bench.our_steps(args.learn, Precision("float32", device))
+            found["decode"] = bench.decode(args.precisions)
+            for name, value in found["decode"].items():
+                kind, _, what = name.partition(" ")
+                base = found["decode"].get(f"{kind} reference")
+                ratio = f" texts/s {value / base:6.2f}×" if base and kind in ("flat", "greedy") else ""
+                print(f"decode {name:24} {value:9.4g}{ratio}")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Parts that both halves of the model are built of, written so that they are fast on CPUs too."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_STEPS = 1 << 16              # a probability of dropout is rounded to so many steps on CPUs
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Sets each value to 0 with probability `p` and scales the others by 1 / (1 − p), as `F.dropout` in training does.
+
+    torch's own draws one number per value, in one thread on CPUs that are not Intel's. Here 16 bits decide.
+    """
+    if p == 0.0:
+        return x
+    if x.device.type != "cpu" or p == 1.0:
+        return F.dropout(x, p)
+    below = round(p * _STEPS)
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
+    return torch.where(bits >= below - _STEPS // 2, x, 0.0) * (_STEPS / (_STEPS - below))
+
+
+class Dropout(nn.Module):
+    """`dropout` in training, nothing in evaluation. p: probability 0…1."""
+
+    def __init__(self, p: float):
+        super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout must be between 0 and 1, not {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p) if self.training else x
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False) -> Tensor:
+    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, broadcast to [B, heads, queries, keys], or None.
+
+    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, so in training on a CPU the
+    steps are taken here.
+    """
+    if q.device.type != "cpu" or causal or not (dropout_p or q.requires_grad):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    return dropout(scores.softmax(-1), dropout_p) @ v
+
+
+def project_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    """What each of `layers` makes of x, in one matrix product: one large product is faster than several small ones."""
+    together = F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+    return together.split([layer.out_features for layer in layers], dim=-1)
