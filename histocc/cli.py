@@ -226,7 +226,7 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--bf16", action="store_true", help="matrix products in bfloat16; weights, optimizer and loss stay float32")
     machine.add_argument("--fp16", action="store_true", help="matrix products in float16, with a scaled loss; slow on CPUs")
     machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
-    machine.add_argument("--use-amp", action="store_true", help="--bf16 where the device has it, else --fp16")
+    machine.add_argument("--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has")
     machine.add_argument("--compile", action="store_true", help="torch.compile the model: minutes at the start, faster steps on GPUs")
 
 

@@ -1,0 +1,126 @@
+"""What was written anew for speed gives what the plain way gives."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from histocc.canine import CanineConfig, CanineEncoder
+from histocc.decoding import flat_sorted, greedy, greedy_sorted
+from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.layers import Dropout, attend, dropout, project_together
+from histocc.loss import BlockOrderInvariantLoss
+from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "num_hash_buckets": 512,
+         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def texts(rows: int = 6, width: int = 24, highest: int = 120):
+    generator = torch.Generator().manual_seed(3)
+    mask = torch.arange(width) < torch.randint(4, width - 4, (rows, 1), generator=generator)
+    return torch.randint(97, highest, (rows, width), generator=generator) * mask, mask
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_draws_each_value_alone_and_keeps_the_mean(p):
+    torch.manual_seed(1)
+    x = torch.full((1000, 999), 2.0, requires_grad=True)
+    y = dropout(x, p)
+    kept = y != 0
+    assert abs(kept.float().mean() - (1 - p)) < 2e-3 and abs(y.mean() - 2) < 0.02
+    assert abs((kept[:, 1:] == kept[:, :-1]).float().mean() - (p * p + (1 - p) ** 2)) < 3e-3         # neighbours share a draw of 64 bits
+    assert torch.allclose(y[kept], torch.tensor(2 / (1 - p)), rtol=1e-3)
+    y.sum().backward()
+    assert torch.equal(x.grad != 0, kept)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x, p) != 0, kept)
+
+
+def test_dropout_of_nothing_of_all_and_of_what_is_no_probability():
+    x = torch.ones(7, dtype=torch.float64)
+    assert torch.equal(dropout(x, 0.0), x) and torch.equal(dropout(x, 1.0), 0 * x) and dropout(x, 0.5).dtype == x.dtype
+    assert torch.equal(Dropout(0.5).eval()(x), x)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Dropout(1.5)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_in_steps_is_that_of_the_fused_kernel(masked):
+    q, k, v = torch.randn(3, 2, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    visible = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)[None, None, None] if masked else None
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    assert torch.allclose(attend(q.requires_grad_(), k, v, visible, 0.0), expected, atol=1e-12)
+    assert attend(q, k, v, visible, 0.5).count_nonzero() > 0
+
+
+def test_one_product_for_several_layers():
+    layers = [torch.nn.Linear(6, n) for n in (4, 4, 3)]
+    x = torch.randn(2, 5, 6)
+    for found, layer in zip(project_together(x, *layers), layers):
+        assert torch.allclose(found, layer(x), atol=1e-6)
+
+
+def test_rows_that_no_text_touches_are_left_out_of_training():
+    torch.manual_seed(0)
+    whole = CanineEncoder(CanineConfig(**SMALL)).double()
+    part = copy.deepcopy(whole)
+    ids, mask = texts()
+    part.char_embeddings.train_rows_of(ids.unique(), positions=20)      # fewer than the texts have: the others are there, untrained
+    assert part.state_dict().keys() == whole.state_dict().keys()
+    optimizers = [torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0) for model in (whole, part)]
+    trained = sum(p.numel() for p in part.char_embeddings.parameters() if p.requires_grad)
+    assert trained < sum(p.numel() for p in whole.char_embeddings.parameters()) / 3
+    for _ in range(3):
+        for model, optimizer in zip((whole, part), optimizers):
+            hidden, pooled = model(ids[:, :20], mask[:, :20])
+            (hidden[mask[:, :20]].square().sum() + pooled.sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for name, value in whole.state_dict().items():
+        assert torch.allclose(value, part.state_dict()[name], atol=1e-10), name
+    other, other_mask = texts(highest=4000)                             # characters that were not announced
+    assert torch.allclose(part(other, other_mask)[1], whole(other, other_mask)[1], atol=1e-10)
+    fresh = CanineEncoder(CanineConfig(**SMALL)).double()
+    fresh.load_state_dict(part.state_dict())
+    part.load_state_dict(copy.deepcopy(whole).state_dict())
+    assert torch.allclose(fresh(ids, mask)[0], part(ids, mask)[0], atol=1e-9)
+
+
+def test_only_the_first_empty_block_counts_whatever_the_companions():
+    loss = BlockOrderInvariantLoss(PAD_IDX, 5, 5, empty_blocks="first")
+    generator = torch.Generator().manual_seed(1)
+    target = torch.full((2, 27), PAD_IDX)
+    target[:, 0], target[:, -1] = 2, 3
+    target[0, 1:6], target[1, 1:16] = 10, torch.arange(8, 23) % 9 + 8
+    logits = torch.randn(2, 26, 18, generator=generator, dtype=torch.float64)
+    found = loss(logits, target, reduction="none")
+    log_probs = logits.log_softmax(-1)
+    one = -log_probs[0, 0:5, 10].mean() - log_probs[0, 5:10, PAD_IDX].mean() / 5
+    assert abs(found[0] - one) < 1e-12
+    short = torch.cat([target[:1, :11], target[:1, -1:]], dim=1)        # as the row comes in a micro-batch of its own
+    assert abs(loss(logits[:1, :11], short) - one) < 1e-12
+    assert found[1] < BlockOrderInvariantLoss(PAD_IDX, 5, 5)(logits[1:], target[1:])
+    full = torch.full((1, 27), 9)
+    assert torch.equal(loss(logits[:1], full), BlockOrderInvariantLoss(PAD_IDX, 5, 5)(logits[:1], full))
+    with pytest.raises(ValueError, match="'all' or 'first'"):
+        BlockOrderInvariantLoss(PAD_IDX, empty_blocks="none")
+
+
+def test_decoding_by_length_gives_each_row_what_it_gets_alone():
+    torch.manual_seed(5)
+    formatter = hisco_blocky5()
+    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 7, config=model_config("tiny")).double().eval()
+    ids, mask = texts(rows=11, width=128)
+    lengths = torch.tensor([5, 90, 17, 40, 8, 60, 33, 5, 120, 21, 70])
+    mask = torch.arange(128) < lengths[:, None]
+    ids = torch.where(mask, ids.clamp(min=97), 0)
+    sizes = {"max_codes": 5, "block_size": 5}
+    found = greedy_sorted(model, ids, mask, 4, **sizes)
+    for i in range(len(ids)):
+        alone = greedy(model, ids[i:i + 1], mask[i:i + 1], **sizes)
+        assert torch.equal(found.tokens[i], alone.tokens[0])
+        assert torch.allclose(found.block_probs[i], alone.block_probs[0], atol=1e-10)
+        assert torch.allclose(found.linear_logits[i], alone.linear_logits[0], atol=1e-10)
+    assert torch.allclose(flat_sorted(model, ids, mask, 4), found.linear_logits.sigmoid(), atol=1e-10)
