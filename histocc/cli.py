@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from histocc import __version__
+from histocc.batch_size import AutoBatchSize
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
                                  say_who_is_missing)
 from histocc.errors import UserError
@@ -82,10 +83,12 @@ def delimiter(text: str) -> str:
     return found
 
 
-def batch_size(text: str) -> int:
-    if text == "auto":
-        raise argparse.ArgumentTypeError("'auto' is not available in this version; give a number")
-    return count(text)
+def batch_size(default: int) -> Callable[[str], int]:
+    """For argparse: a count, or auto, which stands for `default` until the run has found its own."""
+    def parse(text: str) -> int:
+        return AutoBatchSize(default) if text == "auto" else count(text)
+    parse.__name__ = "batch size"
+    return parse
 
 
 def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:
@@ -181,7 +184,9 @@ def add_model_arguments(parser: Parser) -> None:
 def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, seq2seq_weight: float) -> None:
     group = parser.add_argument_group("training")
     group.add_argument("--num-epochs", "--epochs", type=count, default=num_epochs, help="passes over the training data")
-    group.add_argument("--batch-size", type=batch_size, default=default_batch, help="observations per process and micro-batch")
+    group.add_argument("--batch-size", type=batch_size(default_batch), default=default_batch, metavar="N|auto",
+                       help="observations per process and micro-batch; auto: as many as fit into the GPU, or the fastest number on a "
+                            f"CPU, for the total batch that {default_batch} would make")
     group.add_argument("--accumulate-steps", type=count, default=1, help="micro-batches of an optimizer step")
     group.add_argument("--global-batch-size", type=count, default=None,
                        help="observations of an optimizer step over all processes; each takes its share in micro-batches "

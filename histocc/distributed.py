@@ -369,7 +369,7 @@ def errors_end_all_ranks():
         yield
     except (UserError, TrainingError) as error:
         code = 2 if isinstance(error, UserError) else 1
-        if is_first_rank():
+        if is_first_rank() or getattr(error, "said_by_all", False):
             print(f"error: {error}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))

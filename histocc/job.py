@@ -17,6 +17,7 @@ from histocc import checkpoint, model_io, prepare, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
+from histocc.batch_size import AutoBatchSize, find_batch_size, is_out_of_memory, out_of_memory_advice, total_batch
 from histocc.banner import say_banner, say_start
 from histocc.boundary import StopPoll
 from histocc.counter_rng import derived_seed
@@ -43,8 +44,7 @@ LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}         # smaller ones cost more tha
 
 def batch_plan(args: argparse.Namespace, rows: int, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
-    total = args.global_batch_size or args.batch_size * world.size * args.accumulate_steps
-    return BatchPlan(rows, total, world.size, args.batch_size, args.length_groups or LENGTH_GROUPS,
+    return BatchPlan(rows, total_batch(args, world), world.size, args.batch_size, args.length_groups or LENGTH_GROUPS,
                      1 if args.length_groups else LENGTH_GROUP_ROWS[world.device.type])
 
 
@@ -105,7 +105,8 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
             held.enter_context(run_lock(args.save_path))
             checkpoint.remove_leftovers(args.save_path)
         world.main_first("lock", take)
-        _train_in_folder(args, world, data, formatter, files)
+        with advice_on_memory(args, world):
+            _train_in_folder(args, world, data, formatter, files)
 
 
 def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
@@ -117,6 +118,8 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
 
+    if isinstance(args.batch_size, AutoBatchSize):
+        choose_batch_size(args, world, data, formatter, config, raw_model, precision)
     plan = batch_plan(args, len(data.train), world)
     if resumed:
         check_total_batch(args, resumed, plan)
@@ -158,15 +161,51 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
                             "command again: it goes on from the checkpoint before.")
+    say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in loaders)
+
+
+def say_end(args: argparse.Namespace, world: World, stop: StopPoll, step: int, schedule: Schedule, save_seconds: float, validates: bool) -> None:
+    """Where the run ended, why, and how it goes on. All ranks."""
     if stop.agreed:
         reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
         world.stop.acted = True
-        world.print(f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save.seconds:.1f} s. The same command goes on.")
+        world.print(f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The same command goes on.")
         return
     world.print(f"Finished at step {step:,}." if step == schedule.total else
                 f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command with more goes on.")
     world.print(f"Model: {os.path.join(args.save_path, checkpoint.LAST)}"
-                + (f" (lowest validation loss: {checkpoint.BEST})" if "data_loader_val" in loaders else ""))
+                + (f" (lowest validation loss: {checkpoint.BEST})" if validates else ""))
+
+
+def choose_batch_size(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict,
+                      model: torch.nn.Module, precision: Precision) -> None:
+    """--batch-size auto: sets it, and the total batch, which stays that of the default. All ranks."""
+    args.global_batch_size = total_batch(args, world)
+    args.accumulate_steps = 1
+    loss_fn, model = make_loss(args, formatter), model.to(world.device).train()
+    width = config["max_len"] if world.device.type == "cuda" or not config["memory_mask"] else None    # a GPU must hold the longest texts
+
+    def take(rows: int) -> None:
+        batches = MicroBatches(data.train, BatchPlan(len(data.train), rows), 0, formatter, data, max_len=config["max_len"], shuffle_seed=0,
+                               fixed_width=width)
+        engine.add_gradients(model, engine.to_device(batches[0, 0][0], world.device), loss_fn, precision, 1.0)
+    most = min(-(-args.global_batch_size // world.size), len(data.train))
+    args.batch_size = find_batch_size(take, most, world)
+    model.zero_grad(set_to_none=True)
+    world.print(f"Batch size: {args.batch_size} observations at once per process, found by trying; total batch {args.global_batch_size}")
+
+
+@contextlib.contextmanager
+def advice_on_memory(args: argparse.Namespace, world: World):
+    """Running out of memory ends with what to type instead, said by the process that it happened to."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        advice = TrainingError(out_of_memory_advice(args, world))
+        advice.said_by_all = True
+        raise advice from None
 
 
 def make_model(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,

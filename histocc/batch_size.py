@@ -1,0 +1,79 @@
+"""How many observations go through the model at once: `--batch-size auto`, and what to do where they do not fit into memory."""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from histocc.distributed import World
+
+FIRST, GAIN, FULL = 8, 1.05, 0.85     # first size tried; what a larger one must gain on a CPU; share of a GPU's memory that may fill
+
+
+class AutoBatchSize(int):
+    """`--batch-size auto`: the script's default, until the run has found its own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def find_batch_size(run: Callable[[int], None], most: int, world: World) -> int:
+    """The largest number of observations, up to `most`, that fits into the memory of every GPU; on CPUs the fastest one. All ranks.
+
+    run(rows): takes so many through the model, forward and backward. The sizes tried are 8, 16, 32 … and `most`.
+    """
+    device, found, fastest = world.device, 1, 0.0
+    sizes = [size for size in (FIRST << i for i in range(12)) if size < most] + [most]
+    for size in sizes:
+        seconds, fits = _try(run, size, device)
+        if not all(world.gather(fits)):
+            break
+        if device.type == "cuda":
+            found = size
+            if not all(world.gather(torch.cuda.max_memory_reserved(device) < FULL * torch.cuda.get_device_properties(device).total_memory)):
+                break
+        else:
+            rate = size * world.size / world.sum_over_ranks({"seconds": seconds})["seconds"]
+            if rate < GAIN * fastest:
+                break
+            found, fastest = size, rate
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _try(run: Callable[[int], None], size: int, device: torch.device) -> tuple[float, bool]:
+    """(seconds, whether it fits); the better of two times."""
+    best = float("inf")
+    for _ in range(2):
+        started = time.perf_counter()
+        try:
+            run(size)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return best, False
+        best = min(best, time.perf_counter() - started)
+    return best, True
+
+
+def total_batch(args: argparse.Namespace, world: World) -> int:
+    """Observations of an optimizer step over all processes."""
+    return args.global_batch_size or int(args.batch_size) * world.size * args.accumulate_steps
+
+
+def out_of_memory_advice(args: argparse.Namespace, world: World) -> str:
+    """What to type so that a run that did not fit into memory does, with the same total batch and so the same result."""
+    rows, total = int(args.batch_size), total_batch(args, world)
+    smaller = rows // 2
+    where = f"GPU {world.local_rank} (rank {world.rank})" if world.device.type == "cuda" else f"the memory of this machine (rank {world.rank})"
+    if smaller == 0:
+        return f"{where} is too small for one observation of this model: take a smaller --model-size or --max-len, or --bf16"
+    same = (f"--accumulate-steps {args.accumulate_steps * 2}" if args.global_batch_size is None and rows % 2 == 0
+            else f"--global-batch-size {total}")
+    return (f"out of memory on {where} with --batch-size {rows}. Give --batch-size {smaller} {same}: the total batch stays {total}, and so "
+            "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then goes on from the last checkpoint")

@@ -1,0 +1,83 @@
+"""--batch-size auto, and what a run says that does not fit into memory."""
+
+import time
+
+import pytest
+import torch
+from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, write_rows
+
+from histocc.batch_size import find_batch_size
+from histocc.distributed import World
+
+
+def test_on_a_cpu_the_fastest_size_is_taken():
+    tried = []
+
+    def work(rows):                                                     # a pass costs 20 ms, and each row beyond 32 as much as two
+        tried.append(rows)
+        time.sleep(0.02 + 0.002 * rows + 0.01 * max(0, rows - 32))
+    assert find_batch_size(work, 4096, World()) == 32 and max(tried) == 64
+    assert find_batch_size(lambda rows: time.sleep(0.01), 20, World()) == 20
+
+
+def test_sizes_that_do_not_fit_are_not_taken():
+    def work(rows):
+        time.sleep(0.01)
+        if rows > 16:
+            raise torch.OutOfMemoryError("no room")
+    assert find_batch_size(work, 4096, World()) == 16
+
+    def other(rows):
+        raise RuntimeError("something else")
+    with pytest.raises(RuntimeError, match="something else"):
+        find_batch_size(other, 64, World())
+
+
+OUT_OF_MEMORY = """
+import os, sys
+sys.path.insert(0, {repo!r})
+import torch, train_mixer
+from histocc.mixer import Seq2SeqMixerOccCANINE
+forward = Seq2SeqMixerOccCANINE.forward
+
+def small_memory(self, input_ids, *args, **kwargs):
+    if len(input_ids) > 3 and os.environ.get("RANK", "0") in ("", {rank!r}):
+        raise torch.OutOfMemoryError("no room for so many rows")
+    return forward(self, input_ids, *args, **kwargs)
+
+Seq2SeqMixerOccCANINE.forward = small_memory
+train_mixer.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("auto")
+    write_rows(folder / "train.csv", 24)
+    write_rows(folder / "val.csv", 6, 500)
+    return folder, ["--train-data", folder / "train.csv", "--val-data", folder / "val.csv", *TINY, "--num-epochs", 1, "--log-interval", 1,
+                    "--dropout", 0, "--encoder-dropout", 0, "--float64", "--learning-rate", 1e-3, "--length-groups", 1]
+
+
+@pytest.mark.processes
+def test_out_of_memory_says_what_to_type(files):
+    folder, flags = files
+    script = folder / "small.py"
+    script.write_text(OUT_OF_MEMORY.format(repo=str(REPO), rank="0"))
+    output = run(script, *flags, "--save-dir", folder / "oom", "--batch-size", 6, code=1)
+    assert "Give --batch-size 3 --accumulate-steps 2: the total batch stays 6" in output and "Traceback" not in output
+    run(script, *flags, "--save-dir", folder / "oom", "--batch-size", 3, "--accumulate-steps", 2)
+    assert [row["step"] for row in read_logs(folder / "oom")] == [1, 2, 3, 4]
+    script.write_text(OUT_OF_MEMORY.format(repo=str(REPO), rank="1").replace("train_mixer.main()", "sys.exit(train_mixer.main())"))
+    output = run(script, *flags, "--save-dir", folder / "oom of one", "--batch-size", 5, processes=2, code=1)
+    assert "(rank 1) with --batch-size 5. Give --batch-size 2 --global-batch-size 10" in output
+
+
+@pytest.mark.processes
+def test_auto_keeps_the_total_and_the_losses(files):
+    folder, flags = files
+    output = run(TRAIN_MIXER, *flags, "--save-dir", folder / "auto", "--batch-size", "auto", "--global-batch-size", 10)
+    assert "observations at once per process, found by trying; total batch 10" in output
+    run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 10)
+    for one, other in zip(read_logs(folder / "auto"), read_logs(folder / "fixed"), strict=True):
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-9) and one["samples"] == other["samples"]
