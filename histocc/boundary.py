@@ -9,6 +9,7 @@ from torch import Tensor
 
 from histocc.distributed import World
 from histocc.errors import TrainingError
+from histocc.profiling import phase
 
 
 GPU_LOOKS_EVERY = 10          # steps
@@ -164,7 +165,8 @@ class StopPoll:
         self.asked, self.agreed = asked, False
 
     def __call__(self) -> bool:
-        self.agreed = self.agreed or (self.asked is not None and self.asked())
+        with phase("asking to stop"):
+            self.agreed = self.agreed or (self.asked is not None and self.asked())
         return self.agreed
 
 

@@ -33,7 +33,7 @@ MAY_DIFFER_ON_RESUME = {
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
-    "use_amp", "fp16", "bf16", "compile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
+    "use_amp", "fp16", "bf16", "compile", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
 
 
@@ -232,6 +232,8 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--fp16", action="store_true", help="matrix products in float16, with a scaled loss; slow on CPUs")
     machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
     machine.add_argument("--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has")
+    machine.add_argument("--profile", type=count, default=None, metavar="STEPS",
+                         help="write where the time of so many steps went: profile.txt and trace.json in the save folder")
     machine.add_argument("--compile", action="store_true", help="torch.compile the model: minutes at the start, faster steps on GPUs")
 
 

@@ -29,6 +29,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
 from histocc.precision import Precision
+from histocc.profiling import StepProfiler
 from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
@@ -150,11 +151,17 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision)
     save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
     say_start(args, world, resumed, step, plan)
-    with contextlib.closing(save):
+    step_done, ends = log.step, contextlib.ExitStack()
+    ends.callback(save.close)
+    if args.profile and world.is_main:
+        profiler = StepProfiler(args.profile, args.save_path, world.device, log.say)
+        step_done = lambda: (log.step(), profiler.step_done())
+        ends.callback(profiler.close)
+    with ends:
         step = engine.train(
             model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
             args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
-            formatter=formatter, save=save, log=log.row, step_done=log.step, position=resumed and resumed["position"],
+            formatter=formatter, save=save, log=log.row, step_done=step_done, position=resumed and resumed["position"],
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
             max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=precision, world=world)
     log.close()

@@ -21,6 +21,7 @@ from histocc.distributed import World, current_world, no_sync, unwrap
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.precision import LEAST_SCALE, Precision
+from histocc.profiling import phase
 from histocc.run_log import RunLog
 from histocc.counter_rng import derived_seed
 
@@ -105,8 +106,7 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
     world = world or (current_world(device) if distributed else World(device=device))
     precision = precision or Precision("float32", device)
     if boundary is None:
-        printer = RunLog(None, stop_step or current_step + _length(data_loader), world.is_main and is_main_process,
-                         current_step, bar=False)
+        printer = RunLog(None, stop_step or current_step + _length(data_loader), world.is_main and is_main_process, current_step, bar=False)
         boundary = Boundary(world, Meter(), log_interval=log_interval, log=printer.row)
     meter = boundary.meter
     model.train()
@@ -117,7 +117,8 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             optimizer.zero_grad(set_to_none=True)
             break
         world.did(f"step {current_step + 1:,}: waiting for data")
-        batch = meter.time_data(lambda: next(batches, None))
+        with phase("data"):
+            batch = meter.time_data(lambda: next(batches, None))
         if batch is None:
             break
         if opens_step and seed is not None:
@@ -130,7 +131,8 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             meter.add(add_gradients(model, batch, loss_fn, precision, world.size / observations))
         if not opens_step:
             continue
-        norm, done, bad = optimizer_step(model, optimizer, precision)
+        with phase("optimizer"):
+            norm, done, bad = optimizer_step(model, optimizer, precision)
         meter.add_step(observations, norm, done, bad)
         boundary.count_bad_steps(bad, max_bad_steps, current_step + 1)
         learning_rate = optimizer.param_groups[0]["lr"]
@@ -138,7 +140,8 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         current_step += 1
         if step_done is not None:
             step_done()
-        boundary(current_step, epoch, learning_rate)
+        with phase("log, validation, saving"):
+            boundary(current_step, epoch, learning_rate)
         model.train()
     return current_step
 
@@ -146,10 +149,12 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
 def add_gradients(model: nn.Module, batch: dict, loss_fn: nn.Module, precision: Precision, factor: float) -> dict[str, Tensor]:
     """Forward and backward pass of a micro-batch: the gradients of `factor` times its summed loss are added to those that are
     there. Returns the sums of its losses."""
-    with precision.autocast():
-        outputs = forward(model, batch)
-    sums = weighted_sums(row_losses(loss_fn, outputs, batch), batch.get("weights"))
-    precision.scale(sums["loss"] * factor).backward()
+    with phase("forward"):
+        with precision.autocast():
+            outputs = forward(model, batch)
+        sums = weighted_sums(row_losses(loss_fn, outputs, batch), batch.get("weights"))
+    with phase("backward"):
+        precision.scale(sums["loss"] * factor).backward()
     return sums
 
 

@@ -18,7 +18,7 @@ MODULES = {".".join(path.relative_to(ROOT / "histocc").with_suffix("").parts): p
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**MODULES, **SCRIPTS}.items()}
 
 LEVELS = [                                                            # the lowest first; imports only point down
-    {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers"},
+    {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling"},
     {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
@@ -129,7 +129,7 @@ BOTH = {
     "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": 2e-5, "lr_scaling": "none", "warmup_pct": 0.05,
     "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "seed": 42, "eval_only": False, "dry_run": False,
     "device": "auto", "distributed": False, "local_rank": None, "world_size": None, "timeout_minutes": 30.0, "parallel": "ddp",
-    "empty_blocks": "all", "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False,
+    "empty_blocks": "all", "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
 }
 DEFAULTS = {
     "finetune": BOTH | {"dataset": None, "save_path": "./Finetuned/", "save_interval": 1000, "formatter": "gpf", "share_val": 0.1,

@@ -76,8 +76,10 @@ def test_out_of_memory_says_what_to_type(files):
 @pytest.mark.processes
 def test_auto_keeps_the_total_and_the_losses(files):
     folder, flags = files
-    output = run(TRAIN_MIXER, *flags, "--save-dir", folder / "auto", "--batch-size", "auto", "--global-batch-size", 10)
-    assert "observations at once per process, found by trying; total batch 10" in output
-    run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 10)
+    output = run(TRAIN_MIXER, *flags, "--save-dir", folder / "auto", "--batch-size", "auto", "--global-batch-size", 5, "--profile", 9)
+    assert "Profile of 2 steps of rank 0" in output and (folder / "auto" / "trace.json").stat().st_size > 1000      # all after the first three
+    assert "backward" in (folder / "auto" / "profile.txt").read_text()
+    assert "observations at once per process, found by trying; total batch 5" in output
+    run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 5)
     for one, other in zip(read_logs(folder / "auto"), read_logs(folder / "fixed"), strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-9) and one["samples"] == other["samples"]

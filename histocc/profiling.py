@@ -1,0 +1,75 @@
+"""Where the time of a step goes: `--profile N`."""
+
+import contextlib
+import os
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from histocc.errors import UserError
+
+PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
+WARM_UP = 3                   # steps before the first that counts
+_active: list[torch.device] = []
+
+
+@contextlib.contextmanager
+def phase(name: str):
+    """Marks what happens inside as `name`, one of PHASES. Without a profile it costs nothing; with one it waits for the device."""
+    if not _active:
+        yield
+        return
+    with record_function(name):
+        yield
+        if _active[0].type == "cuda":
+            torch.cuda.synchronize(_active[0])
+
+
+class StepProfiler:
+    """Profiles `steps` steps of this process, from the fourth on; `step_done` is to be called after each.
+
+    folder: gets profile.txt and trace.json, which chrome://tracing and Perfetto show. `report` says what came out. Raises UserError
+    where the folder cannot be written.
+    """
+
+    def __init__(self, steps: int, folder: str, device: torch.device, say):
+        self.steps, self.folder, self.device, self.say, self.done = steps, folder, device, say, 0
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+        self.profile = profile(activities=activities)
+
+    def step_done(self) -> None:
+        self.done += 1
+        if self.done == WARM_UP:
+            _active.append(self.device)
+            self.profile.start()
+        elif self.done == WARM_UP + self.steps:
+            self._finish()
+
+    def close(self) -> None:
+        """Ends a profile for which there were not enough steps."""
+        if _active:
+            self.steps = self.done - WARM_UP
+            self._finish()
+
+    def _finish(self) -> None:
+        self.profile.stop()
+        _active.clear()
+        if self.steps < 1:
+            return
+        events = self.profile.key_averages()
+        lines = self._phases({event.key: event.cpu_time_total / 1e6 for event in events})
+        operations = events.table(sort_by="self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total", row_limit=40)
+        try:
+            with open(os.path.join(self.folder, "profile.txt"), "w", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n\n" + operations)
+            self.profile.export_chrome_trace(os.path.join(self.folder, "trace.json"))
+        except OSError as error:
+            raise UserError(f"{self.folder}: the profile could not be written: {error.strerror}") from None
+        self.say("\n".join([*lines, f"Operations: {self.folder}/profile.txt; trace: {self.folder}/trace.json"]))
+
+    def _phases(self, seconds: dict[str, float]) -> list[str]:
+        whole = sum(seconds.get(name, 0.0) for name in PHASES)
+        lines = [f"Profile of {self.steps} steps of rank 0, {whole / self.steps:.4f} s each:"]
+        lines += [f"  {name:26} {seconds.get(name, 0.0) / self.steps:9.4f} s {seconds.get(name, 0.0) / whole:5.0%}" for name in PHASES]
+        reduce = sum(value for name, value in seconds.items() if name.startswith(("gloo:all_reduce", "nccl:all_reduce")))
+        return lines + [f"  {'all-reduce, on the way':26} {reduce / self.steps:9.4f} s"] * (reduce > 0)
