@@ -5,9 +5,12 @@ A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`
 `position` make it enough to predict with, and to go on from, without any other file.
 """
 
+import argparse
+import json
 import os
 import pickle
 import re
+import sys
 import warnings
 import zipfile
 from typing import Any
@@ -90,7 +93,15 @@ def prune(folder: str, keep: int) -> None:
 
 
 def load(path: str) -> dict:
-    """The checkpoint in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed.
+    """The checkpoint in `path`, as `load_plain` gives it. Raises UserError where it is none, too."""
+    state = load_plain(path)
+    if "model" not in state:
+        raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
+    return state
+
+
+def load_plain(path: str) -> dict:
+    """The dict in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed.
 
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
     """
@@ -111,8 +122,8 @@ def load(path: str) -> dict:
         raise
     except Exception as error:                        # a damaged or foreign file makes the reader fail in any way
         raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})") from None
-    if not isinstance(state, dict) or "model" not in state:
-        raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
+    if not isinstance(state, dict):
+        raise UserError(f"{path}: is not a checkpoint of histocc: it holds no dict with an entry 'model'")
     return state
 
 
@@ -180,12 +191,13 @@ def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:
             for name in sorted(saved.keys() & now.keys() - may_differ) if saved[name] != now[name]]
 
 
-def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> tuple[list[str], list[str]]:
-    """Copies the weights whose name and shape fit. Returns (new: in the model only or of another shape, unused)."""
+def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> list[list[str]]:
+    """Copies the weights whose name and shape fit. Returns [new, unused]: those in the model alone or of
+    another shape, and those in `weights` alone or of another shape, each as «name [shape]»."""
     own = model.state_dict()
     fitting = {name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape}
     model.load_state_dict(fitting, strict=False)
-    return sorted(own.keys() - fitting.keys()), sorted(weights.keys() - fitting.keys())
+    return [[f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())] for part in (own, weights)]
 
 
 def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_key: dict) -> int:
@@ -199,3 +211,52 @@ def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_ke
             return 0
         model_state[name][new] = weights[name][old].to(model_state[name])
     return len(shared)
+
+
+def export(source: str, form: str, target: str) -> str:
+    """Writes the weights of a run or checkpoint in a form that other tools read; returns what was written.
+
+    form: "published", a `.bin` of model, key and step; "safetensors", a file of weights with the key in its metadata, and the
+    encoder's config.json beside it. Names are the published ones in both. Raises UserError.
+    """
+    file = find(source, (BEST, LAST))
+    if file is None:
+        raise UserError(f"{source}: no checkpoint there (neither {BEST} nor {LAST})")
+    if os.path.exists(target):
+        raise UserError(f"{target} exists; choose another name")
+    state = load(file)
+    if not isinstance(state.get("key"), dict) or not isinstance(state.get("config"), dict):
+        raise UserError(f"{file}: is not a whole checkpoint of histocc, so there is nothing to export")
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    if form == "published":
+        write_atomic(target, lambda out: torch.save({"model": state["model"], "key": state["key"], "step": state.get("step", 0)}, out))
+        return target
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise UserError("writing safetensors needs the safetensors package: pip install 'histocc[hub]'") from None
+    content = save({name: value.contiguous() for name, value in state["model"].items()}, {"format": "pt", "key": json.dumps(state["key"])})
+    write_atomic(target, lambda out: out.write(content))
+    beside = os.path.join(os.path.dirname(target), "config.json")
+    config = {"model_type": "canine", "architectures": ["Seq2SeqMixerOccCANINE"], **state["config"]}
+    write_atomic(beside, lambda out: out.write(json.dumps(config, indent=1).encode()))
+    return f"{target} and {beside}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m histocc.checkpoint", description="Weights of a run for other tools.")
+    command = parser.add_subparsers(dest="command", required=True).add_parser("export", help="write the weights in a published form")
+    command.add_argument("run", metavar="RUN", help="save folder of a run, or a checkpoint")
+    command.add_argument("--to", choices=("published", "safetensors"), required=True, help="a .bin of model and key, or weights alone")
+    command.add_argument("file", metavar="FILE", help="file to write")
+    args = parser.parse_args(argv)
+    try:
+        print(f"Written: {export(args.run, args.to, args.file)}")
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

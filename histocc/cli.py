@@ -32,7 +32,7 @@ MAY_DIFFER_ON_RESUME = {
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "max_bad_steps", "check_replicas_every",
-    "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "model_size",
+    "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
     "use_amp", "fp16", "bf16", "compile", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
 
@@ -172,7 +172,10 @@ def add_model_arguments(parser: Parser) -> None:
     group.add_argument("--model-size", choices=("tiny", "small", "base"), default=None,
                        help="size of a new model (default: that of --initial-checkpoint, else base)")
     group.add_argument("--initial-checkpoint", metavar="PATH", default=None,
-                       help="checkpoint or run folder to take the first weights from; not used when resuming")
+                       help="what to take the first weights from: a run folder, a checkpoint, a published encoder, mixer or flat classifier "
+                            "(.bin, .safetensors, folder, or name on the hub); not used when resuming")
+    group.add_argument("--memory-mask", action="store_true",
+                       help="the decoder of a published mixer no longer looks at padding: faster, but not what it was trained with")
     group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")

@@ -222,7 +222,7 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     first = None
     if args.initial_checkpoint and not resumed:
         here = {}
-        world.main_first("first weights", lambda: here.update(state=model_io.own_checkpoint(model_io.initial_file(args))))
+        world.main_first("first weights", lambda: here.update(state=model_io.first_weights(args)))
         first = world.broadcast(here.get("state"), 0)
     config = resumed["config"] if resumed else model_io.run_config(args, first)
     args.model_size = model_io.size_name(config)

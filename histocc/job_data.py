@@ -26,9 +26,10 @@ def _description_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
-    first = checkpoint.find(args.initial_checkpoint) if args.initial_checkpoint else None
-    if args.initial_checkpoint and first is None:
-        return [f"--initial-checkpoint {args.initial_checkpoint}: no checkpoint there"]
+    try:
+        first = model_io.initial_file(args) if args.initial_checkpoint else None
+    except UserError as error:
+        return [str(error)]
     if first and args.overwrite and os.path.realpath(os.path.dirname(first) or ".") == os.path.realpath(args.save_path):
         return [f"--overwrite would remove {first}, which --initial-checkpoint needs: choose another folder for the new run"]
     if args.eval_only and first is None and checkpoint.find(args.save_path) is None:

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from histocc import checkpoint
+from histocc import checkpoint, published
 from histocc.canine import CanineConfig
 from histocc.distributed import World
 from histocc.errors import UserError
@@ -75,7 +75,7 @@ def run_config(args: argparse.Namespace, first: dict | None) -> dict:
     config = {**encoder, "max_len": args.max_len, "memory_mask": True,
               "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"]}
     if first is not None and not args.only_encoder:
-        config["memory_mask"] = first["config"]["memory_mask"]
+        config["memory_mask"] = args.memory_mask or first["config"]["memory_mask"]
         if args.decoder_dim_feedforward is None:
             config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
     return config
@@ -89,17 +89,29 @@ def load_first_weights(model: Seq2SeqMixerOccCANINE, args: argparse.Namespace, f
     if not same_key:
         linear = {name: weights.pop(name) for name in list(weights) if name.startswith("linear_decoder.")}
     new, unused = checkpoint.load_matching(model, weights)
-    world.print(f"First weights: {args.initial_checkpoint}" + (" (encoder alone)" if args.only_encoder else ""))
-    if not same_key and not args.only_encoder:
+    world.print(f"First weights: {args.initial_checkpoint}, {first['what']}" + (", of which the encoder alone" if args.only_encoder else ""))
+    if not same_key and not args.only_encoder and linear:
         own = model.state_dict()
         kept = checkpoint.transfer_linear_rows(own, linear, first["key"], key)
         model.load_state_dict(own)
         new = [name for name in new if not name.startswith("linear_decoder.")]
         world.print(f"  the key differs: {kept:,} of {len(key):,} codes keep their weights in the linear decoder, the others are new")
     if new:
-        world.print(f"  new, with random weights: {', '.join(new)}")
+        world.print(f"  new, with random weights: {', '.join(by_part(new, model.state_dict()))}")
     if unused:
-        world.print(f"  in the checkpoint, but of another name or shape: {', '.join(unused)}")
+        world.print(f"  in the checkpoint, but of another name or shape: {', '.join(by_part(unused, first['model']))}")
+    if not model.memory_mask:
+        world.print("  its decoder looks at padding too, as it was trained: texts are padded to the full width; --memory-mask makes it faster")
+
+
+def by_part(found: list[str], among: dict) -> list[str]:
+    """«name [shape]» of tensors; a part of the model (`decoder`, `linear_decoder`) of which all are named stands for them."""
+    names = []
+    for part in dict.fromkeys(name.partition(".")[0] for name in found):
+        inside = [name for name in found if name.startswith(part + ".")]
+        whole = len(inside) == sum(name.startswith(part + ".") for name in among)
+        names += [f"all {len(inside)} tensors of {part}"] if whole and len(inside) > 2 else inside
+    return names
 
 
 def has_size(config: dict, name: str) -> bool:
@@ -121,7 +133,31 @@ def system_name(formatter: BlockyFormatter) -> str:
 
 
 def initial_file(args: argparse.Namespace) -> str:
-    file = checkpoint.find(args.initial_checkpoint, (checkpoint.BEST, checkpoint.LAST))
+    """The file that --initial-checkpoint names: itself, the best or last of a run, the weights of a published folder, or of a name on
+    the hub. Raises UserError."""
+    path = args.initial_checkpoint
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
+    if file is None and os.path.isdir(path):
+        raise UserError(f"--initial-checkpoint {path}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
+                        f"{' nor '.join(published.WEIGHTS)})")
+    if file is None and path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not path.endswith((".bin", ".safetensors")):
+        file = published.find_weights(published.from_hub(path))
     if file is None:
-        raise UserError(f"--initial-checkpoint {args.initial_checkpoint}: no checkpoint there")
+        raise UserError(f"--initial-checkpoint {path}: no checkpoint there")
     return file
+
+
+def first_weights(args: argparse.Namespace) -> dict:
+    """model, key and config to start from: a checkpoint of histocc, or what others published. Raises UserError.
+
+    A published mixer was trained with a decoder that looks at padding too; it keeps that unless --memory-mask.
+    """
+    file = initial_file(args)
+    if not file.endswith(".safetensors"):
+        state = checkpoint.load_plain(file)
+        if state.get("format") == checkpoint.FORMAT:
+            state = own_checkpoint(file)
+            return {"model": state["model"], "key": state["key"], "config": state["config"], "what": "a checkpoint of histocc"}
+    found = published.read(file)
+    config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
+    return {**found.as_checkpoint(), "config": config, "what": published.KINDS[found.kind]}

@@ -261,7 +261,7 @@ def test_load_matching():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     weights = {"0.weight": torch.full((2, 3), 7.0), "0.bias": torch.zeros(3), "1.bias": torch.ones(4), "2.bias": torch.ones(4)}
-    assert checkpoint.load_matching(model, weights) == (["0.bias", "1.weight"], ["0.bias", "2.bias"])
+    assert checkpoint.load_matching(model, weights) == [["0.bias [2]", "1.weight [4, 2]"], ["0.bias [3]", "2.bias [4]"]]
     after = model.state_dict()
     assert (after["0.weight"] == 7).all() and (after["1.bias"] == 1).all()
     assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(after["1.weight"], before["1.weight"])
