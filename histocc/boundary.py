@@ -95,7 +95,7 @@ class Boundary:
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
         self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
-        self.best_val_loss, self.bad_in_row, self.worst_in_row = best_val_loss, bad_in_row, 0
+        self.best_val_loss, self.best_before, self.bad_in_row, self.worst_in_row = best_val_loss, best_val_loss, bad_in_row, 0
         self.check_interval, self.checksum = check_interval, checksum
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
 
@@ -117,16 +117,23 @@ class Boundary:
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
                 return
             row |= found
-            if evaluates:
-                if self.best_val_loss is None or row["val_loss"] < self.best_val_loss:
-                    self.best_val_loss = row["val_loss"]
-                    names.append("best.bin")
+            if evaluates and self._is_best(row["val_loss"]):
+                names.append("best.bin")
             if self.log is not None:
                 self.log(row)
         if names or last:
             self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
         if names or evaluates:
             self.meter.restart_clock()               # evaluating and saving are not training time
+
+    def _is_best(self, val_loss: float) -> bool:
+        """Whether no checkpoint that was written has a lower loss. All ranks."""
+        if self.world.gather(getattr(self.save, "lost_best", False))[0]:
+            self.best_val_loss, self.save.lost_best = self.best_before, False
+        if self.best_val_loss is not None and val_loss >= self.best_val_loss:
+            return False
+        self.best_before, self.best_val_loss = self.best_val_loss, val_loss
+        return True
 
     def _check_replicas(self, step: int) -> None:
         """All ranks take the same steps from the same weights, so these are equal to the bit. Raises TrainingError."""

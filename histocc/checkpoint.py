@@ -6,6 +6,7 @@ A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pickle
@@ -77,8 +78,8 @@ def link_atomic(source: str, path: str) -> None:
 
 
 def save(folder: str, names: list[str], state: dict) -> None:
-    """Writes `state` once and gives it every name of `names` in `folder`. Rank 0 only. Raises OSError."""
-    state = to_cpu(state)
+    """Writes `state` once and gives it every name of `names` in `folder`, last.bin first. Rank 0 only. Raises OSError."""
+    state, names = to_cpu(state), sorted(names, key=lambda name: name != LAST)
     first = os.path.join(folder, names[0])
     write_atomic(first, lambda file: torch.save(state, file))
     for name in names[1:]:
@@ -149,7 +150,8 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 
 def exists_in(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, LAST))
+    """Whether `folder` holds a checkpoint of a run."""
+    return os.path.isdir(folder) and any(map(_CHECKPOINT.fullmatch, os.listdir(folder)))
 
 
 def newest_first(folder: str) -> list[str]:
@@ -157,18 +159,6 @@ def newest_first(folder: str) -> list[str]:
     names = [name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name) and name != LAST] if os.path.isdir(folder) else []
     names.sort(key=lambda name: os.stat(os.path.join(folder, name)).st_mtime_ns, reverse=True)
     return [os.path.join(folder, name) for name in [LAST, *names]]
-
-
-def others(folder: str) -> str:
-    """Names of the checkpoints {step}.bin and best.bin in `folder`, the newest step first, for messages."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    steps = sorted((int(match[1]) for match in map(_STEP_FILE.fullmatch, names) if match), reverse=True)
-    return ", ".join([f"{step}.bin" for step in steps] + [BEST] * (BEST in names))
-
-
-def missing_last(folder: str) -> bool:
-    """Whether `folder` holds checkpoints of steps, but not the one to go on from."""
-    return not exists_in(folder) and any(map(_STEP_FILE.fullmatch, os.listdir(folder) if os.path.isdir(folder) else []))
 
 
 def remove_leftovers(folder: str) -> None:
@@ -179,10 +169,11 @@ def remove_leftovers(folder: str) -> None:
 
 
 def clear(folder: str) -> None:
-    """Removes the checkpoints and logs of a run from `folder` (not its prepared data). Rank 0 only."""
+    """Removes the checkpoints and logs of a run from `folder` (not its prepared data). One process a node."""
     for name in os.listdir(folder):
         if _OWN_FILE.fullmatch(name):
-            os.remove(os.path.join(folder, name))
+            with contextlib.suppress(FileNotFoundError):             # the leader of another node that sees this folder was first
+                os.remove(os.path.join(folder, name))
 
 
 def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:

@@ -303,7 +303,7 @@ def say_who_is_missing(world: World, error: Exception) -> None:
     if all(rank in silent for rank in range(world.rank)):
         who = "; ".join(f"rank {rank} does not answer any more, its last word was: {doing.get(rank, 'nothing')}" for rank in silent)
         print(f"error: {who or 'the connection between the processes failed, though all answer'}. Rank {world.rank} waited for it in: "
-              f"{own} ({str(error).strip().splitlines()[-1][:200]}). The last checkpoint is good: the same command goes on.",
+              f"{own} ({str(error).strip().splitlines()[-1][:200]}). The last checkpoint is good: the same command (without --overwrite) goes on.",
               file=sys.stderr, flush=True)
     time.sleep(1.0)                                  # others may still be listening
     os._exit(1)

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from histocc.descriptions import load_descriptions
 from histocc.distributed import World, wrap
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.job_data import refuse_other_arguments
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
 from histocc.precision import Precision
@@ -140,15 +142,16 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     optimizer = make_optimizer(args, raw_model, schedule.rate)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
-        raw_model.load_state_dict(resumed["model"])
-        optimizer.load_state_dict(resumed["optimizer"])
-        scheduler.load_state_dict(resumed["scheduler"])
-        precision.load_state(resumed.get("scaler"))
+        restore(resumed, raw_model, optimizer, scheduler, precision)
+    if args.overwrite and not resumed:
+        world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
     if world.is_main:
-        write_run_files(args, data, anew=resumed is None)
+        write_run_files(args, data)
     stop = StopPoll(world.stop_agreed)
-    log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop)
-    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision)
+    log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop,
+                 again=bool(resumed and resumed["position"].get("unfinished")))
+    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision,
+                        (resumed or {}).get("position", {}).get("run") or uuid.uuid4().hex)
     save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
     say_start(args, world, resumed, step, plan)
     step_done, ends = log.step, contextlib.ExitStack()
@@ -167,21 +170,29 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     log.close()
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
-                            "command again: it goes on from the checkpoint before.")
+                            "command again (without --overwrite): it goes on from the checkpoint before, if there is one.")
     say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in loaders)
+
+
+def restore(resumed: dict, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
+    model.load_state_dict(resumed["model"])
+    optimizer.load_state_dict(resumed["optimizer"])
+    scheduler.load_state_dict(resumed["scheduler"])
+    precision.load_state(resumed.get("scaler"))
 
 
 def say_end(args: argparse.Namespace, world: World, stop: StopPoll, step: int, schedule: Schedule, save_seconds: float, validates: bool) -> None:
     """Where the run ended, why, and how it goes on. All ranks."""
+    without = " without --overwrite" if args.overwrite else ""
     if stop.agreed:
         reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
         world.stop.acted = True
-        world.print(f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The same command goes on.")
+        world.print(f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The same command{without} goes on.")
         return
     world.print(f"Finished at step {step:,}." if step == schedule.total else
-                f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command with more goes on.")
+                f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with more goes on.")
     world.print(f"Model: {os.path.join(args.save_path, checkpoint.LAST)}"
-                + (f" (lowest validation loss: {checkpoint.BEST})" if validates else ""))
+                + (f" (lowest validation loss: {checkpoint.BEST})" if validates and os.path.exists(os.path.join(args.save_path, checkpoint.BEST)) else ""))
 
 
 def choose_batch_size(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict,
@@ -247,13 +258,13 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
 
 
 def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict, plan: BatchPlan,
-                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> Callable[[int, dict], dict]:
-    """What makes the content of a checkpoint out of (step, position). All ranks."""
+                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision, run: str) -> Callable[[int, dict], dict]:
+    """What makes the content of a checkpoint out of (step, position). All ranks. run: what all checkpoints of a run have in common."""
     fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
     facts = {"total_batch": plan.total, "steps_per_epoch": plan.steps_per_epoch, "fingerprint": data.fingerprint,
-             "launchers": sorted(set(world.gather(world.launcher)))}
+             "launchers": sorted(set(world.gather(world.launcher))), "run": run}
 
     def state(step: int, position: dict) -> dict:
         epoch, batch = divmod(step, plan.steps_per_epoch)
@@ -294,11 +305,14 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
             if args.overwrite:
                 return None
             raise
-        return {"path": path, "step": here["state"]["step"], "wrong": wrong, "launchers": here["state"]["position"].get("launchers", [])}
+        position = here["state"]["position"]
+        return {"path": path, "step": here["state"]["step"], "wrong": wrong, "run": position.get("run"), "launchers": position.get("launchers", [])}
     leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
     answers = dict(zip(leaders, world.led("resume", leaders, newest)))
     found = {rank: answer for rank, answer in answers.items() if answer
              and (not args.overwrite or launchers & set(answer["launchers"]) - {""})}    # a restart by the launcher starts nothing anew
+    if 0 in found:                                   # what another node holds of an earlier run is not for this one
+        found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
     if not found:
         return None
     owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
@@ -308,6 +322,8 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
     if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
         world.print(f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0 writes on its own node")
     state = world.broadcast(here.get("state"), owner)
+    if owner != 0:
+        refuse_other_arguments(args, state)
     if state["position"]["fingerprint"] != data.fingerprint:
         raise UserError(f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
                         "same files, choose another folder, or start anew with --overwrite.")
@@ -326,10 +342,8 @@ def set_threads(resumed: dict | None, world: World) -> None:
         world.print(f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits may differ")
 
 
-def write_run_files(args: argparse.Namespace, data: PreparedData, anew: bool) -> None:
-    """args.json of the run, and what was found in its data; --overwrite removes the old one here. Rank 0 only."""
-    if anew and args.overwrite:
-        checkpoint.clear(args.save_path)
+def write_run_files(args: argparse.Namespace, data: PreparedData) -> None:
+    """args.json of the run, and what was found in its data. Rank 0 only."""
     checkpoint.write_atomic(os.path.join(args.save_path, "args.json"),
                             lambda file: file.write(json.dumps(vars(args), indent=1, sort_keys=True).encode()))
     prepare.copy_lists(data.folder, args.save_path)

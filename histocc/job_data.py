@@ -26,8 +26,9 @@ def _description_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
+    goes_on = checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
     try:
-        first = model_io.initial_file(args) if args.initial_checkpoint else None
+        first = model_io.initial_file(args) if args.initial_checkpoint and not goes_on else None
     except UserError as error:
         return [str(error)]
     if first and args.overwrite and os.path.realpath(os.path.dirname(first) or ".") == os.path.realpath(args.save_path):
@@ -36,9 +37,6 @@ def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
         return [f"--eval-only: no checkpoint in {args.save_path}; --initial-checkpoint names one"]
     if args.eval_only and getattr(args, "share_val", None) == 0:
         return ["--eval-only needs rows to validate on, and --share-val 0 leaves none"]
-    if checkpoint.missing_last(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
-        return [f"{args.save_path} holds checkpoints of a run but no last.bin to go on from. Copy the one to go on from "
-                f"there ({checkpoint.others(args.save_path)}), or start anew with --overwrite"]
     return []
 
 

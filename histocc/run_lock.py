@@ -20,16 +20,9 @@ def run_lock(folder: str):
     has the folder.
     """
     path = os.path.join(folder, NAME)
-    os.makedirs(folder, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = _take(folder, path)
+    _held.add(handle)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder} is in use by another job: {_owner(handle)}. Wait for it, stop it, or choose another "
-                            "folder") from None
-        except OSError:                              # no locks here
-            pass
         os.ftruncate(handle, 0)
         os.pwrite(handle, json.dumps({"host": socket.gethostname(), "process": os.getpid(), "since": datetime.datetime.now().isoformat(
             " ", "seconds")}).encode(), 0)
@@ -37,7 +30,42 @@ def run_lock(folder: str):
         with contextlib.suppress(OSError):
             os.unlink(path)
     finally:
+        _held.discard(handle)
         os.close(handle)
+
+
+def _take(folder: str, path: str) -> int:
+    while True:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(handle)
+            os.close(handle)
+            raise UserError(f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder") from None
+        except OSError:                              # no locks here
+            return handle
+        with contextlib.suppress(OSError):
+            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+                return handle
+        os.close(handle)                             # its owner has just removed it: take the new one
+
+
+_held: set[int] = set()       # a process that is forked while the lock is held, to load data, must not keep it alive
+
+
+def _let_go() -> None:
+    for handle in _held:
+        with contextlib.suppress(OSError):
+            os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _owner(handle: int) -> str:

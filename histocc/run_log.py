@@ -31,17 +31,18 @@ def duration(seconds: float) -> str:
 class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
-    folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped.
+    folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
+    `again`: its row is still to be written.
     """
 
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
-                 stop: int | None = None):
+                 stop: int | None = None, again: bool = False):
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.bar, self.waiting = None, []
         if self.path:
-            self._start_file(step)
+            self._start_file(step - again)
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             from tqdm import tqdm
             self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
@@ -50,9 +51,14 @@ class RunLog:
         rows = []
         if step and os.path.isfile(self.path):
             with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
-                whole = [line for line in file if line.endswith("\n")]      # the last one may be half-written
-            rows = [row for row in csv.DictReader(line.replace("\0", "") for line in whole)
-                    if (row.get("step") or "").isdecimal() and int(row["step"]) <= step and None not in row.values()]
+                lines = list(file)
+            whole = [line for line in lines if line.endswith("\n")]         # the last one may be half-written
+            found = list(csv.DictReader(line.replace("\0", "") for line in whole))
+            good = [row for row in found if (row.get("step") or "").isdecimal() and None not in row.values()]
+            rows = [row for row in good if int(row["step"]) <= step]
+            damaged = len(lines) - len(whole) + len(found) - len(good)
+            if damaged:
+                print(f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True)
         temporary = self.path + ".tmp"
         with open(temporary, "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
@@ -95,14 +101,14 @@ class RunLog:
         if values.get("val_loss") is not None:
             self.say(self.validation_line(values))
 
-    def _append(self, row: list[str]) -> None:
-        """Rows that cannot be written (no space left, the folder gone) wait for the next one."""
-        self.waiting.append(row)
+    def _append(self, *rows: list[str]) -> None:
+        """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the end."""
+        self.waiting += rows
         try:
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 start = file.tell()
                 try:
-                    csv.writer(file, lineterminator="\n").writerows(self.waiting)
+                    csv.writer(file, lineterminator="\n").writerows(self.waiting if start else [COLUMNS, *self.waiting])
                     file.flush()
                 except OSError:
                     os.truncate(self.path, start)
@@ -127,5 +133,7 @@ class RunLog:
         return " · ".join(parts)
 
     def close(self) -> None:
+        if self.waiting:
+            self._append()
         if self.bar is not None:
             self.bar.close()

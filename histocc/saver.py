@@ -24,6 +24,7 @@ class Saver:
     def __init__(self, folder: str, keep: int, world: World, state: Callable[[int, dict], dict], say: Callable[[str], None]):
         self.folder, self.keep, self.world, self.state, self.say = folder, keep, world, state, say
         self.failed, self.waited, self.seconds = "", 0.0, 0.0
+        self.lost_best = False                       # the best checkpoint so far could not be written; whoever asks sets it back
         self._writing: threading.Thread | None = None
 
     def __call__(self, step: int, names: list[str], position: dict) -> None:
@@ -61,6 +62,7 @@ class Saver:
             self.failed = str(error) or type(error).__name__
         self.seconds = time.monotonic() - started
         if self.failed:
+            self.lost_best = self.lost_best or checkpoint.BEST in names
             self.say(f"WARNING: the checkpoint of step {step:,} could not be saved: {self.failed}. Training goes on, and "
                              "the next save is tried all the same.")
         else:

@@ -309,4 +309,4 @@ def _own_share(running: list[dict], world: World) -> dict | None:
         return None
     names = running[0]["sums"].keys()
     sums = {name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0 for name in names}
-    return {"sums": sums, "count": running[0]["count"], "seconds_data": 0.0}
+    return {"sums": sums, "count": running[0]["count"], "skipped": running[0].get("skipped", 0), "seconds_data": 0.0}

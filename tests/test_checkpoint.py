@@ -157,7 +157,7 @@ def test_find(tmp_path):
     assert checkpoint.find(str(tmp_path)) is None and not checkpoint.exists_in(str(tmp_path))
     assert checkpoint.find(str(tmp_path / "none")) is None
     (tmp_path / "best.bin").touch()
-    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "best.bin") and not checkpoint.exists_in(str(tmp_path))
+    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "best.bin") and checkpoint.exists_in(str(tmp_path))
     (tmp_path / "last.bin").touch()
     assert checkpoint.find(str(tmp_path)) == str(tmp_path / "last.bin") and checkpoint.exists_in(str(tmp_path))
     assert checkpoint.find(str(tmp_path), ("best.bin", "last.bin")) == str(tmp_path / "best.bin")

@@ -57,6 +57,9 @@ def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
     assert "the checkpoint to go on from lies on the node of rank 1 alone" in first
     whole, other = (torch.load(path, weights_only=True) for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin"))
     assert other["step"] == 2 and all(torch.equal(whole["model"][name], other["model"][name]) for name in whole["model"])
+    first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)      # what is replaced is so on every node
+    assert "Resuming" not in first and not (folders[1] / "run" / "last.bin").exists()
+    assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
 
 
 def test_other_data_on_a_node_and_no_data_are_named(folders):

@@ -1,6 +1,7 @@
 """logs.csv and the lines on the console."""
 
 import csv
+import os
 
 import pytest
 
@@ -143,3 +144,45 @@ def test_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
     (86399, "23h59m"), (86400, "1d00h"), (86400 * 3 + 4 * 3600 + 59, "3d04h")])
 def test_duration(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_row_that_is_to_be_written_again_is_not_kept(tmp_path):
+    log = RunLog(str(tmp_path), 9, bar=False)
+    for step in range(1, 6):
+        log.row({"step": step, "epoch": 0})
+    RunLog(str(tmp_path), 9, step=5, bar=False, again=True)
+    assert [row["step"] for row in csv.DictReader(open(tmp_path / "logs.csv"))] == ["1", "2", "3", "4"]
+    RunLog(str(tmp_path), 9, step=3, bar=False)
+    assert [row["step"] for row in csv.DictReader(open(tmp_path / "logs.csv"))] == ["1", "2", "3"]
+
+
+def test_a_log_that_was_deleted_begins_with_its_columns_again(tmp_path):
+    log = RunLog(str(tmp_path), 9, bar=False)
+    log.row({"step": 1, "epoch": 0})
+    os.remove(tmp_path / "logs.csv")
+    log.row({"step": 2, "epoch": 0})
+    assert [row["step"] for row in csv.DictReader(open(tmp_path / "logs.csv"))] == ["2"]
+
+
+def test_damaged_lines_are_left_out_and_counted(tmp_path, capsys):
+    log = RunLog(str(tmp_path), 9, bar=False)
+    for step in (1, 2, 3):
+        log.row({"step": step, "epoch": 0})
+    path = tmp_path / "logs.csv"
+    path.write_text(path.read_text().replace("\n2,", "\nx,")[:-4])
+    RunLog(str(tmp_path), 9, step=3, bar=False)
+    assert "2 damaged lines of" in capsys.readouterr().out
+    assert [row["step"] for row in csv.DictReader(open(path))] == ["1"]
+
+
+def test_rows_that_wait_are_written_at_the_end(tmp_path):
+    log = RunLog(str(tmp_path), 9, bar=False)
+    path = tmp_path / "logs.csv"
+    content = path.read_text()
+    path.unlink()
+    path.mkdir()
+    log.row({"step": 1, "epoch": 0})
+    path.rmdir()
+    path.write_text(content)
+    log.close()
+    assert [row["step"] for row in csv.DictReader(open(path))] == ["1"]

@@ -1,0 +1,97 @@
+"""Saving beside the training, what is left where it fails, and who may use a folder."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from histocc import checkpoint
+from histocc.boundary import Boundary, Meter
+from histocc.distributed import World
+from histocc.errors import UserError
+from histocc.run_lock import run_lock
+from histocc.saver import Saver
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def saver(tmp_path, said):
+    weights = torch.zeros(3)
+    made = Saver(str(tmp_path / "run"), 3, World(), lambda step, position: {"model": {"w": weights}, "step": step, **position}, said.append)
+    made.weights = weights
+    return made
+
+
+def test_what_is_written_is_what_was_there_when_it_was_asked_for(saver, said, monkeypatch):
+    write = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *args: (time.sleep(0.3), write(*args)))
+    started = time.monotonic()
+    saver(4, ["4.bin", "last.bin"], {})
+    assert time.monotonic() - started < 0.25                            # the disk is not waited for
+    saver.weights += 1
+    assert saver.finish() == "" and saver.seconds > 0.3 > saver.waited
+    state = torch.load(os.path.join(saver.folder, "4.bin"), weights_only=True)
+    assert state["step"] == 4 and state["model"]["w"].tolist() == [0, 0, 0]
+    assert said == [f"Saved 4.bin, last.bin of step 4: 0 MB, training waited {saver.waited:.2f} s of {saver.seconds:.2f} s"]
+
+
+def test_last_comes_first(saver, monkeypatch):
+    """So that a kill in the middle of a save leaves something to go on from under its name."""
+    def killed(source, path):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(checkpoint, "link_atomic", killed)
+    with pytest.raises(KeyboardInterrupt):
+        os.makedirs(saver.folder)
+        checkpoint.save(saver.folder, ["4.bin", "best.bin", "last.bin"], {"model": {}})
+    assert os.listdir(saver.folder) == ["last.bin"]
+
+
+def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkeypatch, said):
+    losses = iter([3.0, 1.0, 2.0, 2.5])
+    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=1, stop_step=9, save=saver, evaluate=lambda: {"val_loss": next(losses)})
+    write = checkpoint.save
+
+    def full(folder, names, state):
+        if state["step"] == 2:
+            raise OSError(28, "No space left on device")
+        write(folder, names, state)
+    monkeypatch.setattr(checkpoint, "save", full)
+    for step in (1, 2, 3, 4):
+        boundary(step, 0, 0.1)
+        saver.close()
+    assert "WARNING: the checkpoint of step 2 could not be saved: [Errno 28] No space left" in said[1]
+    assert torch.load(os.path.join(saver.folder, "best.bin"), weights_only=True)["step"] == 3 and boundary.best_val_loss == 2.0
+
+
+def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
+    reader, writer = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        with run_lock(str(tmp_path)):
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(writer, str(worker).encode())
+            time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(reader, 20))
+    try:
+        with pytest.raises(UserError, match=f"in use by another job: host .*, process {owner}, since"), run_lock(str(tmp_path)):
+            pass
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        with run_lock(str(tmp_path)):
+            pass
+        assert not (tmp_path / "run.lock").exists()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(UserError, match="cannot be written: Is a directory"), run_lock(str(tmp_path)):
+        pass
