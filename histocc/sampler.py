@@ -50,7 +50,8 @@ class BatchPlan:
 
     rows: observations of an epoch; total: observations of an optimizer step over all processes; processes;
     micro: most observations that one process takes through the model at once; groups: most micro-batches of similar
-    length into which a share is cut for the sake of less padding, each of `group_rows` observations or more on average.
+    length into which a share is cut for the sake of less padding: two from `group_rows` observations on, and as many as `group_rows`
+    goes into the share where that is more.
     """
 
     rows: int
@@ -80,7 +81,8 @@ class BatchPlan:
     def micro_batches(self, batch: int) -> int:
         """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
         share = -(-self.batch_rows(batch) // self.processes)
-        return self.accumulation(batch) + max(1, min(self.groups, share // self.group_rows)) - 1
+        groups = 1 if share < self.group_rows else max(2, share // self.group_rows)              # the first cut saves most
+        return self.accumulation(batch) + min(self.groups, groups) - 1
 
     def places(self, batch: int, rank: int) -> np.ndarray:
         """Which places of a global batch `rank` takes; int64, possibly empty. Every n-th of rows that are sorted by length, so
