@@ -18,6 +18,7 @@ from histocc.table_files import DELIMITERS
 
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
+    "compile": "torch.compile",
     "dry_run": "the dry run; --prepare-only checks the data, --max-steps 3 tries the training",
     "config": "configuration files",
     "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
@@ -33,7 +34,7 @@ MAY_DIFFER_ON_RESUME = {
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
-    "use_amp", "fp16", "bf16", "compile", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
+    "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
 
 
@@ -237,7 +238,7 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has")
     machine.add_argument("--profile", type=count, default=None, metavar="STEPS",
                          help="write where the time of so many steps went: profile.txt and trace.json in the save folder")
-    machine.add_argument("--compile", action="store_true", help="torch.compile the model: minutes at the start, faster steps on GPUs")
+    machine.add_argument("--compile", action="store_true", help="not available in this version")
 
 
 def table_problems(args: argparse.Namespace) -> list[str]:

@@ -243,8 +243,6 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     if first:
         model_io.load_first_weights(model, args, first, code_numbers(data), world)
     model.encoder.requires_grad_(not args.freeze_encoder)
-    if args.compile:
-        model.compile()
     return model, config
 
 
