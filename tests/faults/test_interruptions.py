@@ -228,7 +228,7 @@ def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
 
 def test_a_run_that_may_last_so_long_only(folder):
     job = Job(folder / "limited", epochs=500)
-    assert "Stopped by --stop-after" in job.run("--stop-after", 0.1)
+    assert "Stopped by --stop-after" in job.run("--stop-after", 0.05)
 
 
 def test_a_folder_is_used_by_one_job_at_a_time(folder):
