@@ -147,7 +147,7 @@ class Boundary:
         """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks only now and then, since
         looking waits for the device: such steps change nothing, so nothing is lost."""
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
-        self.worst_in_row = torch.maximum(self.bad_in_row, self.worst_in_row) if torch.is_tensor(self.worst_in_row) else self.bad_in_row
+        self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
         if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
             raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} steps in a row (--max-bad-steps). They "
                                 "changed nothing, and the last checkpoint is good. Lower --learning-rate, or look for damaged "

@@ -365,8 +365,8 @@ class CanineEncoder(nn.Module):
         published model's 128 positions are; S is then a multiple of the block (4) and below the local stride.
         Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights; rows of padding alone give
         finite values. Real positions do not depend on S where the block that holds the second position after the
-        last real one is there and followed by another one (by `padding_follows`, if need be), and where S, if more than the local stride (128), is a multiple
-        of it. Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
+        last real one is there and followed by another one (by `padding_follows`, if need be), and where S, if more than the
+        local stride (128), is a multiple of it. Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
         of another shape.
         """
         rate = self.config.downsampling_rate

@@ -1,7 +1,7 @@
 """From an encoded text to token sequences."""
 
 from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import Iterable, Iterator, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,17 +52,20 @@ def greedy(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tens
 def greedy_sorted(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int, *, max_codes: int,
                   block_size: int) -> GreedyResult:
     """As `greedy`, in batches of rows of similar length, each as wide as its longest row asks for; results in the given order."""
-    parts = [greedy(model, ids, mask, max_codes=max_codes, block_size=block_size) for ids, mask in by_length(model, input_ids, attention_mask, batch_size)]
-    back = torch.argsort(order_by_length(attention_mask))
+    order = order_by_length(attention_mask)
+    parts = [greedy(model, ids, mask, max_codes=max_codes, block_size=block_size)
+             for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))]
+    back = torch.argsort(order)
     return GreedyResult(*(torch.cat(values)[back] for values in zip(*parts)))
 
 
 def flat_sorted(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int) -> Tensor:
     """Probabilities of the linear decoder, float [B, classes], worked out in batches of rows of similar length."""
+    order = order_by_length(attention_mask)
     with evaluating(model):
         parts = [widened(model.classify(model.encode(ids, mask)[1])).sigmoid()
-                 for ids, mask in by_length(model, input_ids, attention_mask, batch_size)]
-    return torch.cat(parts)[torch.argsort(order_by_length(attention_mask))]
+                 for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))]
+    return torch.cat(parts)[torch.argsort(order)]
 
 
 def order_by_length(attention_mask: Tensor) -> Tensor:
@@ -70,13 +73,12 @@ def order_by_length(attention_mask: Tensor) -> Tensor:
     return torch.argsort(attention_mask.sum(1), stable=True)
 
 
-def by_length(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids, mask) of batches in the order of `order_by_length`, cut to the width that their longest row asks for."""
-    order, lengths = order_by_length(attention_mask), attention_mask.sum(1)
-    for rows in order.split(batch_size):
+def in_order(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids, mask) of batches of rows that `order_by_length` gave, cut to the width that their last, longest row asks for."""
+    for rows in batches:
         width = input_ids.shape[1]
         if model.memory_mask:
-            width = min(width, padded_width(int(lengths[rows[-1]]) - 2, width))
+            width = min(width, padded_width(int(attention_mask[rows[-1]].sum()) - 2, width))
         yield input_ids[rows, :width], attention_mask[rows, :width]
 
 

@@ -41,11 +41,16 @@ def own_checkpoint(file: str) -> dict:
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
                         f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
+    check_whole(file, state)
+    return state
+
+
+def check_whole(file: str, state: dict) -> None:
+    """Raises UserError where something is missing that a checkpoint of histocc has."""
     wrong = [name for name in ("model", "config", "formatter", "key", "args", "rng", "position")
              if not isinstance(state.get(name), dict)]
     if wrong:
         raise UserError(f"{file}: is not a whole checkpoint: {', '.join(wrong)} missing or of another type")
-    return state
 
 
 def newest_good(folder: str) -> tuple[str, dict, list[str]]:
@@ -153,11 +158,10 @@ def first_weights(args: argparse.Namespace) -> dict:
     A published mixer was trained with a decoder that looks at padding too; it keeps that unless --memory-mask.
     """
     file = initial_file(args)
-    if not file.endswith(".safetensors"):
-        state = checkpoint.load_plain(file)
-        if state.get("format") == checkpoint.FORMAT:
-            state = own_checkpoint(file)
-            return {"model": state["model"], "key": state["key"], "config": state["config"], "what": "a checkpoint of histocc"}
-    found = published.read(file)
+    state = published.load_content(file)
+    if state.get("format") == checkpoint.FORMAT:
+        check_whole(file, state)
+        return {"model": state["model"], "key": state["key"], "config": state["config"], "what": "a checkpoint of histocc"}
+    found = published.read(file, state)
     config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
     return {**found.as_checkpoint(), "config": config, "what": published.KINDS[found.kind]}

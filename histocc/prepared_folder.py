@@ -111,7 +111,7 @@ def _lock(root: str, say: Callable[[str], None], check: Callable[[], None]):
             continue
         except OSError:
             locked = False
-        if not locked or _is_same_file(handle, path):
+        if not locked or is_same_file(handle, path):
             break
         os.close(handle)                             # its owner has removed it: lock the new one
     try:
@@ -122,7 +122,7 @@ def _lock(root: str, say: Callable[[str], None], check: Callable[[], None]):
         os.close(handle)
 
 
-def _is_same_file(handle: int, path: str) -> bool:
+def is_same_file(handle: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:

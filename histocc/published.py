@@ -53,9 +53,10 @@ def from_hub(name: str) -> str:
                         f"({str(error).strip().splitlines()[0][:200]})") from None
 
 
-def read(file: str) -> Published:
-    """What a file of weights holds. Raises UserError where it is none of KINDS, names what it holds instead, and never runs code."""
-    content = read_safetensors(file) if file.endswith(".safetensors") else checkpoint.load_plain(file)
+def read(file: str, content: dict | None = None) -> Published:
+    """What a file of weights holds; content: where it is loaded already. Raises UserError where it is none of KINDS, names what it holds instead, and never runs code."""
+    if content is None:
+        content = load_content(file)
     key = content.get("key") if isinstance(content.get("key"), dict) else {}
     weights = content["model"] if isinstance(content.get("model"), dict) else content
     weights = {name.removeprefix("module."): value for name, value in weights.items() if isinstance(value, torch.Tensor)}
@@ -64,6 +65,10 @@ def read(file: str) -> Published:
         key = {str(code): number for number, code in key.items()}
     return Published(kind, weights, {str(code): int(number) for code, number in sorted(key.items(), key=lambda item: int(item[1]))},
                      sizes(file, weights))
+
+
+def load_content(file: str) -> dict:
+    return read_safetensors(file) if file.endswith(".safetensors") else checkpoint.load_plain(file)
 
 
 def read_safetensors(file: str) -> dict:

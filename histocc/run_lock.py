@@ -8,6 +8,7 @@ import os
 import socket
 
 from histocc.errors import UserError
+from histocc.prepared_folder import is_same_file
 
 NAME = "run.lock"
 
@@ -49,9 +50,8 @@ def _take(folder: str, path: str) -> int:
             raise UserError(f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder") from None
         except OSError:                              # no locks here
             return handle
-        with contextlib.suppress(OSError):
-            if os.fstat(handle).st_ino == os.stat(path).st_ino:
-                return handle
+        if is_same_file(handle, path):
+            return handle
         os.close(handle)                             # its owner has just removed it: take the new one
 
 
