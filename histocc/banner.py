@@ -9,6 +9,9 @@ from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.sampler import BatchPlan
 
+PARALLEL = {"ddp": "DDP (each process holds the whole model)",
+            "fsdp": "FSDP (each process holds a share of weights, gradients and optimizer state)"}
+
 
 def say_banner(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module,
                plan: BatchPlan, files: list[str], total_steps: int, warmup_steps: int, rate: float,
@@ -32,6 +35,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         f"Number of GPUs: {world.size if gpu else 0}",
         f"Nodes: {world.nodes}",
         f"Backend: {world.backend or 'none (one process)'}",
+        f"Parallel: {PARALLEL[args.parallel] if world.backend else 'none (one process)'}",
         f"Available GPUs: {visible}{names}",
         f"Threads per process: {torch.get_num_threads()}",
         f"Dataset: {', '.join(files)} ({len(data.train):,} rows for training, {len(data.val):,} for validation)",

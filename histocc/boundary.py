@@ -9,6 +9,7 @@ from torch import Tensor
 
 from histocc.distributed import World
 from histocc.errors import TrainingError
+from histocc.parallel import PeerWait
 from histocc.profiling import phase
 
 
@@ -18,7 +19,7 @@ GPU_LOOKS_EVERY = 10          # steps
 class Meter:
     """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
 
-    def __init__(self, samples: int = 0, state: dict | None = None):
+    def __init__(self, samples: int = 0, state: dict | None = None, peers: PeerWait | None = None):
         self.samples = samples                       # observations of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
         self.count: Tensor | float = state["count"] if state else 0              # observations of all ranks since the last row
@@ -26,10 +27,12 @@ class Meter:
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0   # steps since the last row
         self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
+        self.peers = peers or PeerWait()
         self.restart_clock()
 
     def restart_clock(self) -> None:
         self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
+        self.timed_peers = self.peers.seconds
 
     def state(self) -> dict:
         return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": int(self.count),
@@ -67,12 +70,13 @@ class Meter:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
         elapsed = time.perf_counter() - self.timed_from
         waited = self.seconds_data - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
+        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited, "_peers": self.peers.seconds - self.timed_peers})
         count = int(self.count)
         row = {f"train_{name}": total[name] / count for name in self.sums if count}
         row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
                 "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
                 "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
+               "peer_share": min(1.0, total["_peers"] / world.size / max(elapsed, 1e-9)) if self.peers.measures else None,
                 "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
         self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
@@ -97,10 +101,12 @@ class Boundary:
         self.evaluate, self.save, self.log = evaluate, save, log
         self.best_val_loss, self.best_before, self.bad_in_row, self.worst_in_row = best_val_loss, best_val_loss, bad_in_row, 0
         self.check_interval, self.checksum = check_interval, checksum
+        self.validated: tuple[int, float] | None = None                          # step and end of the last validation, or start
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
+        self.validated = self.validated or (step - 1, self.meter.timed_from)
         if self.checksum is not None and _due(step, self.check_interval):
             self._check_replicas(step)
         last = step == self.stop_step
@@ -111,7 +117,7 @@ class Boundary:
         if evaluates or last or _due(step, self.log_interval):
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
-            found = self.evaluate() if evaluates else {}
+            found = self._validate(step) if evaluates else {}
             if found is None:                        # stopped: whoever goes on evaluates again, and then writes this row
                 self.meter.restore(open_row)
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
@@ -125,6 +131,20 @@ class Boundary:
             self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
         if names or evaluates:
             self.meter.restart_clock()               # evaluating and saving are not training time
+
+    def _validate(self, step: int) -> dict | None:
+        """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one before that this is."""
+        started = time.perf_counter()
+        found = self.evaluate()
+        now = time.perf_counter()
+        if found is None:
+            return None
+        found = {**found, "seconds_val": now - started}
+        before, since = self.validated
+        if _due(step, self.eval_interval):
+            found |= {"val_share": (now - started) / (now - since), "val_steps": step - before}
+        self.validated = step, now
+        return found
 
     def _is_best(self, val_loss: float) -> bool:
         """Whether no checkpoint that was written has a lower loss. All ranks."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.layers import Dropout, attend, project_together
+from histocc.layers import Dropout, attend, project_together, whole_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
@@ -164,8 +164,8 @@ class CharEmbeddings(nn.Module):
     @staticmethod
     @torch.no_grad()
     def into_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
-        """Trained rows go back to their places in the tables of a state dict."""
-        trained, positions = state.pop(prefix + "trained_rows"), state.pop(prefix + "trained_positions")
+        """Trained rows go back to their places in the tables of a state dict. Where processes share them out (FSDP): all ranks."""
+        trained, positions = (whole_tensor(state.pop(prefix + name)) for name in ("trained_rows", "trained_positions"))
         for i, (bucket, part) in enumerate(zip(module.row_numbers, trained.split([len(bucket) for bucket in module.row_numbers]))):
             name = f"{prefix}HashBucketCodepointEmbedder_{i}.weight"
             state[name] = state[name].clone().index_copy_(0, bucket.to(part.device), part)

@@ -1,4 +1,4 @@
-"""The processes of a run: who this process is, and everything the processes say to each other outside DDP.
+"""The processes of a run: who this process is, and everything the processes say to each other outside DDP and FSDP.
 
 This is the only module that reads RANK, LOCAL_RANK and WORLD_SIZE, and the only one that calls a collective.
 All of it works in one process too, where it costs nothing.
@@ -333,30 +333,6 @@ def current_world(device: torch.device | str = "cpu") -> World:
     return World(dist.get_rank(), int(os.environ.get("LOCAL_RANK") or 0), dist.get_world_size(),
                  int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size()), torch.device(device),
                  dist.get_backend())
-
-
-def wrap(model: torch.nn.Module, world: World) -> torch.nn.Module:
-    """`model` on the device of `world`, in DDP where there are other processes. Keep it inside a function.
-
-    Raises nothing of its own. Gradients are averaged over the processes after each backward pass.
-    """
-    model = model.to(world.device)
-    if not world.backend or not any(p.requires_grad for p in model.parameters()):
-        return model
-    return torch.nn.parallel.DistributedDataParallel(
-        model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True)
-
-
-def unwrap(model: torch.nn.Module) -> torch.nn.Module:
-    """The model inside DDP, or `model` itself."""
-    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-
-
-def no_sync(model: torch.nn.Module, sync: bool) -> contextlib.AbstractContextManager:
-    """Holds DDP's all-reduce back while micro-batches are still to come (`sync` False)."""
-    if sync or not isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        return contextlib.nullcontext()
-    return model.no_sync()
 
 
 @contextlib.contextmanager

@@ -24,12 +24,13 @@ from histocc.boundary import StopPoll
 from histocc.counter_rng import derived_seed
 from histocc.dataset import BatchLoader, MicroBatches
 from histocc.descriptions import load_descriptions
-from histocc.distributed import World, wrap
+from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job_data import refuse_other_arguments
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
+from histocc.parallel import is_sharded, load_optimizer_state, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
 from histocc.run_lock import run_lock
@@ -120,7 +121,6 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     resumed = find_resumable(args, world, data)
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
-
     if isinstance(args.batch_size, AutoBatchSize):
         choose_batch_size(args, world, data, formatter, config, raw_model, precision)
     plan = batch_plan(args, len(data.train), world)
@@ -137,12 +137,12 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
 
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
-    model = wrap(raw_model, world)
+    model = wrap(raw_model, world, args.parallel)
     engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision)
     optimizer = make_optimizer(args, raw_model, schedule.rate)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
-        restore(resumed, raw_model, optimizer, scheduler, precision)
+        restore(resumed, optimizer, scheduler, precision)
     if args.overwrite and not resumed:
         world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
     if world.is_main:
@@ -154,13 +154,13 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
                         (resumed or {}).get("position", {}).get("run") or uuid.uuid4().hex)
     save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
     say_start(args, world, resumed, step, plan)
-    step_done, ends = log.step, contextlib.ExitStack()
-    ends.callback(save.close)
-    if args.profile and world.is_main:
-        profiler = StepProfiler(args.profile, args.save_path, world.device, log.say)
-        step_done = lambda: (log.step(), profiler.step_done())
-        ends.callback(profiler.close)
-    with ends:
+    with contextlib.ExitStack() as ends:
+        ends.callback(save.close)
+        step_done = log.step
+        if args.profile and world.is_main:
+            profiler = StepProfiler(args.profile, args.save_path, world.device, log.say)
+            step_done = lambda: (log.step(), profiler.step_done())
+            ends.callback(profiler.close)
         step = engine.train(
             model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
             args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
@@ -174,9 +174,9 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in loaders)
 
 
-def restore(resumed: dict, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
-    model.load_state_dict(resumed["model"])
-    optimizer.load_state_dict(resumed["optimizer"])
+def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
+    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out. All ranks."""
+    load_optimizer_state(optimizer, resumed["optimizer"])
     scheduler.load_state_dict(resumed["scheduler"])
     precision.load_state(resumed.get("scaler"))
 
@@ -228,8 +228,8 @@ def advice_on_memory(args: argparse.Namespace, world: World):
 
 def make_model(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
                resumed: dict | None) -> tuple[torch.nn.Module, dict]:
-    """(model, its config): the first weights are random or those of --initial-checkpoint; a resumed run loads its own
-    later. Sets args.model_size."""
+    """(model, its config): the first weights are random, those of --initial-checkpoint, or those of the run that goes
+    on. Sets args.model_size."""
     first = None
     if args.initial_checkpoint and not resumed:
         here = {}
@@ -240,6 +240,8 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
     model = model_io.build_model(config, formatter, len(data.codes), args.dropout)
     model.to(Precision.of(args, world.device).dtype)
+    if resumed:
+        model.load_state_dict(resumed["model"])
     if first:
         model_io.load_first_weights(model, args, first, code_numbers(data), world)
     model.encoder.requires_grad_(not args.freeze_encoder)
@@ -257,7 +259,8 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
 
 def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict, plan: BatchPlan,
                 model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision, run: str) -> Callable[[int, dict], dict]:
-    """What makes the content of a checkpoint out of (step, position). All ranks. run: what all checkpoints of a run have in common."""
+    """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank 0 alone. All ranks. run: what
+    all checkpoints of a run have in common."""
     fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
@@ -265,9 +268,11 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
              "launchers": sorted(set(world.gather(world.launcher))), "run": run}
 
     def state(step: int, position: dict) -> dict:
+        if not (world.is_main or is_sharded(model)):
+            return {}
         epoch, batch = divmod(step, plan.steps_per_epoch)
-        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-                "scaler": precision.state(), "step": step, **fixed,
+        weights = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=world.is_main)
+        return {**weights, "scheduler": scheduler.state_dict(), "scaler": precision.state(), "step": step, **fixed,
                 "position": {"epoch": epoch, "batch": batch, **facts, **position}}
     return state
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import math
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc", "skipped_steps")
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
+VALIDATION_SHARE = 0.05       # of the time; where it takes more, and some seconds, an interval is named that would keep it
+VALIDATION_SECONDS = 5.0
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
 
@@ -40,7 +43,7 @@ class RunLog:
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
-        self.bar, self.waiting = None, []
+        self.bar, self.waiting, self.hinted = None, [], False
         if self.path:
             self._start_file(step - again)
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
@@ -100,6 +103,14 @@ class RunLog:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
             self.say(self.validation_line(values))
+        self._hint_at_interval(values)
+
+    def _hint_at_interval(self, values: dict) -> None:
+        took, share, steps = (values.get(name) for name in ("seconds_val", "val_share", "val_steps"))
+        if share and share > VALIDATION_SHARE and took > VALIDATION_SECONDS and not self.hinted:
+            self.hinted = True
+            enough = math.ceil(steps * share / (1 - share) * (1 - VALIDATION_SHARE) / VALIDATION_SHARE)
+            self.say(f"Note: {share:.0%} of the time goes into validation; with --eval-interval {enough:,} it would be {VALIDATION_SHARE:.0%}")
 
     def _append(self, *rows: list[str]) -> None:
         """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the end."""
@@ -123,6 +134,8 @@ class RunLog:
                  f"lr {values['lr']:.2e}"]
         if values.get("samples_per_sec"):
             parts += [f"{values['samples_per_sec']:,.0f} samples/s", f"waiting for data {values['data_share']:.0%}"]
+        if values.get("peer_share") is not None:
+            parts.append(f"for other processes {values['peer_share']:.0%}")
         return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
 
     @staticmethod
@@ -130,6 +143,8 @@ class RunLog:
         parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
         parts += [f"{name} {values[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc")
                   if values.get(name) is not None]
+        if values.get("seconds_val") is not None:
+            parts.append(f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s")
         return " · ".join(parts)
 
     def close(self) -> None:

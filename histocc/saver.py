@@ -17,7 +17,7 @@ class Saver:
     The others do not wait at all, and rank 0 waits for the disk only where the save before has not ended. A save that fails is
     said loudly and does not end the run: the next one may succeed. `close` waits for the last one; call it however the training ends.
 
-    state: makes what to save out of (step, position), a nested dict with tensors. failed: the error of the last save, "" where it succeeded; waited: seconds
+    state: makes what to save out of (step, position), a nested dict with tensors, on rank 0; called on all ranks. failed: the error of the last save, "" where it succeeded; waited: seconds
     that the last save kept the training, for the copy and for the save before it; seconds: what it took altogether.
     """
 
@@ -29,11 +29,12 @@ class Saver:
 
     def __call__(self, step: int, names: list[str], position: dict) -> None:
         self.world.did(f"saving at step {step:,}")
-        if not self.world.is_main:
-            return
         started = time.monotonic()
         self.close()
-        copy = checkpoint.to_cpu(self.state(step, position), copy=True)
+        state = self.state(step, position)
+        if not self.world.is_main:
+            return
+        copy = checkpoint.to_cpu(state, copy=True)
         self.waited = time.monotonic() - started
         self._writing = threading.Thread(target=self._write, args=(step, names, copy, started), name="saving")
         self._writing.start()

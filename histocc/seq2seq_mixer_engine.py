@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from histocc import metrics
 from histocc.decoding import evaluating, greedy_from_memory
 from histocc.boundary import Boundary, Meter, StopPoll
-from histocc.distributed import World, current_world, no_sync, unwrap
+from histocc.distributed import World, current_world
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.layers import whole_tensor
+from histocc.parallel import PeerWait, is_sharded, is_wrapped, no_sync, unwrap, whole_weights
 from histocc.precision import LEAST_SCALE, Precision
 from histocc.profiling import phase
 from histocc.run_log import RunLog
@@ -70,13 +72,13 @@ def weighted_sums(losses: dict[str, Tensor], weights: Tensor | None) -> dict[str
 
 
 def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World, precision: Precision | None = None) -> None:
-    """Two throw-away passes through DDP, before weights, optimizer and random state are set. All ranks.
+    """Two throw-away passes through DDP or FSDP, before optimizer and random state are set. All ranks.
 
     DDP lays its buckets out anew after its first step, so a run that is resumed would sum the gradients of more than
     two ranks in another order than one that was never interrupted. After this the layout no longer depends on when the
-    process started. It costs two micro-batches at every start.
+    process started. It costs two micro-batches at every start. FSDP finds out in its first pass which module is the outermost.
     """
-    if unwrap(model) is model:
+    if not is_wrapped(model):
         return
     batch, precision = to_device(data_loader.dataset[(0, 0)][0], world.device), precision or Precision("float32", world.device)
     for _ in range(2):
@@ -131,6 +133,7 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             meter.add(add_gradients(model, batch, loss_fn, precision, world.size / observations))
         if not opens_step:
             continue
+        meter.peers.backward_done()
         with phase("optimizer"):
             norm, done, bad = optimizer_step(model, optimizer, precision)
         meter.add_step(observations, norm, done, bad)
@@ -142,7 +145,6 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             step_done()
         with phase("log, validation, saving"):
             boundary(current_step, epoch, learning_rate)
-        model.train()
     return current_step
 
 
@@ -174,12 +176,12 @@ def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision
 
     Returns the norm before clipping, whether the step was taken, and whether it was bad: not finite, and not because the
     scaler of fp16 is still looking for its scale. All 0-d, on the device: nothing here waits for it where the optimizer can skip
-    by itself (torch's fused ones). After DDP the norm is the same on all ranks, so all of them skip together.
+    by itself (torch's fused ones). After DDP and FSDP the norm is the same on all ranks, so all of them skip together.
     """
     scaler = precision.scaler
     if scaler is not None:
         scaler.unscale_(optimizer)
-    norm = nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], CLIP_NORM)
+    norm = whole_tensor(nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], CLIP_NORM))
     done = torch.isfinite(norm)
     if scaler is not None:
         bad = ~done & (scaler._scale <= LEAST_SCALE)
@@ -211,7 +213,7 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     raw_model, precision = unwrap(model), precision or Precision("float32", device)
     totals: dict[str, Tensor | float] = {}
     world.did("validation")
-    with evaluating(raw_model):
+    with evaluating(raw_model), whole_weights(raw_model):
         for batch in data_loader:
             if stop is not None and stop():
                 return None
@@ -276,12 +278,13 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
     steps_per_epoch = steps_per_epoch or len(loader)
     position = position or {}
     running = position.get("running") or []
-    meter = Meter(position.get("samples", 0), _own_share(running, world))
+    meter = Meter(position.get("samples", 0), _own_share(running, world), PeerWait(model, device))
     boundary = Boundary(
         world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
-        bad_in_row=position.get("bad_in_row", 0), check_interval=check_interval, checksum=lambda: checksum(unwrap(model)), evaluate=None if loader_val is None else
+        bad_in_row=position.get("bad_in_row", 0), check_interval=None if is_sharded(model) else check_interval,
+        checksum=lambda: checksum(unwrap(model)), evaluate=None if loader_val is None else
         lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, precision=precision, world=world))
     if position.get("unfinished"):
         boundary(**position["unfinished"])
@@ -297,6 +300,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
             break
         if current_step == before:
             raise TrainingError("the data loader gave no batch")
+    meter.peers.close()
     return current_step
 
 

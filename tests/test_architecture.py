@@ -19,7 +19,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling"},
-    {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
+    {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
@@ -84,12 +84,14 @@ def test_nothing_imports_a_script():
 
 
 def test_one_module_knows_the_processes():
-    """The launcher's variables, and collectives."""
+    """The launcher's variables, and collectives; another one knows how a model is wrapped."""
     def knows(tree) -> bool:
         return any(full.startswith("torch.distributed") for full in imports(tree)) or any(
             isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
             or isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed" for node in ast.walk(tree))
-    assert [name for name, tree in TREES.items() if knows(tree)] == ["distributed"]
+    assert [name for name, tree in TREES.items() if knows(tree)] == ["distributed", "parallel"]
+    assert {full for full in imports(TREES["parallel"]) if full.startswith("torch.distributed")} == {
+        "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.fsdp.fully_shard", "torch.distributed.tensor.distribute_tensor"}
 
 
 def test_no_room_is_too_large():

@@ -202,14 +202,6 @@ def test_collectives_of_one_process():
     assert world.main_first("prepare", lambda: "done") == "done"
 
 
-def test_wrap_of_one_process():
-    model = torch.nn.Linear(2, 2)
-    wrapped = distributed.wrap(model, World())
-    assert wrapped is model is distributed.unwrap(wrapped)
-    with distributed.no_sync(wrapped, sync=False):
-        pass
-
-
 # ---- work that rank 0 does first, on a store without processes
 
 def ranks_do(work, size: int = 3):

@@ -118,6 +118,22 @@ def test_validation_line(tmp_path, capsys):
                                        "flat_acc 33.3%\n")
 
 
+def test_long_validations_are_said_with_an_interval_that_would_do(tmp_path, capsys):
+    """1,000 steps took 80 s and the validation 20 s: 19 times as long as it, 380 s, are 4,750 steps."""
+    log = RunLog(str(tmp_path), 50000)
+    for step, took, share in ((1000, 4.0, 0.2), (2000, 20.0, 0.04), (3000, 20.0, 0.2), (4000, 20.0, 0.2)):
+        log.row({"step": step, "epoch": 2, **VALIDATION, "seconds_val": took, "val_share": share, "val_steps": 1000})
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "Note" in line] == ["Note: 20% of the time goes into validation; with --eval-interval 4,750 it would be 5%"]
+    assert said[0].endswith("flat_acc 33.3% · took 4s") and said.index(said[-2]) == 3
+
+
+def test_waiting_for_other_processes_is_said_where_it_was_measured(tmp_path, capsys):
+    log = RunLog(str(tmp_path), 5000, step=1100)
+    log.row({**VALUES, "peer_share": 0.126})
+    assert "waiting for data 3% · for other processes 13% · " in capsys.readouterr().out
+
+
 def test_row_with_both_says_both(tmp_path, capsys):
     log_with(tmp_path, 1200)
     train, validation = capsys.readouterr().out.splitlines()

@@ -30,21 +30,27 @@ def curves(files, tmp_path_factory):
             "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
             "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),                       # the legacy launcher
             "three": (3, False, ["--global-batch-size", 12, "--batch-size", 3, "--length-groups", 2]),
-            "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128])}
+            "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128]),
+            "sharded": (3, False, ["--parallel", "fsdp", "--max-steps", 4, "--global-batch-size", 12, "--batch-size", 2])}
     outputs = {name: run(TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy)
                for name, (processes, legacy, flags) in ways.items()}
+    outputs["ddp after fsdp"] = run(TRAIN_MIXER, *common, "--global-batch-size", 12, "--batch-size", 6, "--max-steps", 8, "--save-dir",
+                                    folder / "sharded", processes=2)
+    outputs["fsdp after ddp"] = run(TRAIN_MIXER, *common, "--global-batch-size", 12, "--batch-size", 6, "--parallel", "fsdp", "--save-dir",
+                                    folder / "sharded", processes=2)
     return folder, outputs
 
 
 class TestAnyNumberOfProcesses:
     """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In one
-    process the rows of a step stay together, in the others they are cut into micro-batches of similar length."""
+    process the rows of a step stay together, in the others they are cut into micro-batches of similar length. "sharded"
+    trains in three processes with FSDP, goes on in two with DDP, and ends in two with FSDP."""
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four"])
+    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four", "sharded"])
     def test_losses_are_those_of_one_process(self, curves, other):
         assert greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four"])
+    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four", "sharded"])
     def test_accuracies_samples_and_rates_are_equal(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
         assert [[row[name] for name in FIGURES] for row in rows] == [[row[name] for name in FIGURES] for row in others]
@@ -72,27 +78,43 @@ class TestAnyNumberOfProcesses:
         assert {"last.bin", "best.bin", "args.json", "logs.csv", "key.csv", "rejected_rows.csv", "prepared"} <= set(
             os.listdir(folder / "four"))
 
-    def test_checkpoint_is_plain_and_enough(self, curves):
-        state = torch.load(curves[0] / "four" / "last.bin", weights_only=True)
+    def test_the_log_says_how_long_processes_waited_for_each_other(self, curves):
+        assert "for other processes" in curves[1]["four"] and "for other processes" not in curves[1]["one"]
+
+    def test_how_the_model_is_spread_is_said(self, curves):
+        assert "Parallel: FSDP" in curves[1]["sharded"] and "Parallel: DDP" in curves[1]["ddp after fsdp"]
+        assert "Resuming from step 4" in curves[1]["ddp after fsdp"] and "Resuming from step 8" in curves[1]["fsdp after ddp"]
+
+    def test_checkpoints_of_sharded_weights_are_whole(self, curves):
+        """Names, shapes and values; in Adam's second moments, which are tiny, the last digits count less."""
+        one, sharded = (torch.load(curves[0] / name / "last.bin", weights_only=True) for name in ("one", "sharded"))
+        assert one["model"].keys() == sharded["model"].keys() and one["optimizer"]["state"].keys() == sharded["optimizer"]["state"].keys()
+        torch.testing.assert_close(sharded["model"], one["model"], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(sharded["optimizer"]["state"], one["optimizer"]["state"], rtol=1e-6, atol=1e-12)
+
+    @pytest.mark.parametrize("name", ["four", "sharded"])
+    def test_checkpoint_is_plain_and_enough(self, curves, name):
+        state = torch.load(curves[0] / name / "last.bin", weights_only=True)
         assert {"model", "optimizer", "scheduler", "step", "key", "format", "config", "formatter", "system", "languages",
                 "args", "rng", "position"} <= state.keys()
         assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
         assert not any(name.startswith("module.") for name in state["model"])
-        best = torch.load(curves[0] / "four" / "best.bin", weights_only=True)
-        validated = {row["step"]: row["val_loss"] for row in read_logs(curves[0] / "four") if row["val_loss"] is not None}
+        best = torch.load(curves[0] / name / "best.bin", weights_only=True)
+        validated = {row["step"]: row["val_loss"] for row in read_logs(curves[0] / name) if row["val_loss"] is not None}
         assert best["step"] == min(validated, key=validated.get)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[(2, "ddp"), (4, "ddp"), (3, "fsdp")], ids=lambda param: f"{param[0]} {param[1]}")
 def runs(request, files, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(f"resume{request.param}")
+    processes, mode = request.param
+    folder = tmp_path_factory.mktemp("resume")
     common = [*files, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", 3, "--batch-size",
-              12 // request.param, "--log-interval", 2, "--eval-interval", 4, "--save-interval", 1000,
-              "--learning-rate", 1e-3]
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=request.param)
-    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=request.param)
-    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=request.param)
-    return folder, output, common, request.param
+              12 // processes, "--log-interval", 2, "--eval-interval", 4, "--save-interval", 1000,
+              "--learning-rate", 1e-3, "--parallel", mode]
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
+    run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=processes)
+    output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=processes)
+    return folder, output, common, processes
 
 
 class TestGoingOn:

@@ -148,7 +148,7 @@ from histocc import cli
 sys.path[:0] = [{tests!r}, {faults!r}]
 from test_bad_steps import BadAt, batch
 from histocc import model_io
-from histocc.distributed import wrap
+from histocc.parallel import wrap
 from histocc.formatter import hisco_blocky5
 from histocc.lr_schedule import linear_schedule
 

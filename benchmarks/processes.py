@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""How much training gains from processes: one process with all cores against processes with a core each, same total batch.
+
+    python benchmarks/processes.py                     # size small, 64 observations a step, on two cores
+    python benchmarks/processes.py --processes 4 --size base
+
+Whole runs of train_mixer.py take turns; what counts is the median rate of their logs after the first row. Prints a table and one JSON line.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from histocc.sample.files import write
+from histocc.sample.generate import rows
+
+EVERY = 5                     # steps a row of the log
+
+
+def rate(folder: Path, processes: int, threads: int, flags: list) -> float:
+    """Samples per second over all processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    run = folder / "run"
+    command = [sys.executable, *launcher, str(REPO / "train_mixer.py"), *["--distributed"] * (processes > 1), "--train-data", folder / "train.csv",
+               "--val-data", folder / "val.csv", "--formatter", "hisco", "--language-col", "lang", "--device", "cpu", "--save-dir", run,
+               "--log-interval", EVERY, "--eval-interval", 10**9, "--save-interval", 10**9, "--overwrite", *flags]
+    done = subprocess.run(list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    with open(run / "logs.csv", encoding="utf-8", newline="") as file:
+        rates = [float(row["samples_per_sec"]) for row in csv.DictReader(file)]
+    return statistics.median(rates[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--size", default="small", choices=("tiny", "small", "base"))
+    parser.add_argument("--batch", type=int, default=64, help="observations over all processes, before accumulation")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=25, help="of each run; a quarter of them with accumulation")
+    args = parser.parse_args()
+    ways = {"ddp": (1, ["--parallel", "ddp"]), "ddp, accumulation 4": (4, ["--parallel", "ddp"]), "fsdp": (1, ["--parallel", "fsdp"])}
+    found = {name: {"one": [], "many": []} for name in ways}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(rows(12_000, 1), str(folder / "train.csv"))
+        write(rows(16, 2), str(folder / "val.csv"))
+        for _ in range(args.rounds):
+            for way, (accumulation, flags) in ways.items():
+                common = [*flags, "--model-size", args.size, "--accumulate-steps", accumulation, "--max-steps", max(3 * EVERY, args.steps // accumulation)]
+                found[way]["one"].append(rate(folder, 1, args.processes, [*common, "--batch-size", args.batch]))
+                found[way]["many"].append(rate(folder, args.processes, 1, [*common, "--batch-size", args.batch // args.processes]))
+    print(f"size {args.size}, {args.batch} observations over all processes, {args.processes} cores; samples/s, median of {args.rounds} runs each")
+    print(f"{'':22} {'one process':>12} {f'{args.processes} processes':>12} {'ratio':>6}")
+    for way, rates in found.items():
+        one, many = (statistics.median(values) for values in rates.values())
+        print(f"{way:22} {one:12.1f} {many:12.1f} {many / one:6.2f}")
+    print(json.dumps({"size": args.size, "batch": args.batch, "processes": args.processes, "samples_per_sec": found}))
+
+
+if __name__ == "__main__":
+    main()

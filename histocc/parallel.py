@@ -1,0 +1,157 @@
+"""How a model is spread over the processes: a whole copy on each (DDP), or a share of every tensor on each (FSDP2).
+
+In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole everywhere.
+"""
+
+import contextlib
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from histocc.distributed import World
+from histocc.layers import is_share, whole_tensor
+
+MODES = ("ddp", "fsdp")
+
+
+def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
+    """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other processes. Keep it inside
+    a function: a DDP object that is alive when the interpreter ends can abort the process.
+
+    fsdp shares out the trained weights of each layer (each member of a ModuleList) on their own and gathers them when the layer
+    works, so that gradients and the optimizer's state are never whole anywhere. The model is changed in place. All ranks.
+    """
+    model = model.to(world.device)
+    if not world.backend or not any(p.requires_grad for p in model.parameters()):
+        return model
+    if mode == "ddp":
+        return DistributedDataParallel(
+            model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True)
+    from torch.distributed.device_mesh import init_device_mesh          # these take seconds, so only where they are used
+    from torch.distributed.fsdp import fully_shard
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")     # nothing changes logits in place
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    frozen = {p for p in model.parameters() if not p.requires_grad}
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for layer in layers:
+            if any(p.requires_grad for p in layer.parameters()):
+                fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=frozen & set(layer.parameters()))
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP, or `model` itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    return isinstance(model, DistributedDataParallel) or is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
+    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False)."""
+    if is_sharded(model):
+        model.set_requires_gradient_sync(sync)
+    with model.no_sync() if isinstance(model, DistributedDataParallel) and not sync else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def whole_weights(model: nn.Module) -> Iterator[None]:
+    """All weights of a sharded model on every process, without a message inside: processes may do different work there, and call
+    any method. For models that have taken a step or been through `engine.settle`. All ranks."""
+    units = [module for module in model.modules() if is_sharded(module)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_forward(unit is not model, recurse=False)
+            unit.reshard()
+
+
+def whole(value: Any, keep: bool = True) -> Any:
+    """Nested dicts and lists whose shared out tensors are put together, where `keep`; else None stands in the place of
+    tensors. Those that were shared out lie on the CPU then: a device never holds more than one of them. All ranks."""
+    if isinstance(value, Tensor):
+        full = whole_tensor(value).cpu() if is_share(value) else value
+        return full if keep else None
+    if isinstance(value, dict):
+        return {name: whole(part, keep) for name, part in value.items()}
+    if isinstance(value, list):
+        return [whole(part, keep) for part in value]
+    return value
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights are shared out. All ranks."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def share(parameter: Tensor, value: Any) -> Any:
+        if is_share(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
+            from torch.distributed.tensor import distribute_tensor
+            return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return value
+    shares = {i: {name: share(parameters[i], value) for name, value in entry.items()} for i, entry in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": shares})
+
+
+class PeerWait:
+    """How long this process waits for others at the end of its backward passes: from the moment when it has all its own gradients
+    until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
+
+    On a GPU two events are recorded, and read when they are over: nothing waits for the device.
+    """
+
+    def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
+        self.seconds, self._since = 0.0, None
+        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._hook = None
+        if isinstance(model, DistributedDataParallel):
+            self._hook = register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], self._own_part_done)
+
+    @property
+    def measures(self) -> bool:
+        return self._hook is not None
+
+    def _own_part_done(self, _) -> None:
+        self._since = self._now()
+
+    def backward_done(self) -> None:
+        """To be called after a backward pass whose gradients were averaged over the processes."""
+        if self._since is None:
+            return
+        since, self._since, now = self._since, None, self._now()
+        if not self._on_gpu:
+            self.seconds += now - since
+            return
+        self._events.append((since, now))
+        while self._events and self._events[0][1].query():
+            first, last = self._events.popleft()
+            self.seconds += first.elapsed_time(last) / 1000
+
+    def _now(self):
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
