@@ -29,7 +29,6 @@ def curves(files, tmp_path_factory):
     ways = {"one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
             "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
             "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),                       # the legacy launcher
-            "three": (3, False, ["--global-batch-size", 12, "--batch-size", 3, "--length-groups", 2]),
             "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128]),
             "sharded": (3, False, ["--parallel", "fsdp", "--max-steps", 4, "--global-batch-size", 12, "--batch-size", 2])}
     outputs = {name: run(TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy)
@@ -46,11 +45,11 @@ class TestAnyNumberOfProcesses:
     process the rows of a step stay together, in the others they are cut into micro-batches of similar length. "sharded"
     trains in three processes with FSDP, goes on in two with DDP, and ends in two with FSDP."""
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four", "sharded"])
+    @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_losses_are_those_of_one_process(self, curves, other):
         assert greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "three", "four", "sharded"])
+    @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_accuracies_samples_and_rates_are_equal(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
         assert [[row[name] for name in FIGURES] for row in rows] == [[row[name] for name in FIGURES] for row in others]
@@ -104,7 +103,7 @@ class TestAnyNumberOfProcesses:
         assert best["step"] == min(validated, key=validated.get)
 
 
-@pytest.fixture(scope="module", params=[(2, "ddp"), (4, "ddp"), (3, "fsdp")], ids=lambda param: f"{param[0]} {param[1]}")
+@pytest.fixture(scope="module", params=[(4, "ddp"), (3, "fsdp")], ids=lambda param: f"{param[0]} {param[1]}")
 def runs(request, files, tmp_path_factory):
     processes, mode = request.param
     folder = tmp_path_factory.mktemp("resume")
@@ -118,7 +117,7 @@ def runs(request, files, tmp_path_factory):
 
 
 class TestGoingOn:
-    """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one."""
+    """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one. Two processes: tests/faults."""
 
     def test_weights_and_optimizer_are_bitwise_equal(self, runs):
         whole, parts = (torch.load(runs[0] / name / "last.bin", weights_only=True) for name in ("whole", "parts"))
@@ -136,10 +135,10 @@ class TestGoingOn:
 
     def test_a_finished_run_says_so_and_changes_nothing(self, runs):
         folder, _, common, processes = runs
-        if processes != 2:
+        if processes != 3:
             pytest.skip("once is enough")
         before = {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
-        output = run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=2)
+        output = run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
         assert "is finished (9 steps): nothing to do" in output
         assert before == {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
 
