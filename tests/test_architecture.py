@@ -22,12 +22,12 @@ LEVELS = [                                                            # the lowe
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
-    {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
+    {"machine", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io"},
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data"},
-    {"job"},
+    {"job", "doctor"},
     {"sample", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
