@@ -52,6 +52,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         f"Epochs: {args.num_epochs} ({total_steps:,} steps)",
         f"Learning rate: {rate:g} ({scaling}; warm-up over {warmup_steps:,} steps)",
         f"Precision: {precision}",
+        *([f"Configuration: {args.config}"] if args.config else []),
         f"Save directory: {args.save_path}",
         "=" * 72]))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from histocc import __version__
 from histocc.batch_size import AutoBatchSize
+from histocc.config_file import config_arguments
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
                                  say_who_is_missing)
 from histocc.errors import UserError
@@ -20,7 +21,6 @@ from histocc.table_files import DELIMITERS
 NOT_AVAILABLE = {
     "compile": "torch.compile",
     "dry_run": "the dry run; --prepare-only checks the data, --max-steps 3 tries the training",
-    "config": "configuration files",
     "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
     "log_wandb": "Weights & Biases; logs.csv in the save folder holds every figure",
     "wandb_project_name": "Weights & Biases",
@@ -32,7 +32,7 @@ MAY_DIFFER_ON_RESUME = {
     "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
-    "stop_after", "max_bad_steps", "check_replicas_every",
+    "stop_after", "config", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
     "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
@@ -45,6 +45,10 @@ class Parser(argparse.ArgumentParser):
         args = sys.argv[1:] if args is None else list(args)
         args = [arg if not arg.startswith("--") else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]):]
                 for arg in args]
+        files = [args[i + 1] if arg == "--config" else arg[len("--config="):] for i, arg in enumerate(args)
+                 if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)]
+        if files and "--config" in self._option_string_actions:
+            args = config_arguments(files[-1], self._actions) + args
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
@@ -104,9 +108,11 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
     group.add_argument("--log-interval", type=count, default=100, help="optimizer steps between rows of the log")
     group.add_argument("--eval-interval", type=count, default=1000, help="optimizer steps between validations")
     group.add_argument("--log-wandb", action="store_true", help="not available in this version")
-    group.add_argument("--wandb-project-name", default=None, help="not available in this version")
+    group.add_argument("--wandb-project-name", default=None,
+                       help="take arguments from a file: names of flags and their values, or the args.json of a run; the command line wins")
     group.add_argument("--tensorboard", action="store_true", help="not available in this version")
-    group.add_argument("--config", metavar="FILE.toml", default=None, help="not available in this version")
+    group.add_argument("--config", metavar="FILE.toml", default=None,
+                       help="arguments from a file: names of flags and their values, or the args.json of a run; the command line wins")
     group.add_argument("--version", action="version", version=f"histocc {__version__}")
 
 

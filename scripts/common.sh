@@ -116,7 +116,11 @@ usage_of_both() {
 From the environment:
   CUDA_VISIBLE_DEVICES  GPUs to use; empty: none
   MODEL_SIZE            tiny, small or base
+  SCRIPT                training script to start instead of histocc's
   MASTER_PORT           port of the processes (default: a free one)
+  NNODES, NODE_RANK, MASTER_ADDR
+                        several machines: their number, the number of this one (0, 1, ...)
+                        and the first one's name; the same command on each of them
   OMP_NUM_THREADS       threads of a process (default: cores / processes)
 
 The same command again goes on where the run stopped. Uses the active Python environment
@@ -127,6 +131,8 @@ EOF
 
 # Sets NUM, DATA, FLAGS (those after --) and PRINT_ONLY. `usage` is the launcher's own.
 read_arguments() {
+  OWN_SCRIPT=${SCRIPT:-}
+  [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
   NUM='' DATA='' FLAGS=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
   while (($#)); do
@@ -293,25 +299,65 @@ holds_sample_run() {
   [[ -f $SAVE_PATH/args.json ]] && grep -qF "\"$SAVE_PATH/sample/train.csv\"" "$SAVE_PATH/args.json"
 }
 
+# Sets NODES, ADDRESS and PORT: where the processes meet. On one machine a port that is in use is replaced by a free one;
+# several machines must agree on theirs.
+choose_meeting_point() {
+  NODES=${NNODES:-1} ADDRESS=${MASTER_ADDR:-127.0.0.1} PORT=${MASTER_PORT:-}
+  [[ $NODES =~ ^[1-9][0-9]*$ ]] || fail "NNODES=$NODES: the number of machines, at least 1"
+  if ((NODES > 1)); then
+    [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK+set} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
+      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=$(hostname) MASTER_PORT=29500 $0 ..."
+    PORT=${PORT:-29500}
+  elif [[ -z $PORT ]]; then
+    PORT=$(free_port)
+  elif port_in_use "$PORT"; then
+    echo "Port $PORT (MASTER_PORT) is in use: another one is taken"
+    PORT=$(free_port)
+  fi
+}
+
+port_in_use() {
+  ! "$PYTHON" -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("", int(sys.argv[1])))' "$1" 2>/dev/null
+}
+
 # Sets COMMAND from all that was chosen; the user's flags come last and win.
 make_command() {
-  PORT=${MASTER_PORT:-$(free_port)}
+  choose_meeting_point
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(cores) / PROCESSES > 0 ? $(cores) / PROCESSES : 1))}
-  COMMAND=("$PYTHON" -m torch.distributed.run --nnodes=1 --nproc-per-node="$PROCESSES" --master-addr=127.0.0.1 --master-port="$PORT")
+  COMMAND=("$PYTHON" -m torch.distributed.run --nnodes="$NODES" --nproc-per-node="$PROCESSES" --master-addr="$ADDRESS" --master-port="$PORT")
+  [[ -z ${NODE_RANK:-} ]] || COMMAND+=(--node-rank="$NODE_RANK")
   [[ $PROBED != *--signals-to-handle* ]] || COMMAND+=(--signals-to-handle='SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1')
   [[ $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
-  COMMAND+=("$REPO/$SCRIPT" --distributed "${ARGUMENTS[@]}")
+  COMMAND+=("$(script_path)" --distributed "${ARGUMENTS[@]}")
   if [[ -n ${MODEL_SIZE:-} ]] && ! has_flag --model-size; then
     COMMAND+=(--model-size "$MODEL_SIZE")
   fi
   COMMAND+=(${FLAGS[@]+"${FLAGS[@]}"})
 }
 
+# The training script; SCRIPT in the environment, a path, takes its place.
+script_path() {
+  [[ -z $OWN_SCRIPT ]] && echo "$REPO/$SCRIPT" || echo "$OWN_SCRIPT"
+}
+
 say_command() {
-  printf '%s\n' "Data:        $DATA" "Script:      $SCRIPT" "Processes:   $PROCESSES" "Devices:     $DEVICES" \
-    "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Port:        $PORT" "Save path:   $SAVE_PATH" "Command:"
+  printf '%s\n' "Data:        $DATA" "Script:      ${OWN_SCRIPT:-$SCRIPT}" "Processes:   $PROCESSES$( ((NODES == 1)) || echo " on each of $NODES machines")" "Devices:     $DEVICES" \
+    "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Port:        $PORT" "Rate:        $(learning_rate)" "Save path:   $SAVE_PATH" "Command:"
   printf ' %q' "${COMMAND[@]}"
   printf '\n'
+}
+
+# How the learning rate comes about, in words.
+learning_rate() {
+  local rate='the learning rate of the script' scaling=none
+  ! has_flag --learning-rate || rate="learning rate $VALUE"
+  [[ " ${ARGUMENTS[*]} " != *' --lr-scaling linear '* ]] || scaling=linear
+  ! has_flag --lr-scaling || scaling=$VALUE
+  case $scaling in
+    linear) echo "$rate x $((PROCESSES * NODES)) processes (--lr-scaling linear)" ;;
+    sqrt) echo "$rate x square root of $((PROCESSES * NODES)) processes (--lr-scaling sqrt)" ;;
+    *) echo "$rate, whatever the number of processes" ;;
+  esac
 }
 
 # Says what will run on the user's data, then becomes it.

@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling"},
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
-    {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
+    {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
     {"machine", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io"},
@@ -167,6 +167,8 @@ def test_flags_are_spelled_with_hyphens_or_underscores(script):
     parser = PARSERS[script]()
     for action in actions(script):
         value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else ["7"]
+        if action.dest == "config":
+            value = [str(ROOT / "configs" / "debug.toml")]
         for flag in action.option_strings:
             spelled = "--" + flag[2:].replace("-", "_")
             ways = [[flag, *value], [spelled, *value], *([[f"{spelled}={value[0]}"]] if value else [])]

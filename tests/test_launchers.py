@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,8 @@ import pytest
 
 REPO = Path(__file__).resolve().parent.parent
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
-SHELL_FILES = [LAUNCH, MULTI, "scripts/common.sh", "tests/run", ".ci/run"]
+SLURM = "scripts/train_slurm_multi_node.sh"
+SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/common.sh", "tests/run", ".ci/run"]
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "getconf", "grep", "mkdir", "rm", "sleep", "tail", "touch")
 NAMED = ["--target-cols", "hisco_1", "--language", "en"]      # with these a launcher need not look into the file
 
@@ -188,6 +190,59 @@ def test_model_size_and_port_from_the_environment(plan, data):
     words = command(plan(LAUNCH, data, "--", *NAMED, "--model-size", "tiny", MODEL_SIZE="small"))
     assert words.count("--model-size") == 1 and "small" not in words
     assert 1024 <= int(option(command(plan(LAUNCH, data, "--", *NAMED, MASTER_PORT="")), "master-port")) < 65536
+
+
+def test_a_port_in_use_is_replaced_on_one_machine(plan, data):
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.listen()
+        port = str(held.getsockname()[1])
+        done = plan(MULTI, data, "--", *NAMED, MASTER_PORT=port)
+        assert f"Port {port} (MASTER_PORT) is in use: another one is taken" in done.stdout
+        assert option(command(done), "master-port") not in ("", port)
+        several = plan(MULTI, data, "--", *NAMED, MASTER_PORT=port, NNODES="2", NODE_RANK="0", MASTER_ADDR="host1")
+        assert option(command(several), "master-port") == port               # the others expect it
+
+
+def test_several_machines_from_the_environment(plan, data):
+    words = command(plan(LAUNCH, "3", data, "--", *NAMED, NNODES="2", NODE_RANK="1", MASTER_ADDR="host1", MASTER_PORT=""))
+    assert [option(words, name) for name in ("nnodes", "node-rank", "master-addr", "master-port", "nproc-per-node")] == ["2", "1", "host1", "29500", "3"]
+    assert "Processes:   3 on each of 2 machines" in plan(LAUNCH, "3", data, "--", *NAMED, NNODES="2", NODE_RANK="0", MASTER_ADDR="a").stdout
+    for missing in ("NODE_RANK", "MASTER_ADDR"):
+        given = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "host1"}
+        del given[missing]
+        assert "NNODES=2 needs MASTER_ADDR" in plan(LAUNCH, data, "--", *NAMED, code=2, **given).stderr
+    assert "NNODES=two" in plan(LAUNCH, data, "--", *NAMED, code=2, NNODES="two").stderr
+
+
+def test_a_script_of_ones_own(plan, data, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    words = command(plan(LAUNCH, data, "--", *NAMED, SCRIPT="mine.py"))
+    assert "mine.py" in words and str(REPO / "finetune.py") not in words and "--dataset" in words
+    assert "SCRIPT=no.py: no such file" in plan(LAUNCH, data, "--", *NAMED, code=2, SCRIPT="no.py").stderr
+
+
+@pytest.mark.parametrize("script, flags, said", [
+    (MULTI, [], "the learning rate of the script x 2 processes (--lr-scaling linear)"), (LAUNCH, [], "the learning rate of the script, whatever"),
+    (LAUNCH, ["--lr-scaling", "sqrt", "--learning-rate", "1e-4"], "learning rate 1e-4 x square root of 2 processes"),
+    (MULTI, ["--global-batch-size", "64"], "the learning rate of the script, whatever")])
+def test_the_learning_rate_is_said(plan, data, script, flags, said):
+    assert f"Rate:        {said}" in plan(script, data, "--", *NAMED, *flags).stdout
+
+
+def test_the_slurm_job_is_for_slurm(plan, data):
+    assert "this is a job for SLURM: sbatch" in plan(SLURM, data, code=2).stderr
+
+
+def test_the_slurm_job_says_what_it_will_run(plan, data):
+    done = plan(SLURM, "3", data, "--", *NAMED, SLURM_JOB_ID="17", SLURM_JOB_NUM_NODES="4", SLURM_JOB_NODELIST="gpu[1-4]", SLURM_SUBMIT_DIR=str(REPO),
+                SLURM_CPUS_PER_TASK="12", MASTER_ADDR="gpu1", SLURM_RESTART_COUNT="1")
+    words = command(done)
+    assert [option(words, name) for name in ("nnodes", "master-addr", "master-port", "nproc-per-node")] == ["4", "gpu1", "29511", "3"]
+    assert "--node-rank" not in done.stdout and "Job:         17 on 4 node(s): gpu[1-4], start number 2" in done.stdout
+    assert "OMP_NUM_THREADS=4" in done.stdout
+    elsewhere = plan(SLURM, data, code=2, SLURM_JOB_ID="17", SLURM_SUBMIT_DIR="/")
+    assert "/ is not the folder of histocc" in elsewhere.stderr
 
 
 def test_torchrun_is_told_about_signals_and_threads(plan, data):

@@ -1,0 +1,57 @@
+"""Arguments from a file: `--config FILE.toml`, or the args.json that a run has written. What stands on the command line wins."""
+
+import argparse
+import difflib
+import json
+import tomllib
+
+from histocc.errors import UserError
+
+OF_ONE_START = ("config", "distributed", "local_rank", "world_size", "overwrite", "eval_only", "prepare_only", "profile")
+
+
+def config_arguments(path: str, actions: list[argparse.Action]) -> list[str]:
+    """The file's arguments as they would stand on a command line; names may be spelled with hyphens or underscores.
+
+    An args.json holds every argument of a run; what belongs to its start alone, such as the number of processes, is left out. Raises
+    UserError for what cannot be read, for names that no flag has, and for values of the wrong kind.
+    """
+    names = {option.lstrip("-").replace("-", "_"): action for action in actions for option in action.option_strings}
+    names |= {action.dest: action for action in actions}
+    found, problems = [], []
+    content, is_args = _read(path)
+    for name, value in content.items():
+        action = names.get(name.replace("-", "_"))
+        if action is None:
+            near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
+            problems.append(f"{name!r}: there is no such flag" + (f"; the nearest is {near[0]!r}" if near else ""))
+        elif value is None or is_args and action.dest in OF_ONE_START:
+            continue
+        elif isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (action.nargs == 0):
+            kind = "a list" if action.nargs == "+" else "true or false" if action.nargs == 0 else "one value"
+            problems.append(f"{name!r}: expected {kind}, not {json.dumps(value, default=str)}")
+        elif action.nargs == 0:
+            found += [action.option_strings[0]] if value else []
+        elif action.nargs == "+":
+            found += [action.option_strings[0], *map(str, value)] if value else []
+        else:
+            found.append(f"{action.option_strings[0]}={value}")
+    if problems:
+        raise UserError("\n  ".join([f"--config {path}: {len(problems)} problem{'s' * (len(problems) > 1)}:", *problems]))
+    return found
+
+
+def _read(path: str) -> tuple[dict, bool]:
+    """(content, whether it is an args.json)"""
+    try:
+        with open(path, "rb") as file:
+            if not path.endswith(".json"):
+                return tomllib.load(file), False
+            content = json.load(file)
+    except OSError as error:
+        raise UserError(f"--config {path}: {error.strerror}") from None
+    except ValueError as error:                      # of either format, and of text that is not UTF-8
+        raise UserError(f"--config {path}: cannot be read as {'JSON' if path.endswith('.json') else 'TOML'}: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path}: is not the args.json of a run")
+    return content, True

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=histocc
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:4
+#SBATCH --cpus-per-task=16
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=logs/train_%j.out
+#SBATCH --error=logs/train_%j.err
+##SBATCH --partition=gpu
+#
+# Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in the folder of histocc, with the
+# arguments of launch_training.sh; what stands above can be changed here or on the command line:
+#
+#   sbatch scripts/train_slurm_multi_node.sh data.csv -- --num-epochs 3 --save-path ./output
+#   sbatch --nodes=4 --partition=gpu --time=48:00:00 scripts/train_slurm_multi_node.sh data_folder -- --save-dir ./output
+#   sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
+#
+# Three minutes before the time limit the training saves, ends, and the job goes back into the queue; started again, it goes on
+# from there. In an array (--array=0-4) each task needs a save folder of its own:
+#   sbatch --array=0-4 --wrap='bash scripts/train_slurm_multi_node.sh data.csv -- --seed $SLURM_ARRAY_TASK_ID --save-path ./run$SLURM_ARRAY_TASK_ID'
+# Data, code and save folder must lie where all nodes see them. Output: logs/train_JOBID.out and .err.
+set -euo pipefail
+
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+  printf 'error: this is a job for SLURM: sbatch %s DATA [-- FLAGS]\n' "$0" >&2
+  exit 2
+fi
+cd "${SLURM_SUBMIT_DIR:-.}"                          # SLURM runs a copy of this file, elsewhere
+if [[ ! -f scripts/common.sh ]]; then
+  printf 'error: %s is not the folder of histocc: cd there and submit the job again\n' "$PWD" >&2
+  exit 2
+fi
+# shellcheck source=scripts/common.sh
+source scripts/common.sh
+
+usage() {
+  sed -n '2,28s/^#//p' scripts/train_slurm_multi_node.sh
+}
+
+read_arguments "$@"
+[[ -n $DATA ]] || fail "DATA is missing: sbatch scripts/train_slurm_multi_node.sh [NUM] DATA [-- FLAGS]" "$EXPECTED"
+choose_script
+set_up requirements.txt
+choose_processes all                                 # those of a node; this is the first node of the job
+describe_columns
+choose_save_path
+
+# The first node runs this script and holds the meeting point of the processes.
+NNODES=$SLURM_JOB_NUM_NODES NODE_RANK=''
+MASTER_ADDR=${MASTER_ADDR:-$(hostname)}
+MASTER_PORT=${MASTER_PORT:-$(free_port)}
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-$(cores)} + PROCESSES - 1) / PROCESSES))}
+export OMP_NUM_THREADS
+make_command
+echo "Job:         $SLURM_JOB_ID on $NNODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((${SLURM_RESTART_COUNT:-0} + 1))"
+say_command
+[[ -z $PRINT_ONLY ]] || exit 0
+
+# One torchrun per node, whose number on the job is that of its node. Where one fails all end.
+# shellcheck disable=SC2016  # the variables are those of the node
+srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+  bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' torchrun "${COMMAND[@]}" &
+steps=$!
+limit_is_near=''
+trap 'limit_is_near=1; echo "The time limit is near: asking the training to save and end"; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+
+status=0
+while kill -0 "$steps" 2>/dev/null; do
+  status=0
+  wait "$steps" || status=$?                          # a signal ends `wait` early
+done
+if [[ -n $limit_is_near && $status != 0 ]]; then      # torchrun ends with 1 after a signal
+  echo "Job $SLURM_JOB_ID goes back into the queue; the same command goes on from the last checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+  sleep 60                                            # SLURM ends this script
+fi
+exit "$status"

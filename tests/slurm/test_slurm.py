@@ -1,0 +1,79 @@
+"""A job on a real SLURM controller with two nodes: the time limit strikes, the job comes back, and ends as if nothing had happened.
+
+Five to eight minutes, as root, with Debian's slurm-wlm and munge: tests/run --slurm
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from cluster import available, cluster, wait_for
+from helpers import REPO, TRAIN_MIXER, environment, read_logs, run, write_rows
+
+JOB = REPO / "scripts" / "train_slurm_multi_node.sh"
+SECONDS = 110                 # of training; the limit of three minutes strikes one to two minutes before its end
+FLAGS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--model-size", "tiny", "--device", "cpu",
+         "--batch-size", 8, "--num-epochs", 1000, "--log-interval", 5, "--eval-interval", 100, "--learning-rate", 1e-3]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    if not available():
+        pytest.skip("needs root and munged, slurmctld, slurmd, sbatch, srun: apt-get install slurm-wlm munge")
+    with cluster(tmp_path_factory.mktemp("slurm")) as env:
+        yield env
+
+
+def submit(env, *arguments):
+    """Number of the job."""
+    done = subprocess.run(["sbatch", "--parsable", *map(str, arguments)], env=env, capture_output=True, text=True, cwd=REPO)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def state_of(env, job):
+    done = subprocess.run(["scontrol", "show", "job", job, "-o"], env=env, capture_output=True, text=True)
+    return re.search(r"JobState=(\w+)", done.stdout)[1], int(re.search(r"Restarts=(\d+)", done.stdout)[1])
+
+
+def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(slurm, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_rows(folder / "train.csv", 160)
+    write_rows(folder / "val.csv", 16, 1000)
+    files = ["--train-data", folder / "train.csv", "--val-data", folder / "val.csv"]
+    run(TRAIN_MIXER, *files, *FLAGS, "--save-dir", tmp_path / "trial", "--max-steps", 40, processes=2)
+    rates = [row["samples_per_sec"] for row in read_logs(tmp_path / "trial")]
+    steps = round(rates[-2] / 16 * SECONDS)
+    flags = [*FLAGS, "--max-steps", steps]
+
+    logs = str(tmp_path / "%j.out")
+    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
+        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    job = submit(env, "--gres=none", "--cpus-per-task=2", "--time=3", "--signal=B:USR1@60", "--output", logs, "--error", logs, JOB, 1, folder, "--",
+                 *flags, "--save-dir", tmp_path / "job")
+    log = tmp_path / f"{job}.out"
+    wait_for(lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "end of the job", 900)
+    text = log.read_text()
+    print(text)
+    state, restarts = state_of(env, job)
+    assert state == "COMPLETED" and restarts >= 1, text
+    assert "one,two" in text and "Number of processes: 2" in text and "Nodes: 2" in text
+    assert "The time limit is near" in text and "goes back into the queue" in text and "Resuming from step" in text
+    time.sleep(1)
+    run(TRAIN_MIXER, *files, *flags, "--save-dir", tmp_path / "whole", processes=2, timeout=900)
+    whole, parts = (torch.load(tmp_path / name / "last.bin", weights_only=True) for name in ("whole", "job"))
+    assert whole["step"] == parts["step"] == steps
+    assert all(torch.equal(whole["model"][name], parts["model"][name]) for name in whole["model"])
+    assert [row["step"] for row in read_logs(tmp_path / "whole")] == [row["step"] for row in read_logs(tmp_path / "job")]
+
+
+def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
+    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")})
+    done = subprocess.run(["sbatch", "--parsable", "--wait", "--gres=none", "--cpus-per-task=1", "--output", str(tmp_path / "out"), "--error",
+                           str(tmp_path / "out"), str(JOB), "data.csv"], env=env, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2 and "is not the folder of histocc" in (tmp_path / "out").read_text()

@@ -1,0 +1,86 @@
+"""--config FILE: arguments from a file, under those of the command line."""
+
+import json
+
+import finetune
+import pytest
+import train_mixer
+from helpers import REPO, run_inside, write_rows
+
+from histocc.errors import UserError
+
+PARSE = finetune.get_args_parser().parse_args
+
+
+def config(folder, text, name="run.toml"):
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_values_of_every_kind(tmp_path):
+    file = config(tmp_path, 'dataset = "a.csv"\ntarget-cols = ["hisco_1", "hisco_2"]\nbatch_size = 7\nlearning_rate = 3e-4\nbf16 = true\n'
+                  'overwrite = false\nmissing_code = "-1"\nlanguage_col = "lang"\n')
+    args = PARSE(["--config", file])
+    assert (args.dataset, args.target_cols, args.batch_size, args.learning_rate, args.bf16, args.overwrite, args.missing_code) == (
+        "a.csv", ["hisco_1", "hisco_2"], 7, 3e-4, True, False, "-1")
+    assert args.config == file and vars(args) | {"config": None} == vars(PARSE(
+        ["--dataset", "a.csv", "--target-cols", "hisco_1", "hisco_2", "--batch-size", "7", "--learning-rate", "3e-4", "--bf16",
+         "--missing-code=-1", "--language-col", "lang"]))
+
+
+@pytest.mark.parametrize("given", [["--config", "FILE", "--batch_size", "9"], ["--batch-size=9", "--config=FILE"]])
+def test_the_command_line_wins(tmp_path, given):
+    file = config(tmp_path, 'dataset = "a.csv"\nbatch_size = 7\ntarget_cols = ["a"]\n')
+    args = PARSE([arg.replace("FILE", file) for arg in given] + ["--target-cols", "b"])
+    assert args.batch_size == 9 and args.target_cols == ["b"]
+
+
+@pytest.mark.parametrize("text, said", [
+    ("batchsize = 3\n", "'batchsize': there is no such flag; the nearest is 'batch_size'"),
+    ('train_data = ["a"]\n', "'train_data': there is no such flag"),
+    ("batch_size = [3]\n", "'batch_size': expected one value, not [3]"),
+    ('target_cols = "hisco_1"\n', "'target_cols': expected a list, not \"hisco_1\""),
+    ("bf16 = 1\n", "'bf16': expected true or false, not 1"),
+    ("[training]\nbatch_size = 3\n", "'training': there is no such flag"),
+    ("batch_size = \n", "cannot be read as TOML"),
+    ("wrong = 1\nalso = 2\n", "2 problems:\n  'wrong'")])
+def test_what_cannot_be_is_said(tmp_path, text, said):
+    with pytest.raises(UserError) as error:
+        PARSE(["--dataset", "a.csv", "--config", config(tmp_path, text)])
+    assert said in str(error.value)
+
+
+def test_values_are_checked_as_on_the_command_line(tmp_path):
+    with pytest.raises(UserError, match="batch-size"):
+        PARSE(["--dataset", "a.csv", "--config", config(tmp_path, "batch_size = 0\n")])
+
+
+@pytest.mark.parametrize("name, content", [("none.toml", None), ("bad.json", "{"), ("list.json", "[1]"), ("latin.toml", b'a = "\xe9"')])
+def test_a_file_that_is_none_is_said(tmp_path, name, content):
+    if content is not None:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=f"--config .*{name}"):
+        PARSE(["--dataset", "a.csv", "--config", str(tmp_path / name)])
+
+
+def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
+    first = train_mixer.get_args_parser().parse_args(["--train-data", "a.csv", "b.csv", "--val-data", "v.csv", "--save-dir", "out", "--distributed",
+                                                      "--local-rank", "3", "--batch-size", "5", "--save-each-epoch", "--world-size", "2"])
+    file = config(tmp_path, json.dumps(vars(first)), "args.json")
+    again = train_mixer.get_args_parser().parse_args(["--config", file])
+    assert vars(again) == vars(first) | {"distributed": False, "local_rank": None, "world_size": None, "config": file}
+
+
+@pytest.mark.parametrize("name, script, needed", [
+    ("debug.toml", finetune, ["--dataset", "a.csv"]), ("debug.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"]),
+    ("base.toml", finetune, ["--dataset", "a.csv"]), ("base.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"])])
+def test_the_configurations_of_the_repository_fit_both_scripts(name, script, needed):
+    args = script.get_args_parser().parse_args([*needed, "--config", str(REPO / "configs" / name)])
+    assert args.model_size == name.removesuffix(".toml").replace("debug", "tiny")
+
+
+def test_a_run_with_a_configuration(tmp_path):
+    data = write_rows(tmp_path / "rows.csv", 40)
+    file = config(tmp_path, f'dataset = "{data}"\ntarget_cols = ["hisco_1"]\nformatter = "hisco"\nprepare_only = true\ndevice = "cpu"\n')
+    code, output = run_inside(finetune.main, "--config", file, "--save-path", tmp_path / "run")
+    assert code == 0 and "40 read" in output
