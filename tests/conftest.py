@@ -8,6 +8,7 @@ sys.path.insert(0, str(SLURM))
 def pytest_addoption(parser):
     parser.addoption("--faults", nargs="?", type=int, const=8, default=0, metavar="N",
                      help="also inject each kind of fault N times (default 8) at random moments: takes hours")
+    parser.addoption("--guides", action="store_true", help="also run every command of the guides: some minutes")
     parser.addoption("--slurm", action="store_true", help="the job on a real SLURM controller, and nothing else: five to eight minutes")
 
 
