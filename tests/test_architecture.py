@@ -23,7 +23,7 @@ LEVELS = [                                                            # the lowe
     {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
-    {"model_io"},
+    {"model_io", "search"},
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data"},
