@@ -102,7 +102,7 @@ def attend_to_path(attention: MultiheadAttention, q: Tensor, keys: Tensor, value
     scores = scores * size ** -0.5                                                       # [N, heads, D]
     if visible is not None:
         scores = scores.masked_fill(~visible[:, None], -INF)
-    weights = scores.softmax(2)
+    weights = scores.softmax(2).to(values.dtype)
     mixed = q.new_zeros(len(q), heads, size)
     for j, at in enumerate(path.unbind(1)):
         mixed.addcmul_(values.index_select(0, at).unflatten(1, (heads, size)), weights[:, :, j, None])

@@ -24,9 +24,11 @@ LEVELS = [                                                            # the lowe
     {"cli", "tables", "data_report", "saver"},
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io", "search"},
+    {"coder"},
+    {"coded_file"},
     {"prepare"},
     {"boundary"},
-    {"seq2seq_mixer_engine", "job_data"},
+    {"seq2seq_mixer_engine", "job_data", "predict"},
     {"job"},
     {"sample", *SCRIPTS},
 ]
