@@ -30,10 +30,25 @@ def load_model(path: str, device: torch.device | str = "cpu", *, formatter: str 
     formatter, key: kind of formatter and file of codes, for published models alone. Raises UserError.
     """
     file = find_weights(path, path)
-    state = published.load_content(file)
-    if "format" not in state and "config" not in state:
+    model, own, state = model_of(file, load_state(file), formatter, key)
+    return model.to(device), own, state
+
+
+def load_state(file: str) -> dict:
+    """What a file of weights holds. Raises UserError."""
+    return published.load_content(file)
+
+
+def brings_settings(state: dict) -> bool:
+    """Whether a file of weights is a checkpoint of histocc, which holds formatter and sizes."""
+    return "format" in state or "config" in state
+
+
+def model_of(file: str, state: dict, formatter: str | None = None, key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+    """As `load_model`, of what `load_state` gave, on the CPU."""
+    if not brings_settings(state):
         model, own, state = published_model(file, state, formatter, key)
-        return model.to(device).eval(), own, state
+        return model.eval(), own, state
     if formatter or key:
         raise UserError(f"{file}: brings its formatter and its key; leave {'--formatter' if formatter else '--key'} out")
     state = own_checkpoint(file, state)
@@ -43,7 +58,7 @@ def load_model(path: str, device: torch.device | str = "cpu", *, formatter: str 
         model.load_state_dict(state["model"])
     except RuntimeError:
         raise UserError(f"{file}: its weights do not fit its settings; it is damaged") from None
-    return model.to(device).eval(), own, state
+    return model.eval(), own, state
 
 
 def published_model(file: str, content: dict, kind: str | None, key_file: str | None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:

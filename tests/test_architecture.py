@@ -30,7 +30,7 @@ LEVELS = [                                                            # the lowe
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data", "predict"},
     {"job"},
-    {"sample", *SCRIPTS},
+    {"sample", "occ_canine", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 
