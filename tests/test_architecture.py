@@ -25,7 +25,7 @@ LEVELS = [                                                            # the lowe
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io", "search"},
     {"coder"},
-    {"coded_file"},
+    {"coded_file", "predict_arguments"},
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data", "predict"},
