@@ -108,7 +108,8 @@ class Coder:
         """Made when it is first asked for. Raises UserError where the key does not fit the formatter."""
         if self._search is None:
             try:
-                self._search = CodeSearch(self.model, CodeTree(self.codes, self.formatter))
+                with torch.autocast(self.device.type, enabled=False):
+                    self._search = CodeSearch(self.model, CodeTree(self.codes, self.formatter))
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
         return self._search
@@ -143,7 +144,7 @@ class Coder:
             texts, languages = zip(*(rows[i] for i in part))
             ids, mask = (torch.from_numpy(array).to(self.device) for array in encode(texts, languages, self.max_len, self._width))
             with self.precision.autocast():
-                found = batch(ids, mask, languages)
+                found = list(batch(ids, mask, languages))        # here and now: a generator would compute outside of autocast
             for i, result in zip(part, found):
                 results[i] = result
         return results

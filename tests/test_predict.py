@@ -18,6 +18,7 @@ from histocc.coder import Coder
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.precision import Precision
 from histocc.search import CodeTree, full
 from histocc.text import encode
 
@@ -138,6 +139,15 @@ def test_confidence_does_not_depend_on_the_order():
             written = len(order) * 5 + (len(order) < 5)
             total += float(logits[:written].gather(1, target[0, 1:1 + written, None]).sum().exp())
         assert one.conf == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+def test_half_precision_is_used_and_close(decoder):
+    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    texts = [f"smed {'x' * (i % 9)} {i}" for i in range(12)]
+    exact, half = (Coder(make_model(), hisco_blocky5(), state, precision=Precision(name)).code(texts, ["unk"] * 12, decoder) for name in ("float64", "bf16"))
+    differences = [abs(a.conf - b.conf) / a.conf for a, b in zip(exact, half) if a.codes == b.codes]
+    assert len(differences) > 6 and 1e-5 < max(differences) < 0.5
 
 
 def start(*args, processes=1) -> subprocess.Popen:
