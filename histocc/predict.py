@@ -19,6 +19,7 @@ import time
 from collections import Counter
 
 from histocc import cli, model_io
+from histocc.batch_size import is_out_of_memory
 from histocc.coded_file import CodedFile, Progress, file_hash, fingerprint
 from histocc.coder import Coded, Coder
 from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
@@ -155,6 +156,19 @@ def run(args: argparse.Namespace, world: World) -> None:
         except Stopped:
             world.stop.acted = True
             world.print(f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on.")
+        except OSError as error:
+            raise said_by_all(f"{args.output}: cannot be written or read further: {error}. The same command goes on") from None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise said_by_all(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example {max(1, args.batch_size // 4)}") from None
+
+
+def said_by_all(message: str) -> TrainingError:
+    """An error that ends the process it happened to with its message, whichever rank that is."""
+    error = TrainingError(message)
+    error.said_by_all = True
+    return error
 
 
 def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:

@@ -9,7 +9,7 @@ from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 
 # What decides the output beside the input and the model; another value is another output.
 DECIDES = ("column", "language", "language_column", "decoder", "k", "threshold", "min_prob", "descriptions", "system", "formatter", "key",
-           "batch_size", "no_deduplicate", "delimiter", "float64", "bf16", "fp16", "use_amp")
+           "no_deduplicate", "delimiter", "float64", "bf16", "fp16", "use_amp")
 
 
 def probability(text: str) -> float:

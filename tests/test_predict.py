@@ -207,6 +207,18 @@ def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
     assert [row["hisco_1"] for row in deduplicated] == [row["hisco_1"] for row in every] and len(every) == 9_000
 
 
+@pytest.mark.parametrize("error, message", [(OSError(28, "No space left on device"), "No space left on device. The same command goes on"),
+                                            (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256: take a smaller one")])
+def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, message):
+    def fail(*_):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(coded_file.CodedFile, "write_part", fail)
+        code, said = run_inside(predict.main, *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"))
+    assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
+    assert "going on with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
+
+
 def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
     source = table(tmp_path / "in.csv", 9_000, distinct=20)
     distinct = {(row["occ1"].strip(), row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk") for row in read(source) if row["occ1"].strip()}
