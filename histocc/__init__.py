@@ -5,6 +5,7 @@ import importlib
 __version__ = "0.1.0"
 
 _WHERE = {
+    "OccCANINE": "histocc.occ_canine",
     "Seq2SeqMixerOccCANINE": "histocc.mixer",
     "BlockOrderInvariantLoss": "histocc.loss",
     "OrderInvariantSeq2SeqCrossEntropy": "histocc.loss",

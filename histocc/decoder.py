@@ -111,9 +111,10 @@ class DecoderLayer(nn.Module):
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
         return self.look_and_think(x, *self.multihead_attn.project(memory, KEY_VALUE), memory_visible)
 
-    def look_and_think(self, x: Tensor, memory_k: Tensor, memory_v: Tensor, memory_visible: Tensor | None) -> Tensor:
-        """Attention over the memory, then the feed-forward network."""
-        q, = self.multihead_attn.project(x, QUERY)
+    def look_and_think(self, x: Tensor, memory_k: Tensor, memory_v: Tensor, memory_visible: Tensor | None, q: Tensor | None = None) -> Tensor:
+        """Attention over the memory, then the feed-forward network. q: the query [B, heads, T, H / heads] where it is known already."""
+        if q is None:
+            q, = self.multihead_attn.project(x, QUERY)
         x = self.norm2(x + self.dropout(self.multihead_attn.attend(q, memory_k, memory_v, memory_visible)))
         hidden = self.dropout(F.relu(self.linear1(x)))
         return self.norm3(x + self.dropout(self.linear2(hidden)))

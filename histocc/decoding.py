@@ -1,24 +1,29 @@
-"""From an encoded text to token sequences."""
+"""From an encoded text to token sequences, and how sure the model is of the codes in them."""
 
 from contextlib import contextmanager
+from itertools import permutations
 from typing import Iterable, Iterator, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
+from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.mixer import Seq2SeqMixerOccCANINE
 from histocc.text import padded_width
+
+SEQUENCES_AT_ONCE = 256       # of the orders of codes that `set_probs` goes through
 
 
 class GreedyResult(NamedTuple):
     """tokens int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks; block_probs float
     [B, max_codes], product of the probabilities of a block's tokens, 0 for a block that is not written;
-    linear_logits float [B, classes] of the linear decoder, None where only the memory was there."""
+    linear_logits float [B, classes] of the linear decoder, None where only the memory was there; end_probs float [B], probability of
+    the PAD that ended the row, 1 where all blocks are written."""
 
     tokens: Tensor
     block_probs: Tensor
     linear_logits: Tensor | None
+    end_probs: Tensor
 
 
 @contextmanager
@@ -94,12 +99,14 @@ def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padd
     tokens[:, -1] = EOS_IDX
     finished = torch.zeros(batch, dtype=torch.bool, device=memory.device)
     block_log_probs = []                                                           # [B] per block begun
+    end_log_probs = torch.zeros(batch, dtype=widened(memory).dtype, device=memory.device)
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(1, max_codes * block_size + 1):
             logits = model.decoder.step(tokens[:, position - 1], cache)            # [B, V]
             log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)      # [B], [B]
             if (position - 1) % block_size == 0:
+                end_log_probs = torch.where(~finished & (token == PAD_IDX), log_prob, end_log_probs)
                 finished = finished | (token == PAD_IDX)
                 if finished.all():         # waits for the device, so only once per block
                     break
@@ -109,7 +116,53 @@ def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padd
     block_probs = torch.zeros(batch, max_codes, dtype=widened(memory).dtype, device=memory.device)
     for i, log_prob in enumerate(block_log_probs):
         block_probs[:, i] = log_prob.exp()
-    return GreedyResult(tokens, block_probs, None)
+    return GreedyResult(tokens, block_probs, None, end_log_probs.exp())
+
+
+def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, formatter: BlockyFormatter) -> tuple[Tensor, Tensor, Tensor]:
+    """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no code or one that stands there
+    already; block_probs float [B, max_codes]; set_probs float [B], the probability of the set of codes, see `set_probs`)."""
+    sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
+    with evaluating(model):
+        memory, _ = model.encode(input_ids, attention_mask)
+        padding = model.memory_padding_mask(attention_mask)
+        written = greedy_from_memory(model, memory, padding, **sizes)
+        blocks = formatter.canonical_blocks(written.tokens)
+        again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)           # [B, max_codes]
+        blocks = blocks.masked_fill(again[..., None], PAD_IDX)
+        at_first = torch.full_like(blocks, PAD_IDX)
+        at_first[:, 0] = blocks[:, 0]
+        plain = (at_first.flatten(1) == written.tokens[:, 1:-1]).all(1)                    # at most one code, written as it is
+        found = torch.where(plain, written.end_probs * torch.where(written.block_probs[:, 0] > 0, written.block_probs[:, 0], 1.0), 0.0)
+        rows = (~plain).nonzero()[:, 0]
+        if len(rows):
+            found[rows] = set_probs(model, memory[rows], None if padding is None else padding[rows], blocks[rows])
+    return blocks, written.block_probs, found
+
+
+def set_probs(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor) -> Tensor:
+    """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all orders of the codes.
+
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none; the order in which they stand does not matter.
+    """
+    batch, room, size = blocks.shape
+    there = (blocks != PAD_IDX).any(-1)                                                   # [B, room]
+    number = there.sum(1)
+    found = torch.zeros(batch, dtype=widened(memory).dtype, device=memory.device)
+    front = blocks.gather(1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks))
+    with evaluating(model):
+        for count in number.unique().tolist():
+            orders = torch.tensor(list(permutations(range(count))), dtype=torch.int64, device=blocks.device)     # [orders, count]
+            for rows in (number == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
+                codes = front[rows][:, orders].reshape(len(rows) * len(orders), count * size)
+                begin, end = codes.new_full((len(codes), 1), BOS_IDX), codes.new_full((len(codes), 1), PAD_IDX)
+                written = torch.cat([begin, codes], dim=1) if count < room else torch.cat([begin, codes[:, :-1]], dim=1)
+                follows = torch.cat([codes, end], dim=1) if count < room else codes
+                of = rows.repeat_interleave(len(orders))
+                logits = model.decode(memory[of], written, None if memory_padding_mask is None else memory_padding_mask[of])
+                log_probs = widened(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1)
+                found[rows] = log_probs.view(len(rows), -1).logsumexp(1).exp()
+    return found
 
 
 def widened(x: Tensor) -> Tensor:

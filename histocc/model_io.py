@@ -5,12 +5,13 @@ import os
 
 import torch
 
-from histocc import checkpoint, published
+from histocc import checkpoint, published, tables
 from histocc.canine import CanineConfig
 from histocc.distributed import World
 from histocc.errors import UserError
-from histocc.formatter import BlockyFormatter
+from histocc.formatter import BlockyFormatter, CodeError, make_formatter
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.text import LANGUAGES
 
 
 def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
@@ -21,23 +22,94 @@ def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: f
         memory_mask=config["memory_mask"])
 
 
-def load_model(path: str, device: torch.device | str = "cpu") -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
-    """(model in eval mode, formatter, checkpoint) of a checkpoint file or a run's folder, its best one first.
+def load_model(path: str, device: torch.device | str = "cpu", *, formatter: str | None = None,
+               key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+    """(model in eval mode, formatter, checkpoint) of a checkpoint file, a run's folder, its best one first, or what others published: a
+    file, a folder, or a name on the hub.
 
-    Raises UserError.
+    formatter, key: kind of formatter and file of codes, for published models alone. Raises UserError.
     """
-    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
-    if file is None:
-        raise UserError(f"{path}: no checkpoint there (neither {checkpoint.BEST} nor {checkpoint.LAST})")
-    state = own_checkpoint(file)
-    formatter = BlockyFormatter.from_dict(state["formatter"])
-    model = build_model(state["config"], formatter, len(state["key"]))
-    model.load_state_dict(state["model"])
-    return model.to(device).eval(), formatter, state
+    file = find_weights(path, path)
+    model, own, state = model_of(file, load_state(file), formatter, key)
+    return model.to(device), own, state
 
 
-def own_checkpoint(file: str) -> dict:
-    state = checkpoint.load(file)
+def load_state(file: str) -> dict:
+    """What a file of weights holds. Raises UserError."""
+    return published.load_content(file)
+
+
+def brings_settings(state: dict) -> bool:
+    """Whether a file of weights is a checkpoint of histocc, which holds formatter and sizes."""
+    return "format" in state or "config" in state
+
+
+def model_of(file: str, state: dict, formatter: str | None = None, key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+    """As `load_model`, of what `load_state` gave, on the CPU."""
+    if not brings_settings(state):
+        model, own, state = published_model(file, state, formatter, key)
+        return model.eval(), own, state
+    if formatter or key:
+        raise UserError(f"{file}: brings its formatter and its key; leave {'--formatter' if formatter else '--key'} out")
+    state = own_checkpoint(file, state)
+    own = BlockyFormatter.from_dict(state["formatter"])
+    model = build_model(state["config"], own, len(state["key"]))
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError:
+        raise UserError(f"{file}: its weights do not fit its settings; it is damaged") from None
+    return model.eval(), own, state
+
+
+def published_model(file: str, content: dict, kind: str | None, key_file: str | None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+    """As `load_model`, of weights that come without settings. `kind` in the checkpoint: mixer, or flat, which has no seq2seq decoder.
+
+    A mixer looks at padding too, as it was trained. Raises UserError.
+    """
+    found = published.read(file, content)
+    if found.kind == "encoder" or "linear_decoder.weight" not in found.weights:
+        raise UserError(f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint")
+    formatter = published_formatter(file, found, kind)
+    codes = tables.read_key(key_file) if key_file else list(found.key)
+    codes, outputs = [formatter.repair(code)[0] for code in codes], len(found.weights["linear_decoder.weight"])
+    if len(codes) != outputs or len(set(codes)) < outputs:
+        raise UserError(f"{file}: has {outputs:,} outputs, and its key {len(set(codes)):,} different codes; --key FILE names its codes, columns "
+                        "code and system_code (or hisco)")
+    config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
+    model = build_model(config, formatter, outputs)
+    missing = [name for name in checkpoint.load_matching(model, found.weights)[0] if found.kind == "mixer" or not name.startswith("decoder.")]
+    if missing:
+        raise UserError(f"{file}: misses {', '.join(by_part(missing, model.state_dict()))}")
+    state = {**found.as_checkpoint(), "key": {code: i for i, code in enumerate(codes)}, "config": config, "formatter": formatter.to_dict(),
+             "system": formatter.kind, "languages": list(LANGUAGES), "kind": found.kind}
+    return model, formatter, state
+
+
+def published_formatter(file: str, found: published.Published, kind: str | None) -> BlockyFormatter:
+    """The formatter of published weights: `kind`, or the one whose tokens they have. Raises UserError where that is not known or not so."""
+    tokens = found.weights.get("decoder.token_emb.embedding.weight")
+    possible = [make_formatter(name, None) for name in ("hisco", "occ1950") if kind in (None, name)]
+    if tokens is not None:
+        possible = [formatter for formatter in possible if formatter.num_classes[0] + 1 == len(tokens)]
+    elif kind is None:                               # a flat classifier has no tokens, but perhaps codes that only one system has
+        possible = [formatter for formatter in possible if fits(formatter, found.key)]
+    if len(possible) == 1:
+        return possible[0]
+    what = f"{len(tokens)} tokens" if tokens is not None else "no tokens"
+    raise UserError(f"{file}: the weights have {what}, and those of " + (f"formatter {kind} are others" if kind else "neither hisco nor occ1950 alone; "
+                    "--formatter names the system. A general-purpose model brings its settings when it is trained on, with --initial-checkpoint"))
+
+
+def fits(formatter: BlockyFormatter, codes) -> bool:
+    """Whether there are codes and the formatter can write each."""
+    try:
+        return bool([formatter.encode_code(formatter.repair(code)[0]) for code in codes])
+    except CodeError:
+        return False
+
+
+def own_checkpoint(file: str, state: dict | None = None) -> dict:
+    state = checkpoint.load(file) if state is None else state
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
                         f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
@@ -138,17 +210,23 @@ def system_name(formatter: BlockyFormatter) -> str:
 
 
 def initial_file(args: argparse.Namespace) -> str:
-    """The file that --initial-checkpoint names: itself, the best or last of a run, the weights of a published folder, or of a name on
-    the hub. Raises UserError."""
-    path = args.initial_checkpoint
+    """The file that --initial-checkpoint names. Raises UserError."""
+    return find_weights(args.initial_checkpoint, f"--initial-checkpoint {args.initial_checkpoint}")
+
+
+def find_weights(path: str, said: str) -> str:
+    """The file of weights that `path` names: itself, the best or last of a run, the one in a published folder, or of a name on the hub.
+
+    said: what a message begins with. Raises UserError.
+    """
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
     if file is None and os.path.isdir(path):
-        raise UserError(f"--initial-checkpoint {path}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
+        raise UserError(f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
                         f"{' nor '.join(published.WEIGHTS)})")
     if file is None and path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not path.endswith((".bin", ".safetensors")):
         file = published.find_weights(published.from_hub(path))
     if file is None:
-        raise UserError(f"--initial-checkpoint {path}: no checkpoint there")
+        raise UserError(f"{said}: no checkpoint there")
     return file
 
 

@@ -182,16 +182,16 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-def read_chunks(path: str, columns: list[str], delimiter: str | None = None, encoding: str | None = None) -> Iterator[Chunk]:
-    """All rows below the header, with the cells of `columns`, which the header must have.
+def read_chunks(path: str, columns: list[str] | None, delimiter: str | None = None, encoding: str | None = None) -> Iterator[Chunk]:
+    """All rows below the header, with the cells of `columns`, which the header must have; None: all columns, in order.
 
     delimiter, encoding: None finds them. Raises UserError where the rest of the file cannot be read.
     """
     header, delimiter = read_header(path, delimiter)
-    places = [header.index(name) for name in columns]
+    places = list(range(len(header))) if columns is None else [header.index(name) for name in columns]
     try:
         if is_parquet(path):
-            yield from _parquet_chunks(path, columns)
+            yield from _parquet_chunks(path, header if columns is None else columns)
             return
         yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
     except UnicodeError as error:

@@ -23,12 +23,14 @@ LEVELS = [                                                            # the lowe
     {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
     {"machine", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
-    {"model_io"},
+    {"model_io", "search"},
+    {"coder"},
+    {"coded_file", "predict_arguments"},
     {"prepare"},
     {"boundary"},
-    {"seq2seq_mixer_engine", "job_data"},
+    {"seq2seq_mixer_engine", "job_data", "predict"},
     {"job", "doctor"},
-    {"sample", *SCRIPTS},
+    {"sample", "occ_canine", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 

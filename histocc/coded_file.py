@@ -1,0 +1,226 @@
+"""A file of rows that is being coded: cut into numbered parts, each written whole or not at all, and put together at the end.
+
+The parts lie in `OUTPUT.parts` beside the output, with the settings that made them. What a part holds depends on its rows and on the
+settings alone, never on the number of processes or on interruptions: texts that occur often are coded first, for all parts.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from histocc.checkpoint import write_atomic
+from histocc.coder import Coded
+from histocc.errors import UserError
+from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
+
+ROWS_FOR_LARGER_PARTS = 2_000_000                    # so many rows add a chunk to each part
+MOST_FREQUENT = 1 << 16                              # texts that are coded once for all parts
+PIECE = 2048                                         # of them at once
+_END = 1 << 16                                       # bytes of the input's begin and end that tell it from others
+SETTINGS, SCAN, LOCK = "settings.json", "scan.json", "run.lock"
+
+
+@dataclass
+class Scan:
+    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent: texts and languages that
+    occur more than once, the most frequent first; encoding: of a CSV file."""
+
+    rows: int
+    parts: int
+    chunks: int
+    encoding: str | None
+    frequent: list[tuple[str, str]]
+
+
+def fingerprint(path: str) -> dict:
+    """What tells an input file from another, or from itself after a change: size, time of change, hash of its begin and end."""
+    found = os.stat(path)
+    with open(path, "rb") as file:
+        begin = file.read(_END)
+        file.seek(max(0, found.st_size - _END))
+        return {"size": found.st_size, "changed": found.st_mtime_ns, "ends": hashlib.sha256(begin + file.read()).hexdigest()}
+
+
+def file_hash(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class CodedFile:
+    """The parts of one output. output: its path; settings: everything that decides what the parts hold, plain types."""
+
+    def __init__(self, output: str, settings: dict):
+        self.output, self.folder, self.settings = output, output + ".parts", settings
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def part(self, number: int, ending: str = "csv") -> str:
+        return self.path(f"{number:06d}.{ending}")
+
+    def is_done(self, number: int) -> bool:
+        return os.path.exists(self.part(number))
+
+    # ---- rank 0 alone
+
+    def begin(self, overwrite: bool) -> bool:
+        """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was one. Raises UserError where that had other
+        settings, unless `overwrite`, which removes it."""
+        before = read_json(self.path(SETTINGS))
+        if before is not None and before != self.settings:
+            if not overwrite:
+                differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
+                raise UserError(f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)} differ): repeat "
+                                "that command to go on with it, or start anew with --overwrite")
+        if before == self.settings:
+            return True
+        self.clear()                                 # what a process left that was killed at its begin, too
+        write_json(self.path(SETTINGS), self.settings)
+        return False
+
+    def clear(self) -> None:
+        """Removes all but the lock, which the caller holds."""
+        for name in os.listdir(self.folder):
+            if name != LOCK:
+                os.remove(self.path(name))
+
+    def scan(self, path: str, delimiter: str | None, columns: list[str], known: Callable[[str], str], frequent: bool,
+             check: Callable[[], None]) -> None:
+        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where there is one."""
+        if os.path.exists(self.path(SCAN)):
+            return
+        encoding = None if is_parquet(path) else detect_encoding(path)
+        counts: Counter = Counter()
+        rows = chunks = 0
+        for chunk in read_chunks(path, columns, delimiter, encoding):
+            check()
+            rows += len(chunk.lines)
+            chunks += 1
+            if frequent:
+                languages = map(known, chunk.columns[1]) if len(columns) > 1 else [""] * len(chunk.lines)
+                counts.update(zip(map(str.strip, chunk.columns[0]), languages))
+                if len(counts) > 16 * MOST_FREQUENT:                        # what is rare so far is forgotten: a bound for the memory
+                    counts = Counter({key: number for key, number in counts.items() if number > 1} if len(counts) < 32 * MOST_FREQUENT
+                                     else dict(counts.most_common(MOST_FREQUENT)))
+        of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
+        parts = -(-chunks // of_part)
+        often = [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0]] if parts > 1 else []
+        write_json(self.path(SCAN), {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often})
+
+    def join(self, header: list[str], parts: int) -> dict:
+        """Puts the parts together into the output. Returns their counts, summed. The rows that could not be read are listed
+        beside the output."""
+        total: Counter = Counter()
+        languages: Counter = Counter()
+        faults = []
+        for number in range(parts):
+            noted = read_json(self.part(number, "json"))
+            faults += noted.pop("faults")
+            languages.update(noted.pop("unknown_languages"))
+            total.update(noted)
+
+        def write(file) -> None:
+            file.write(csv_text([header]))
+            for number in range(parts):
+                with open(self.part(number), "rb") as part:
+                    shutil.copyfileobj(part, file)
+        write_atomic(self.output, write)             # the parts stay until the caller clears them
+        rejected = self.output + ".rejected.csv"
+        if faults:
+            write_atomic(rejected, lambda file: file.write(csv_text([["line", "kind", "reason"], *faults])))
+        elif os.path.exists(rejected):
+            os.remove(rejected)                      # of the output that was there before
+        return {**total, "faults": len(faults), "rejected": rejected, "unknown_languages": dict(languages.most_common(10)),
+                "unknown": sum(languages.values())}
+
+    # ---- every rank
+
+    def open_scan(self) -> Scan:
+        found = read_json(self.path(SCAN))
+        if found is None:
+            raise UserError(f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder that they share")
+        return Scan(**{**found, "frequent": [tuple(pair) for pair in found["frequent"]]})
+
+    def rows(self, path: str, delimiter: str | None, scan: Scan) -> Iterator[tuple[int, list[Chunk]]]:
+        """(number, chunks) of each part that is to be read, all columns."""
+        held: list[Chunk] = []
+        number = 0
+        for chunk in read_chunks(path, None, delimiter, scan.encoding):
+            held.append(chunk)
+            if len(held) == scan.chunks:
+                yield number, held
+                number, held = number + 1, []
+        if held:
+            yield number, held
+
+    def write_part(self, number: int, rows: list[list[str]], noted: dict) -> None:
+        write_json(self.part(number, "json"), noted)
+        write_atomic(self.part(number), lambda file: file.write(csv_text(rows)))         # written last: it says that the part is done
+
+    def code_frequent(self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]) -> None:
+        """Codes this rank's pieces of the frequent texts, as far as they are not there."""
+        for number, start in enumerate(range(0, len(scan.frequent), PIECE)):
+            if mine(number) and not os.path.exists(self.path(f"frequent{number}.json")):
+                texts, languages = zip(*scan.frequent[start:start + PIECE])
+                write_json(self.path(f"frequent{number}.json"), code(list(texts), list(languages)))
+
+    def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
+        """The frequent texts with what they got."""
+        pieces = [read_json(self.path(f"frequent{number}.json")) for number in range(-(-len(scan.frequent) // PIECE))]
+        return {key: Coded(*coded) for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)}
+
+
+class Progress:
+    """A line on stderr every few seconds: rows, rows/s over all processes, time left. Rank 0 speaks."""
+
+    def __init__(self, file: CodedFile, scan: Scan, speaks: bool, every: float = 5.0):
+        self.file, self.scan, self.speaks, self.every = file, scan, speaks, every
+        self.started = self.said = time.monotonic()
+        self.of_part = scan.rows / max(1, scan.parts)
+        self.first = self.done() if speaks else 0.0
+
+    def done(self) -> float:
+        parts = sum(name.endswith(".csv") for name in os.listdir(self.file.folder))
+        return min(self.scan.rows, parts * self.of_part)
+
+    def show(self, share: float = 0.0) -> None:
+        """share: of the part that this process is at, 0…1."""
+        now = time.monotonic()
+        if not self.speaks or now - self.said < self.every:
+            return
+        self.said = now
+        done = min(self.scan.rows, self.done() + share * self.of_part)
+        rate = (done - self.first) / (now - self.started)
+        left = f", {duration((self.scan.rows - done) / rate)} left" if rate > 0 else ""
+        print(f"{done:,.0f} of {self.scan.rows:,} rows, {rate:,.0f} rows/s{left}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def csv_text(rows: list[list]) -> bytes:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue().encode()
+
+
+def read_json(path: str):
+    """None where there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def write_json(path: str, value) -> None:
+    write_atomic(path, lambda file: file.write(json.dumps(value).encode()))

@@ -1,0 +1,188 @@
+"""Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc import decoding, model_io
+from histocc.distributed import World
+from histocc.errors import UserError
+from histocc.formatter import PAD_IDX
+from histocc.precision import Precision
+from histocc.search import CodeSearch, CodeTree
+from histocc.text import UNKNOWN_LANGUAGE, encode
+
+DECODERS = {
+    "greedy": "writes the codes digit by digit",
+    "flat": "the linear decoder's codes above --threshold: fast",
+    "topk": "the most probable codes of the key, each alone",
+    "full": "as topk, by way of the probability of every code",
+}
+
+
+class Coded(NamedTuple):
+    """What a text gets. codes and probs: at most k, in order; conf: how sure the model is of them together, None for an empty text.
+
+    greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of codes, in any order, and no
+    other. flat: the most probable first; conf is the probability that these outputs and no others are on. topk, full: the most probable
+    first, each as if it were written first; conf is the probability of the best one.
+    """
+
+    codes: list[str]
+    probs: list[float]
+    conf: float | None
+
+
+NOTHING = Coded([], [], None)
+
+
+class Coder:
+    """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them; batch_size: texts at once; check:
+    called between batches, may raise to stop.
+
+    Texts count without blanks around them; one that is empty gets no code. Languages are those that the model was trained on; see `known`.
+    """
+
+    def __init__(self, model: torch.nn.Module, formatter, state: dict, *, batch_size: int = 256, precision: Precision | None = None,
+                 check: Callable[[], None] = lambda: None):
+        self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
+        self.precision = precision or Precision("float32")
+        self.model.to(self.precision.dtype)
+        self.device = next(model.parameters()).device
+        self.codes = list(state["key"])
+        self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
+        self.system = state.get("system") or model_io.system_name(formatter)
+        self.has_decoder = state.get("kind") != "flat"
+        self.max_len = state["config"]["max_len"]
+        self._width = None if model.memory_mask else self.max_len
+        self._search: CodeSearch | None = None
+        self._code_of: dict[tuple, str] = {}
+
+    @classmethod
+    def load(cls, path: str, world: World | None = None, *, formatter: str | None = None, key: str | None = None, **options) -> "Coder":
+        """The coder of a run, checkpoint or published model. Raises UserError."""
+        world = world or World()
+        return cls(*model_io.load_model(path, world.device, formatter=formatter, key=key), **options)
+
+    def need(self, decoder: str) -> None:
+        """Raises UserError where the model has no such decoder."""
+        if decoder != "flat" and not self.has_decoder:
+            raise UserError(f"--decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes; use flat")
+
+    def known(self, language: str) -> str:
+        """The language as the model knows it: itself, or unk."""
+        language = language.strip()
+        return language if language in self.languages else UNKNOWN_LANGUAGE
+
+    def code(self, texts: list[str], languages: list[str], decoder: str = "greedy", k: int = 5, threshold: float | dict[str | None, float] = 0.5,
+             deduplicate: bool = True) -> list[Coded]:
+        """Codes of each text. languages: one per text. threshold: for flat, by language, None for all others, or one number.
+
+        deduplicate: code the same text in the same language once. Raises UserError, ValueError.
+        """
+        if decoder not in DECODERS:
+            raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
+        self.need(decoder)
+        return self._each(texts, languages, deduplicate, lambda ids, mask, languages: self._batch(ids, mask, languages, decoder, k, threshold), NOTHING)
+
+    def probabilities(self, texts: list[str], languages: list[str], decoder: str = "flat", deduplicate: bool = True) -> np.ndarray:
+        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full; an empty text has NaN."""
+        self.need(decoder)
+
+        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
+            found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask).sigmoid()
+            return list(found.float().cpu().numpy())
+        return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
+
+    def embeddings(self, texts: list[str], languages: list[str], deduplicate: bool = True) -> np.ndarray:
+        """The encoder's pooled output, float32 [texts, width]; an empty text has NaN."""
+        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
+            with decoding.evaluating(self.model):
+                return list(self.model.encode(ids, mask)[1].float().cpu().numpy())
+        return self._stacked(self._each(texts, languages, deduplicate, batch, None), self.model.config.hidden_size)
+
+    def search(self) -> CodeSearch:
+        """Made when it is first asked for. Raises UserError where the key does not fit the formatter."""
+        if self._search is None:
+            try:
+                with torch.autocast(self.device.type, enabled=False):
+                    self._search = CodeSearch(self.model, CodeTree(self.codes, self.formatter))
+            except ValueError as error:
+                raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
+        return self._search
+
+    @staticmethod
+    def _stacked(rows: list[np.ndarray | None], width: int) -> np.ndarray:
+        found = np.full((len(rows), width), np.nan, dtype=np.float32)
+        for i, row in enumerate(rows):
+            if row is not None:
+                found[i] = row
+        return found
+
+    def _each(self, texts: list[str], languages: list[str], deduplicate: bool, batch: Callable, nothing) -> list:
+        """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length; `nothing` for an empty one."""
+        rows = [(text.strip(), self.known(language)) for text, language in zip(texts, languages, strict=True)]
+        if deduplicate:
+            distinct = list(dict.fromkeys(row for row in rows if row[0]))
+            found = dict(zip(distinct, self._in_batches(distinct, batch)))
+            return [found.get(row, nothing) for row in rows]
+        at = [i for i, row in enumerate(rows) if row[0]]
+        results = [nothing] * len(rows)
+        for i, result in zip(at, self._in_batches([rows[i] for i in at], batch)):
+            results[i] = result
+        return results
+
+    def _in_batches(self, rows: list[tuple[str, str]], batch: Callable) -> list:
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        results = [None] * len(rows)
+        for start in range(0, len(rows), self.batch_size):
+            self.check()
+            part = order[start:start + self.batch_size]
+            texts, languages = zip(*(rows[i] for i in part))
+            ids, mask = (torch.from_numpy(array).to(self.device) for array in encode(texts, languages, self.max_len, self._width))
+            with self.precision.autocast():
+                found = list(batch(ids, mask, languages))        # here and now: a generator would compute outside of autocast
+            for i, result in zip(part, found):
+                results[i] = result
+        return results
+
+    def _flat_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
+        with decoding.evaluating(self.model):
+            return decoding.widened(self.model.classify(self.model.encode(ids, mask)[1]))
+
+    def _batch(self, ids: Tensor, mask: Tensor, languages: list[str], decoder: str, k: int, threshold) -> Iterator[Coded]:
+        if decoder == "greedy":
+            return self._greedy(ids, mask, k)
+        if decoder == "flat":
+            return self._flat(ids, mask, languages, k, threshold)
+        if decoder == "topk":
+            numbers, probs = self.search().topk(ids, mask, k)
+        else:
+            probs, numbers = self.search().full(ids, mask).topk(min(k, len(self.codes)))
+        return (Coded([self.codes[i] for i in row], of_row, of_row[0]) for row, of_row in zip(numbers.tolist(), probs.tolist()))
+
+    def _greedy(self, ids: Tensor, mask: Tensor, k: int) -> Iterator[Coded]:
+        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter)
+        for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
+            there = [(self._name(tuple(block)), prob) for block, prob in zip(row, of_row) if any(token != PAD_IDX for token in block)][:k]
+            yield Coded([code for code, _ in there], [prob for _, prob in there], conf)
+
+    def _name(self, block: tuple[int, ...]) -> str:
+        code = self._code_of.get(block)
+        if code is None:
+            code = self._code_of[block] = self.formatter.decode_block(block)
+        return code
+
+    def _flat(self, ids: Tensor, mask: Tensor, languages: list[str], k: int, threshold: float | dict[str | None, float]) -> Iterator[Coded]:
+        logits = self._flat_logits(ids, mask)
+        least = [threshold if not isinstance(threshold, dict) else threshold.get(language, threshold[None]) for language in languages]
+        logit, number = logits.topk(min(k, logits.shape[1]))
+        prob = logit.sigmoid()
+        on = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]                # [B, k], the most probable first
+        none = torch.nn.functional.logsigmoid(-logits).sum(1)                             # log-probability that no output is on
+        conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()                          # log p − log (1 − p) is the logit
+        for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), on.sum(1).tolist(), conf.tolist()):
+            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)

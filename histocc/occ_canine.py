@@ -1,0 +1,176 @@
+"""The model as an object, for scripts and notebooks:
+
+    from histocc import OccCANINE
+
+    model = OccCANINE("./output")
+    model.predict(["wine merchant", "huusmand og væver"], lang=["en", "da"])
+    model.finetune("data.csv", target_cols=["hisco_1", "hisco_2"], language_col="lang", save_path="./mine")
+"""
+
+import contextlib
+import gc
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from histocc import checkpoint, cli, job, job_data, model_io
+from histocc.coder import Coder
+from histocc.distributed import World, choose_device
+from histocc.errors import UserError
+from histocc.stopping import Stopped, StopRequest
+from histocc.text import UNKNOWN_LANGUAGE
+
+HUB_NAME = "Christianvedel/OccCANINE_s2s_mix"
+BEHAVIORS = {"good": "greedy", "fast": "flat"}
+PREDICTION_TYPES = {"greedy": "greedy", "greedy-topk": "topk", "flat": "flat", "full": "full"}
+
+
+class OccCANINE:
+    """A trained model.
+
+    name: folder of a run, a checkpoint, a published model, or its name on the hub; None for the published HISCO model there.
+    device: "cpu", "cuda" or None for a GPU where there is one. batch_size: texts at once. system, key: of published weights, "hisco" or
+    "occ1950", and the file of their codes where they hold none; a run brings both, and its system is then in `system`. Raises UserError.
+    """
+
+    def __init__(self, name: str | None = None, device: str | None = None, batch_size: int = 256, system: str = "hisco", key: str | None = None):
+        self.device = choose_device(device or "auto", 0, 1)
+        self.batch_size = batch_size
+        self._load(name or HUB_NAME, system, key)
+
+    def _load(self, path: str, system: str | None = None, key: str | None = None) -> None:
+        self.file = model_io.find_weights(path, path)
+        state = model_io.load_state(self.file)
+        with torch.random.fork_rng([]):              # weights that are replaced at once are drawn at random: not from the caller's numbers
+            model, formatter, state = model_io.model_of(self.file, state, None if model_io.brings_settings(state) else system, key)
+        self.coder = Coder(model.to(self.device), formatter, state, batch_size=self.batch_size)
+        self.model, self.formatter, self.system = model, formatter, self.coder.system
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes that the model knows, in the order of its linear outputs."""
+        return self.coder.codes
+
+    def predict(self, texts: str | Sequence[str], lang: str | Sequence[str] = UNKNOWN_LANGUAGE, what: str = "pred", behavior: str = "good",
+                prediction_type: str | None = None, k_pred: int = 5, threshold: float | dict[str, float] = 0.5, deduplicate: bool = True):
+        """A row per text: a list of dicts, or a DataFrame where pandas is installed. Every row has `occ1` and `lang`, and with what =
+
+        pred: up to k_pred codes `hisco_1`, `prob_1`, … (the system's name; None where there is no further one) and `conf`, how sure the
+        model is of them together (see `histocc.coder.Coded`); all None for an empty text.
+        probs: a probability for each code of `codes`, by the linear decoder (flat) or the seq2seq decoder.
+        embeddings: `embedding`, the encoder's pooled output, float32 [width].
+
+        lang: one language, or one per text; one that the model does not know counts as unk, with a warning. behavior: "good" (greedy) or
+        "fast" (flat), unless prediction_type says more: greedy, greedy-topk (the most probable codes of the key, each alone), flat, full
+        (the same by way of every code's probability). threshold: flat alone, one number or by language. deduplicate: the same text in the
+        same language is coded once. Raises ValueError, and UserError where the model has no such decoder.
+        """
+        for given, choices in ((what, ("pred", "probs", "embeddings")), (behavior, BEHAVIORS), (prediction_type, (None, *PREDICTION_TYPES))):
+            if given not in choices:
+                raise ValueError(f"{given!r} is not one of {', '.join(map(repr, choices))}")
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        languages = [lang] * len(texts) if isinstance(lang, str) else list(lang)
+        if len(languages) != len(texts):
+            raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
+        self._warn_of_unknown(languages)
+        decoder = PREDICTION_TYPES[prediction_type or BEHAVIORS[behavior]]
+        rows = [{"occ1": text, "lang": language} for text, language in zip(texts, languages)]
+        if what == "embeddings":
+            for row, vector in zip(rows, self.coder.embeddings(texts, languages, deduplicate)):
+                row["embedding"] = vector
+        elif what == "probs":
+            found = self.coder.probabilities(texts, languages, "flat" if decoder == "flat" else "full", deduplicate)
+            for row, probs in zip(rows, found.tolist()):
+                row.update(zip(self.codes, probs))
+        else:
+            thresholds = {None: 0.5, **threshold} if isinstance(threshold, dict) else threshold
+            most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
+            for row, coded in zip(rows, self.coder.code(texts, languages, decoder, k_pred, thresholds, deduplicate)):
+                for i in range(most):
+                    there = i < len(coded.codes)
+                    row[f"{self.system}_{i + 1}"], row[f"prob_{i + 1}"] = (coded.codes[i], coded.probs[i]) if there else (None, None)
+                row["conf"] = coded.conf
+        return as_table(rows)
+
+    def _warn_of_unknown(self, languages: list[str]) -> None:
+        unknown = Counter(language for language in languages if self.coder.known(language) != language.strip())
+        if unknown:
+            names = ", ".join(f"{language!r} ({number:,})" for language, number in unknown.most_common(10))
+            warnings.warn(f"languages that the model does not know, coded as unk: {names}; it knows {', '.join(self.coder.languages)}", stacklevel=3)
+
+    def finetune(self, dataset: str, **arguments) -> "OccCANINE":
+        """Trains on from this model as `finetune.py` does, and becomes the best model of that run; returns itself.
+
+        dataset: a CSV or Parquet file. arguments: those of finetune.py, with underscores: target_cols=["hisco_1"], num_epochs=3,
+        save_path="./mine", language_col="lang". The formatter is this model's unless named. The same call goes on where an interrupted
+        one stopped; Ctrl-C saves first. One process; torchrun starts several, with finetune.py. Raises UserError, TrainingError.
+        """
+        args = finetune_parser().parse_args(["--dataset", str(dataset), *as_flags(self._defaults() | arguments)])
+        if args.distributed:
+            raise UserError("several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py --distributed …")
+        stop = StopRequest()
+        stop.limit(args.stop_after)
+        listening = stop.listening() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
+        threads = torch.get_num_threads()
+        world = World(device=choose_device(args.device, 0, 1), stop=stop)
+        try:
+            with listening, torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
+                data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
+                if args.prepare_only:
+                    return self
+                if args.eval_only:
+                    job.run_evaluation(args, world, data, formatter)
+                    return self
+                job.run_training(args, world, data, formatter, files=[args.dataset])
+        except Stopped:
+            stop.acted = True
+        finally:
+            torch.set_num_threads(threads)           # a resumed run takes those of its first start
+            gc.collect()
+        if checkpoint.find(args.save_path) is not None:
+            self._load(args.save_path)
+        if stop.acted and stop.exit_code:
+            raise KeyboardInterrupt
+        return self
+
+    def _defaults(self) -> dict:
+        """Arguments of a run that starts from this model."""
+        own = self.formatter.to_dict()
+        general = {"block_size": own["block_size"], "use_within_block_sep": own["within_block_sep"] is not None,
+                   "allow_codes_shorter_than_block_size": own["allow_short"]} if own["kind"] == "gpf" else {}
+        return {"initial_checkpoint": self.file, "formatter": own["kind"], "device": self.device.type, **general}
+
+
+def finetune_parser() -> cli.Parser:
+    """The arguments of finetune.py."""
+    parser = cli.make_parser("finetune", "")
+    parser.add_argument("--dataset", required=True)
+    cli.add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
+    cli.add_data_arguments(parser, formatter="gpf", use_val_share=True)
+    cli.add_model_arguments(parser)
+    cli.add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+    return parser
+
+
+def as_flags(arguments: dict) -> list[str]:
+    """Arguments by name as a command line, so that they are checked as there; None and False are those not given."""
+    flags = []
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+        single = len(values) == 1 and not isinstance(value, (list, tuple))
+        flags += [f"{cli.flag(name)}={values[0]}"] if single else [cli.flag(name), *(os.fspath(v) if isinstance(v, os.PathLike) else str(v) for v in values)]
+    return flags
+
+
+def as_table(rows: list[dict]):
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)

@@ -1,0 +1,257 @@
+"""Codes a file of descriptions with a trained model:
+
+    python -m histocc.predict --model ./output --input new.csv --column occ1 --language-column lang --output coded.csv
+    torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --column occ1 --language en --output coded.csv
+
+The columns of the input stay, in order; behind them come up to --k codes with their probabilities, how sure the model is of them together,
+and whether somebody should look. The same command again goes on where it was interrupted.
+"""
+
+from histocc import stopping
+
+if __name__ == "__main__":
+    stopping.start_listening()                       # from here on a signal is heard, though importing torch takes seconds
+
+import argparse
+import contextlib
+import os
+import time
+from collections import Counter
+
+from histocc import cli, model_io
+from histocc.batch_size import is_out_of_memory
+from histocc.coded_file import CodedFile, Progress, file_hash, fingerprint
+from histocc.coder import Coded, Coder
+from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.distributed import World
+from histocc.errors import TrainingError, UserError
+from histocc.precision import Precision
+from histocc.predict_arguments import DECIDES, argument_problems, get_args_parser
+from histocc.run_lock import run_lock
+from histocc.stopping import Stopped
+from histocc.table_files import Chunk, column_problems, read_header
+from histocc.tables import read_columns
+from histocc.text import UNKNOWN_LANGUAGE
+
+
+class Job:
+    """One input on its way to one output. header: of the input; descriptions: code → description, None without."""
+
+    def __init__(self, args: argparse.Namespace, world: World):
+        self.args, self.world = args, world
+        self.header = read_header(args.input, args.delimiter)[0]
+        self.progress: Progress | None = None
+        self.share = (0, 1)                          # batches done of the part at hand, and how many there are at most
+        precision = Precision.of(args, world.device)
+        precision.use()
+        self.coder = Coder.load(args.model, world, formatter=args.formatter, key=args.key, batch_size=args.batch_size,
+                                precision=precision, check=self.between_batches)
+        self.coder.need(args.decoder)
+        if args.decoder in ("topk", "full"):
+            self.coder.search()
+        self.system = args.system or self.coder.system
+        self.thresholds = {None: 0.5, **dict(args.threshold or [])}
+        self.descriptions = read_descriptions(args.descriptions, self.coder) if args.descriptions else None
+
+    def new_columns(self) -> list[str]:
+        """Names of what comes behind the columns of the input."""
+        names = [name for i in range(1, self.most + 1) for name in
+                 (f"{self.system}_{i}", f"prob_{i}", *([f"desc_{i}"] if self.descriptions is not None else []))]
+        return [*names, "conf", "needs_review"]
+
+    @property
+    def most(self) -> int:
+        """Codes of a row at most."""
+        return min(self.args.k, self.coder.formatter.max_num_codes if self.args.decoder == "greedy" else len(self.coder.codes))
+
+    @property
+    def read_columns(self) -> list[str]:
+        return [self.args.column, *([self.args.language_column] if self.args.language_column else [])]
+
+    def problems(self) -> list[str]:
+        args = self.args
+        problems = column_problems(args.input, self.header, self.read_columns)
+        there = [name for name in self.new_columns() if name in self.header]
+        if there:
+            problems.append(f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those of codes, rename the others")
+        strange = [language for language in self.thresholds if language is not None and language not in self.coder.languages]
+        if strange:
+            problems.append(f"--threshold: the model does not know the language {', '.join(strange)}; it knows {', '.join(self.coder.languages)}")
+        if args.language and args.language not in self.coder.languages:
+            problems.append(f"--language: the model does not know {args.language!r}; it knows {', '.join(self.coder.languages)}")
+        return problems
+
+    def settings(self) -> dict:
+        args = self.args
+        return {"input": fingerprint(args.input), "model": file_hash(model_io.find_weights(args.model, args.model)), "system": self.system,
+                **{name: list(map(list, value)) if name == "threshold" and value else value for name, value in vars(args).items() if name in DECIDES},
+                **{name: getattr(args, name) and file_hash(getattr(args, name)) for name in ("descriptions", "key")}}
+
+    def languages_of(self, columns: list[list[str]]) -> list[str]:
+        if self.args.language_column:
+            return columns[self.header.index(self.args.language_column)]
+        return [self.args.language or UNKNOWN_LANGUAGE] * len(columns[0])
+
+    def code(self, texts: list[str], languages: list[str]) -> list[Coded]:
+        self.share = (0, -(-len(texts) // self.args.batch_size))
+        return self.coder.code(texts, languages, self.args.decoder, self.args.k, self.thresholds, not self.args.no_deduplicate)
+
+    def between_batches(self) -> None:
+        if self.world.stop_asked_anywhere():
+            raise Stopped
+        if self.progress is not None:
+            self.progress.show(self.share[0] / self.share[1])
+            self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
+
+    def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
+        columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
+        texts, languages = columns[self.header.index(self.args.column)], self.languages_of(columns)
+        keys = [(text.strip(), self.coder.known(language) if self.args.language_column else "") for text, language in zip(texts, languages)]
+        rare = [i for i, key in enumerate(keys) if key not in frequent]
+        coded = [frequent.get(key) for key in keys]
+        for i, found in zip(rare, self.code([texts[i] for i in rare], [languages[i] for i in rare])):
+            coded[i] = found
+        new = [self.cells(found) for found in coded]
+        unknown = Counter(language.strip() for language in languages if self.coder.known(language) != language.strip())
+        noted = {"rows": len(texts), "empty": sum(not text for text, _ in keys), "no_code": sum(not found.codes for found in coded),
+                 "review": sum(cells[-1] for cells in new), "unknown_languages": dict(unknown.most_common(1000)),
+                 "faults": [list(fault) for chunk in chunks for fault in chunk.faults]}
+        file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], noted)
+
+    def cells(self, coded: Coded) -> list:
+        found = []
+        for code, prob in zip(coded.codes[:self.most], coded.probs):
+            found += [code, f"{prob:.6g}"] + ([self.descriptions.get(code, "")] if self.descriptions is not None else [])
+        found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
+        review = int(not coded.codes or coded.conf < self.args.min_prob)
+        return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
+
+
+def read_descriptions(path: str, coder: Coder) -> dict[str, str]:
+    """Code → description, of the model's codes. Raises UserError where none of them has one."""
+    header, _ = read_header(path)
+    names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
+    if None in names:
+        raise UserError(f"--descriptions {path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions "
+                        f"({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}")
+    found: dict[str, str] = {}
+    for code, text in read_columns(path, names):
+        found.setdefault(coder.formatter.repair(code)[0], text)
+    own = set(coder.codes) & found.keys()
+    if not own:
+        raise UserError(f"--descriptions {path}: none of the {len(coder.codes):,} codes of the model stands in column {names[0]!r}")
+    return found
+
+
+def refuse(problems: list[str]) -> None:
+    if problems:
+        raise UserError(problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems]))
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    """All ranks."""
+    with contextlib.ExitStack() as held:
+        try:
+            code_file(args, world, held)
+        except Stopped:
+            world.stop.acted = True
+            world.print(f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on.")
+        except OSError as error:
+            raise said_by_all(f"{args.output}: cannot be written or read further: {error}. The same command goes on") from None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise said_by_all(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example {max(1, args.batch_size // 4)}") from None
+
+
+def said_by_all(message: str) -> TrainingError:
+    """An error that ends the process it happened to with its message, whichever rank that is."""
+    error = TrainingError(message)
+    error.said_by_all = True
+    return error
+
+
+def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:
+    """All ranks. Who waits polls the store, so that no time limit is met."""
+    here: dict[str, Job] = {}
+    started, everyone = time.monotonic(), list(range(world.size))
+
+    def first() -> list:
+        refuse(argument_problems(args))
+        job = here["job"] = Job(args, world)
+        refuse(job.problems())
+        file = CodedFile(args.output, job.settings())
+        os.makedirs(file.folder, exist_ok=True)
+        held.enter_context(run_lock(file.folder))
+        before = file.begin(args.overwrite)
+        try:
+            file.scan(args.input, args.delimiter, job.read_columns, job.coder.known, not args.no_deduplicate, stop_check(world))
+        except UserError:
+            remove_parts(file, held)
+            raise
+        return [file.settings, before]
+    settings, before = world.main_first("first look", first)
+    job, file = here.get("job") or Job(args, world), CodedFile(args.output, settings)
+    scan = file.open_scan()
+    world.print(f"Coding {scan.rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {world.size} "
+                f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; going on with what is there" if before else ""))
+    job.progress = Progress(file, scan, world.is_main)
+
+    def often() -> None:
+        language = args.language or UNKNOWN_LANGUAGE
+        file.code_frequent(scan, lambda number: number % world.size == world.rank,
+                           lambda texts, languages: job.code(texts, languages if args.language_column else [language] * len(texts)))
+    world.led("frequent texts", everyone, often)
+    frequent = file.frequent(scan)
+
+    def parts() -> None:
+        check = stop_check(world)
+        for number, chunks in file.rows(args.input, args.delimiter, scan):
+            check()
+            if number % world.size == world.rank and not file.is_done(number):
+                job.code_part(file, number, chunks, frequent)
+    world.led("parts", everyone, parts)
+    counts = world.main_first("join", lambda: file.join(job.header + job.new_columns(), scan.parts))
+    if world.is_main:
+        remove_parts(file, held)
+    say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
+
+
+def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
+    file.clear()
+    held.close()                                     # the lock
+    with contextlib.suppress(OSError):
+        os.rmdir(file.folder)
+
+
+def stop_check(world: World):
+    def check() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+    return check
+
+
+def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:
+    """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not be read."""
+    world.print(f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s; {counts.get('review', 0):,} with "
+                f"needs_review, {counts.get('no_code', 0):,} of them without a code ({counts.get('empty', 0):,} texts are empty)")
+    if counts["unknown"]:
+        names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items())
+        world.print(f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}")
+    if job.descriptions is not None:
+        without = sum(code not in job.descriptions for code in job.coder.codes)
+        if without:
+            world.print(f"{args.descriptions}: {without:,} of {len(job.coder.codes):,} codes have no description")
+    if counts["faults"]:
+        error = TrainingError(f"{counts['faults']:,} rows of {args.input} could not be read and are not in {args.output}; {counts['rejected']} "
+                              "lists them by line. All others are there.")
+        error.heard_from_main = True                 # all ranks know it at the same time
+        raise error
+
+
+def main(argv: list[str] | None = None) -> None:
+    cli.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The model as an object: predictions in every form, and fine-tuning as finetune.py does it."""
+
+import sys
+import types
+
+import finetune
+import pytest
+import torch
+from helpers import FINETUNE, run, write_csv, write_rows
+from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
+
+import histocc
+from histocc import model_io
+from histocc.errors import UserError
+from histocc.occ_canine import OccCANINE, finetune_parser
+from histocc.text import encode
+
+TEXTS, LANGUAGES = ["smed", " ", "wine merchant and fisher", "smed"], ["da", "en", "en", "da"]
+
+
+@pytest.fixture(scope="module")
+def coder(model):  # noqa: F811
+    return OccCANINE(name=model, device="cpu", batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def no_pandas(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+
+def test_it_is_there_by_its_name():
+    assert histocc.OccCANINE is OccCANINE and "OccCANINE" in histocc.__all__
+
+
+def test_predictions(coder):
+    good = coder.predict(TEXTS, lang=LANGUAGES)
+    again = coder.predict(TEXTS, LANGUAGES, behavior="fast", prediction_type="greedy", deduplicate=False)
+    for row, other in zip(good, again):
+        assert all(value == pytest.approx(other[name], rel=1e-3) if isinstance(value, float) else value == other[name] for name, value in row.items())
+    assert [row["occ1"] for row in good] == TEXTS and [row["lang"] for row in good] == LANGUAGES
+    assert list(good[0]) == ["occ1", "lang", *(f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob")), "conf"]
+    assert good[0] == good[3] and all(value is None for name, value in good[1].items() if name not in ("occ1", "lang"))
+    assert 0 < good[2]["conf"] < 1 and len(coder.predict("smed", "da", k_pred=2)[0]) == 7
+
+    fast = coder.predict(TEXTS, LANGUAGES, behavior="fast", threshold={"en": 0.0, None: 2.0})
+    assert fast[2]["hisco_5"] in CODES and fast[0]["hisco_1"] is None
+    assert fast == coder.predict(TEXTS, LANGUAGES, prediction_type="flat", threshold={"en": 0.0, "da": 2.0})
+    best, every = (coder.predict(TEXTS, LANGUAGES, prediction_type=kind, k_pred=7) for kind in ("greedy-topk", "full"))
+    assert [row[f"hisco_{i}"] for row in best for i in range(1, 8)] == [row[f"hisco_{i}"] for row in every for i in range(1, 8)]
+    assert sorted(best[0][f"hisco_{i}"] for i in range(1, 8)) == sorted(CODES)
+
+
+def test_probabilities_and_embeddings(coder):
+    ids, mask = map(torch.from_numpy, encode(["smed"], ["da"]))
+    with torch.no_grad():
+        pooled = coder.model.encode(ids, mask)[1]
+        flat = coder.model.classify(pooled)[0].sigmoid()
+    probs = coder.predict(TEXTS, LANGUAGES, what="probs", behavior="fast")
+    assert [probs[0][code] for code in coder.codes] == pytest.approx(flat.tolist(), rel=1e-3) and probs[1][CODES[0]] != probs[1][CODES[0]]
+    every = coder.predict(["smed"], "da", what="probs")[0]
+    ranked = coder.predict(["smed"], "da", prediction_type="full", k_pred=7)[0]
+    assert all(every[ranked[f"hisco_{i}"]] == pytest.approx(ranked[f"prob_{i}"], rel=1e-4) for i in range(1, 8))
+    found = coder.predict(TEXTS, LANGUAGES, what="embeddings")
+    assert found[0]["embedding"] == pytest.approx(pooled[0].numpy(), rel=1e-2, abs=1e-4) and found[0]["embedding"].shape == (64,)
+
+
+def test_a_data_frame_where_pandas_is(coder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
+    kind, rows = coder.predict(TEXTS, LANGUAGES)
+    assert kind == "frame" and len(rows) == 4
+
+
+def test_what_does_not_fit_is_said(coder, tmp_path):
+    with pytest.warns(UserWarning, match="coded as unk: 'se' .2.; it knows unk, en, da"):
+        found = coder.predict(["smed", "x"], "se")
+    assert found[0]["hisco_1"] == coder.predict("smed")[0]["hisco_1"]
+    for arguments, message in [({"lang": ["da"]}, "2 texts, but 1 languages"), ({"what": "codes"}, "'codes' is not one of"),
+                               ({"behavior": "slow"}, "'slow'"), ({"prediction_type": "beam"}, "'beam'")]:
+        with pytest.raises(ValueError, match=message):
+            coder.predict(["smed", "x"], **arguments)
+    with pytest.raises(UserError, match="no checkpoint there"):
+        OccCANINE(str(tmp_path))
+    made = make_model(memory_mask=False)
+    torch.save({"model": made.state_dict(), "key": {code: i for i, code in enumerate(CODES)}}, tmp_path / "mixer.bin")
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    assert OccCANINE(str(tmp_path / "mixer.bin"), device="cpu").predict("smed", "da")[0]["conf"] > 0
+    with pytest.raises(UserError, match="occ1950 are others"):
+        OccCANINE(str(tmp_path / "mixer.bin"), system="occ1950")
+
+
+def test_arguments_of_finetune_are_those_of_the_script():
+    def arguments(parser):
+        return {action.dest: (action.option_strings if action.dest != "dataset" else [], action.default, action.choices, action.nargs)
+                for action in parser._actions}
+    assert arguments(finetune_parser()) == arguments(finetune.get_args_parser())
+
+
+@pytest.mark.processes
+def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # noqa: F811
+    data = write_rows(tmp_path / "data.csv", 40)
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+    coder = OccCANINE(model, device="cpu")
+    before = torch.get_rng_state()
+    common = {"target_cols": ["hisco_1", "hisco_2"], "language_col": "lang", "num_epochs": 1, "batch_size": 16, "share_val": 0.3, "learning_rate": 1e-3}
+    assert coder.finetune(data, save_path="here", **common) is coder
+    assert torch.equal(torch.get_rng_state(), before) and "61110" in coder.codes and coder.file.startswith("here")
+    run(FINETUNE, "--dataset", data, "--save-path", tmp_path / "there", "--formatter", "hisco", "--initial-checkpoint", f"{model}/last.bin", "--device", "cpu",
+        *(part for name, value in common.items() for part in (f"--{name}", *(value if isinstance(value, list) else [value]))))
+    ours, theirs = (torch.load(tmp_path / name / "last.bin", weights_only=True) for name in ("here", "there"))
+    assert ours["step"] == theirs["step"] > 1 and all(torch.equal(value, theirs["model"][name]) for name, value in ours["model"].items())
+    assert coder.predict("farmer no 3", "en")[0]["conf"] is not None
+    assert model_io.load_model(coder.file)[2]["step"] == ours["step"]
+
+    for arguments, message in [({"epochs_of": 3}, "unrecognized arguments: --epochs-of"), ({"target_cols": ["nothing"]}, "has no column 'nothing'"),
+                               ({"distributed": True}, "torchrun"), ({"learning_rate": -1}, "must be above 0"), ({"save_path": "here", "seed": 1}, "was 42")]:
+        with pytest.raises(UserError, match=message):
+            coder.finetune(data, **({"target_cols": ["hisco_1"], "save_path": "other"} | arguments))
+
+
+def test_finetune_needs_a_file(coder, tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        coder.finetune(tmp_path / "none.csv", target_cols=["hisco_1"], save_path=str(tmp_path / "out"))
+    with pytest.raises(UserError, match="blank|is empty"):
+        coder.finetune(write_csv(tmp_path / "empty.csv", [], []), target_cols=["hisco_1"], save_path=str(tmp_path / "out"))

@@ -1,0 +1,314 @@
+"""Coding a file: what comes out, in which order, through interruptions and on several processes; and what is refused."""
+
+import csv
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import permutations
+
+import pytest
+import torch
+from helpers import REPO, environment, run_inside, write_csv
+
+from histocc import checkpoint, coded_file, model_io, predict, stopping
+from histocc.coder import Coder
+from histocc.errors import UserError
+from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.precision import Precision
+from histocc.search import CodeTree, full
+from histocc.text import encode
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128, "num_hash_buckets": 256}
+CODES = ["-1", "22222", "22233", "33333", "33344", "44444", "55555"]
+HEADER = ["id", "occ1", "lang", "note"]
+
+
+def make_model(memory_mask: bool = True) -> Seq2SeqMixerOccCANINE:
+    """Writes none to five codes, depending on the text."""
+    torch.manual_seed(11)
+    model = Seq2SeqMixerOccCANINE(hisco_blocky5().num_classes, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask).eval()
+    with torch.no_grad():
+        model.decoder.head.weight.mul_(3)
+        model.decoder.head.bias[PAD_IDX] += 2
+        model.decoder.head.bias[7] += 1
+        model.decoder.head.bias[10:14] += 3
+        model.linear_decoder.weight.mul_(8)
+        for layer in model.decoder.decoder.layers:
+            layer.multihead_attn.in_proj_weight.mul_(3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A checkpoint as training writes it, of random weights."""
+    folder = tmp_path_factory.mktemp("run")
+    made = make_model()
+    config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
+    checkpoint.save(str(folder), ["last.bin"], {
+        "model": made.state_dict(), "config": config, "formatter": hisco_blocky5().to_dict(), "key": {code: i for i, code in enumerate(CODES)},
+        "system": "hisco", "languages": ["unk", "en", "da"], "format": checkpoint.FORMAT, "args": {}, "rng": {}, "position": {}, "step": 1})
+    return str(folder)
+
+
+def table(path, n: int, distinct: int = 10**6) -> str:
+    """Rows of many kinds; every eighth stands alone, the others repeat `distinct` ones."""
+    rows = []
+    for i in range(n):
+        j = i if i % 8 == 0 else i % distinct
+        text = ["", "smed", "fisker og\nhusmand", 'a "quoted" one'][j % 4] + f" {'abcdefghij'[j % 10] * (j % 7)} {j}" if j % 11 else " "
+        rows.append((i, text, ("en", "da", " en", "xx", "")[j % 5], ("Å", "NA", "", " 007 ")[i % 4]))
+    return write_csv(path, HEADER, rows)
+
+
+def read(path) -> list[dict]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def predict_here(*args) -> str:
+    code, output = run_inside(predict.main, *args, "--device", "cpu")
+    assert code == 0, output
+    return output
+
+
+def flags(model, source, output, *more) -> list:
+    return ["--model", model, "--input", source, "--column", "occ1", "--language-column", "lang", "--output", output, *more]
+
+
+def test_the_output_is_the_input_and_the_codes(model, tmp_path):
+    source = table(tmp_path / "in.csv", 60)
+    key = write_csv(tmp_path / "key.csv", ["hisco", "en_hisco_text"], [(code, f"what {code} is") for code in CODES[:-1]])
+    output = predict_here(*flags(model, source, tmp_path / "out.csv", "--descriptions", key, "--min_prob", "0.01", "--batch_size", "7"))
+    before, rows = read(source), read(tmp_path / "out.csv")
+    assert list(rows[0]) == HEADER + [f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "desc")] + ["conf", "needs_review"]
+    assert [{name: row[name] for name in HEADER} for row in rows] == before
+    coder = Coder.load(model)
+    coded = coder.code([row["occ1"] for row in before], [row["lang"] for row in before])
+    assert len({len(one.codes) for one in coded}) >= 3                                   # or this shows little
+    for row, one in zip(rows, coded):
+        assert [row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] == one.codes
+        assert [float(row[f"prob_{i}"]) for i in range(1, len(one.codes) + 1)] == pytest.approx(one.probs, rel=1e-4)
+        assert all(row[f"desc_{i}"] == (f"what {code} is" if code in CODES[:-1] else "") for i, code in enumerate(one.codes, start=1))
+        assert row["conf"] == "" if one.conf is None else float(row["conf"]) == pytest.approx(one.conf, rel=1e-4)
+        assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01))
+    assert "60 rows" in output and "6 texts are empty" in output and "24 rows: xx (12), none (12)" in output
+    assert "1 of 7 codes have no description" in output
+    assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
+
+
+@pytest.mark.parametrize("decoder", ["flat", "topk", "full"])
+def test_other_decoders(model, tmp_path, decoder):
+    source = table(tmp_path / "in.csv", 30)
+    more = ["--threshold", "en=0.9", "0.4"] if decoder == "flat" else []
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", decoder, "--k", 3, "--system", "mine", *more))
+    rows, loaded = read(tmp_path / "out.csv"), model_io.load_model(model)[0]
+    counts = set()
+    for row in (row for row in rows if row["occ1"].strip()):
+        language = row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk"
+        ids, mask = map(torch.from_numpy, encode([row["occ1"].strip()], [language]))
+        with torch.no_grad():
+            flat = loaded.classify(loaded.encode(ids, mask)[1]).sigmoid()[0]
+        probs = flat if decoder == "flat" else full(loaded, ids, mask, CodeTree(CODES, hisco_blocky5()))[0]
+        best = [(CODES[i], float(probs[i])) for i in probs.argsort(descending=True)[:3] if decoder != "flat" or probs[i] > (0.9 if language == "en" else 0.4)]
+        assert [row[f"mine_{i}"] for i in (1, 2, 3) if row[f"mine_{i}"]] == [code for code, _ in best]
+        assert [float(row[f"prob_{i}"]) for i in range(1, len(best) + 1)] == pytest.approx([prob for _, prob in best], rel=1e-3)
+        of_set = math.prod(p if CODES[i] in dict(best) else 1 - p for i, p in enumerate(flat.tolist())) if decoder == "flat" else best[0][1]
+        assert float(row["conf"]) == pytest.approx(of_set, rel=1e-3)
+        counts.add(len(best))
+    assert counts == {3} if decoder != "flat" else len(counts) > 1
+
+
+def test_confidence_does_not_depend_on_the_order():
+    """Greedy: the sum over all orders of the codes of the probability to write them and stop."""
+    model, formatter = make_model(), hisco_blocky5()
+    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    texts = [f"smed {'x' * (i % 9)} {i}" for i in range(40)]
+    coded = Coder(model, formatter, state).code(texts, ["unk"] * 40)
+    assert {len(one.codes) for one in coded} >= {1, 2, 3}
+    for text, one in zip(texts, coded):
+        ids, mask = map(torch.from_numpy, encode([text], ["unk"]))
+        total = 0.0
+        for order in permutations(one.codes):
+            target = torch.from_numpy(formatter.transform_label("&".join(order))).long()[None] if order else torch.tensor([[2, *[PAD_IDX] * 25, 3]])
+            with torch.no_grad():
+                logits = model(ids, mask, target[:, :-1])[0].double().log_softmax(-1)[0]
+            written = len(order) * 5 + (len(order) < 5)
+            total += float(logits[:written].gather(1, target[0, 1:1 + written, None]).sum().exp())
+        assert one.conf == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+def test_half_precision_is_used_and_close(decoder):
+    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    texts = [f"smed {'x' * (i % 9)} {i}" for i in range(12)]
+    exact, half = (Coder(make_model(), hisco_blocky5(), state, precision=Precision(name)).code(texts, ["unk"] * 12, decoder) for name in ("float64", "bf16"))
+    differences = [abs(a.conf - b.conf) / a.conf for a, b in zip(exact, half) if a.codes == b.codes]
+    assert len(differences) > 6 and 1e-5 < max(differences) < 0.5
+
+
+def start(*args, processes=1) -> subprocess.Popen:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    return subprocess.Popen([sys.executable, "-W", "ignore", *launcher, "-m", "histocc.predict", *map(str, args), "--device", "cpu"],
+                            env=environment(), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.processes
+def test_processes_and_interruptions_change_nothing(model, tmp_path):
+    source = table(tmp_path / "in.csv", 13_000, distinct=40)
+    predict_here(*flags(model, source, tmp_path / "one.csv"))
+    whole = (tmp_path / "one.csv").read_bytes()
+    assert whole.count(b"\n") > 13_000
+
+    two = start(*flags(model, source, tmp_path / "two.csv"), processes=2)
+    interrupted = start(*flags(model, source, tmp_path / "again.csv"))
+    parts = tmp_path / "again.csv.parts"
+    until = time.monotonic() + 60
+    while not (parts / "000000.csv").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    interrupted.send_signal(signal.SIGTERM)
+    said = interrupted.communicate(timeout=60)[0]
+    assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command goes on" in said, said
+    there = sorted(path.name for path in parts.glob("*.csv"))
+    assert there and len(there) < 4 and not (tmp_path / "again.csv").exists()
+    first = (parts / "000000.csv").stat().st_mtime_ns
+    assert two.wait(timeout=120) == 0, two.stdout.read()
+    assert (tmp_path / "two.csv").read_bytes() == whole and "2 processes" in two.stdout.read()
+
+    code, said = run_inside(predict.main, *flags(model, source, tmp_path / "again.csv", "--decoder", "flat", "--device", "cpu"))
+    assert code == 2 and "unfinished output with other settings (decoder differ)" in said
+    again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
+    assert first == (parts / "000000.csv").stat().st_mtime_ns
+    said = again.communicate(timeout=120)[0]
+    assert again.returncode == 0 and "going on with what is there" in said, said
+    assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
+
+
+def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
+    source = table(tmp_path / "in.csv", 9_000, distinct=30)
+    calls = []
+    write = coded_file.CodedFile.write_part
+
+    def stop_at_second(self, number, rows, noted):
+        if number == 1 and calls == [0]:
+            calls.append(number)
+            raise stopping.Stopped
+        calls.append(number)
+        write(self, number, rows, noted)
+    monkeypatch.setattr(coded_file.CodedFile, "write_part", stop_at_second)
+    assert "Stopped" in predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
+    assert calls == [0, 1, 1, 2]
+    predict_here(*flags(model, source, tmp_path / "every.csv", "--decoder", "flat", "--no-deduplicate"))
+    deduplicated, every = read(tmp_path / "out.csv"), read(tmp_path / "every.csv")
+    assert [row["hisco_1"] for row in deduplicated] == [row["hisco_1"] for row in every] and len(every) == 9_000
+
+
+@pytest.mark.parametrize("error, message", [(OSError(28, "No space left on device"), "No space left on device. The same command goes on"),
+                                            (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256: take a smaller one")])
+def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, message):
+    def fail(*_):
+        raise error
+    with monkeypatch.context() as patch:
+        patch.setattr(coded_file.CodedFile, "write_part", fail)
+        code, said = run_inside(predict.main, *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"))
+    assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
+    assert "going on with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
+
+
+def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
+    source = table(tmp_path / "in.csv", 9_000, distinct=20)
+    distinct = {(row["occ1"].strip(), row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk") for row in read(source) if row["occ1"].strip()}
+    coded = []
+    batch = Coder._batch
+    monkeypatch.setattr(Coder, "_batch", lambda self, ids, *rest: coded.append(len(ids)) or batch(self, ids, *rest))
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
+    assert sum(coded) == len(distinct) < 1200
+
+
+def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
+    source = tmp_path / "in.csv"
+    source.write_text('occ1;lang\nsmed;da\nfisker;da;more\n"kok";en\n', encoding="cp1252")
+    code, said = run_inside(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"))
+    assert code == 1 and "1 rows of" in said and "out.csv.rejected.csv lists them" in said
+    assert [row["occ1"] for row in read(tmp_path / "out.csv")] == ["smed", "kok"]
+    [rejected] = read(tmp_path / "out.csv.rejected.csv")
+    assert rejected["line"] == "3" and "3 cells in the row" in rejected["reason"]
+    assert not (tmp_path / "out.csv.parts").exists()
+
+
+def test_parquet_is_read(model, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    parquet.write_table(pyarrow.table({"n": [1, 2], "occ1": ["smed", None], "lang": ["da", "da"]}), tmp_path / "in.parquet")
+    predict_here(*flags(model, tmp_path / "in.parquet", tmp_path / "out.csv"))
+    rows = read(tmp_path / "out.csv")
+    assert [(row["n"], row["occ1"]) for row in rows] == [("1", "smed"), ("2", "")] and rows[1]["prob_1"] == rows[1]["hisco_1"] == "" != rows[0]["conf"]
+
+
+def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
+    source = table(tmp_path / "in.csv", 5)
+    before = open(source, "rb").read()
+    bad_key = write_csv(tmp_path / "key.csv", ["hisco", "description"], [("99999", "x")])
+    existing = write_csv(tmp_path / "there.csv", ["a"], [["1"]])
+    output = tmp_path / "out.csv"
+    coded = write_csv(tmp_path / "coded.csv", ["occ1", "lang", "hisco_1"], [("smed", "da", "22222")])
+    (tmp_path / "damaged.bin").write_bytes(open(os.path.join(model, "last.bin"), "rb").read()[:-5000])
+    for arguments, message in [
+        (flags(model, source, output, "--column", "occ"), "has no column 'occ'; it has 'id', 'occ1', 'lang', 'note'"),
+        (flags(model, source, source), "--output is the input"),
+        (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
+        (flags(model, source, output, "--language", "en"), "--language and --language-column"),
+        (["--model", model, "--input", source, "--output", output, "--language", "en-GB"], "does not know 'en-GB'; it knows unk, en, da"),
+        (flags(model, source, output, "--threshold", "0.3"), "--threshold is for --decoder flat"),
+        (flags(model, source, output, "--decoder", "flat", "--threshold", "se=0.3"), "does not know the language se"),
+        (flags(model, source, output, "--decoder", "flat", "--threshold", "1.3"), "not a probability"),
+        (flags(model, source, output, "--descriptions", bad_key), "none of the 7 codes of the model"),
+        (flags(model, source, output, "--descriptions", source), "needs a column of codes"),
+        (flags(model, coded, output), "has columns 'hisco_1' already; --system NAME"),
+        (flags(tmp_path / "damaged.bin", source, output), "damaged"),
+        (flags(tmp_path / "nowhere" / "a" / "b", source, output), "no checkpoint there"),
+        (flags(model, tmp_path / "none.csv", output), "no such file"),
+        (flags(model, source, output, "--formatter", "hisco"), "leave --formatter out"),
+        (flags(model, source, tmp_path / "in.csv" / "out.csv"), "is not a folder"),
+    ]:
+        code, said = run_inside(predict.main, *arguments, "--device", "cpu")
+        assert code == 2 and message in said and "Traceback" not in said, (message, said)
+    assert open(source, "rb").read() == before
+    assert sorted(os.listdir(tmp_path)) == ["coded.csv", "damaged.bin", "in.csv", "key.csv", "there.csv"]
+    predict_here(*flags(model, source, existing, "--overwrite"))
+    assert len(read(existing)) == 5
+
+
+def test_published_models_code(tmp_path):
+    made = make_model(memory_mask=False)
+    weights, key = made.state_dict(), {code: i for i, code in enumerate(CODES)}
+    torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
+    flat = {name.replace("encoder.", "basemodel.", 1).replace("linear_decoder", "out"): value for name, value in weights.items() if not name.startswith("decoder.")}
+    torch.save({"model": flat, "key": key}, tmp_path / "flat.bin")
+    torch.save({"model": flat, "key": {}}, tmp_path / "keyless.bin")
+    texts, languages = ["smed", "wine merchant", "x" * 60], ["da", "en", "se"]
+
+    config = tmp_path / "config.json"
+    config.write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    coder = Coder.load(str(tmp_path / "mixer.bin"))
+    assert coder.system == "hisco" and not coder.model.memory_mask and coder.codes == CODES
+    ids, mask = map(torch.from_numpy, encode(texts, languages, width=128))
+    expected = full(made, ids, mask, CodeTree(CODES, hisco_blocky5()))
+    assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
+
+    coder = Coder.load(str(tmp_path / "flat.bin"))
+    assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [CODES[i] for i in made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]]
+    with pytest.raises(UserError, match="flat classifier"):
+        coder.code(texts, languages, "greedy")
+    with pytest.raises(UserError, match="--formatter names the system"):
+        Coder.load(str(tmp_path / "keyless.bin"))
+    with pytest.raises(UserError, match="7 outputs, and its key 0 different codes; --key"):
+        Coder.load(str(tmp_path / "keyless.bin"), formatter="hisco")
+    key_file = write_csv(tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)])
+    assert Coder.load(str(tmp_path / "keyless.bin"), formatter="hisco", key=key_file).codes == CODES
+    with pytest.raises(UserError, match="formatter occ1950 are others"):
+        Coder.load(str(tmp_path / "mixer.bin"), formatter="occ1950")

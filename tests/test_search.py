@@ -1,0 +1,144 @@
+"""Search over the codes of a key: equal to the plain way, and no more work than it needs."""
+
+import string
+
+import pytest
+import torch
+
+from histocc import search
+from histocc.formatter import BOS_IDX, CodeError, construct_general_purpose_formatter, hisco_blocky5, occ1950_blocky2
+from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.search import CodeSearch, CodeTree
+from histocc.text import encode
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128, "num_hash_buckets": 256}
+HISCO = ["-3", "61110", "-1", "61115", "83110", "64100", "64101", "61120", "00001", "99999", "-2", "83190", "02100"]
+KEYS = {
+    "hisco": (hisco_blocky5(), HISCO),
+    "occ1950": (occ1950_blocky2(), ["000", "123", "124", "905", "130", "999", "100"]),
+    "general": (construct_general_purpose_formatter(4, ["x_1", "x_2"], allow_short=True), ["1", "12", "123", "1234", "1a", "b", "-1", "?", "12.3", "zz"]),
+    "tokens": (construct_general_purpose_formatter(3, ["x_1"], use_within_block_sep=True, allow_short=True), ["10,2", "10", "10,2,-1", "999,3", "3"]),
+}
+TEXTS = ["farmer", "wine and spirit merchant", "", "huusmand og væver", "x" * 140, "smed"]
+LANGUAGES = ["en", "en", "unk", "da", "se", "da"]
+
+
+def make_model(formatter, memory_mask=True, sharp=3.0) -> Seq2SeqMixerOccCANINE:
+    torch.manual_seed(5)
+    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 3, config=model_config("tiny", **SMALL), memory_mask=memory_mask).double()
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            if parameter.dim() == 1:                 # biases start at zero, where an error in them would not show
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        model.decoder.head.weight.mul_(sharp)
+        for layer in model.decoder.decoder.layers:
+            layer.multihead_attn.in_proj_weight.mul_(2)
+    return model.eval()
+
+
+def inputs(model):
+    width = None if model.memory_mask else 128
+    return [torch.from_numpy(array) for array in encode(TEXTS, LANGUAGES, width=width)]
+
+
+@torch.no_grad()
+def plain(model, ids, mask, codes, formatter) -> torch.Tensor:
+    """Probability of each code, one after the other, with its whole sequence through the decoder."""
+    memory, _ = model.encode(ids, mask)
+    columns = []
+    for code in codes:
+        block = torch.from_numpy(formatter.encode_code(code))
+        target = torch.cat([torch.tensor([BOS_IDX]), block])[None].expand(len(ids), -1)
+        after = model.decode(memory, target[:, :-1], model.memory_padding_mask(mask)).softmax(-1)
+        columns.append(after.gather(2, target[:, 1:, None])[..., 0].prod(1))
+    return torch.stack(columns, dim=1)
+
+
+@pytest.mark.parametrize("memory_mask", [True, False])
+@pytest.mark.parametrize("system", KEYS)
+def test_full_and_topk_equal_the_plain_search(system, memory_mask):
+    formatter, codes = KEYS[system]
+    model = make_model(formatter, memory_mask)
+    expected = plain(model, *inputs(model), codes, formatter)
+    assert expected.log().std() > 0.5                                                    # not all the same, or this shows nothing
+    tree = CodeTree(codes, formatter)
+    found = search.full(model, *inputs(model), tree)
+    assert ((found - expected).abs() / expected).max() < 1e-10
+    for k in (1, 3, len(codes), len(codes) + 5):
+        numbers, probabilities = search.topk(model, *inputs(model), tree, k)
+        best, order = expected.topk(min(k, len(codes)))
+        assert torch.equal(numbers, order) and ((probabilities - best).abs() / best).max() < 1e-10
+    numbers, probabilities = search.topk(model.float(), *inputs(model), tree, 4)
+    assert (probabilities / expected.topk(4).values - 1).abs().max() < 1e-4 and probabilities.dtype == torch.float32
+    assert (search.full(model, *inputs(model), tree) / expected - 1).abs().max() < 1e-3
+
+
+def test_results_do_not_depend_on_how_rows_are_put_together(monkeypatch):
+    formatter, codes = KEYS["hisco"]
+    model = make_model(formatter)
+    one = CodeSearch(model, CodeTree(codes, formatter))
+    ids, mask = (torch.cat([part] * 4) for part in inputs(model))
+    together, best = one.full(ids, mask), one.topk(ids, mask, 3)
+    monkeypatch.setattr(search, "PREFIXES_AT_ONCE", {"cpu": 30})
+    monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 5})
+    for width in (1, 16):
+        monkeypatch.setattr(search, "OPENED_AT_ONCE", width)
+        again = one.topk(ids, mask, 3)
+        assert torch.equal(again[0], best[0]) and (again[1] - best[1]).abs().max() < 1e-12
+    assert (one.full(ids, mask) - together).abs().max() < 1e-12
+    assert torch.equal(best[0][:6], best[0][6:12])                                       # the same texts again
+
+
+def test_equal_probabilities_stand_in_the_order_of_the_key():
+    formatter = hisco_blocky5()
+    codes = ["99999", "83110", "12345", "00001", "12346"]
+    model = make_model(formatter)
+    with torch.no_grad():
+        model.decoder.head.weight.zero_()                                                # every token has the same probability
+        model.decoder.head.bias.zero_()
+    ids, mask = inputs(model)
+    numbers, probabilities = search.topk(model, ids, mask, CodeTree(codes, formatter), 3)
+    assert numbers.tolist() == [[0, 1, 2]] * len(ids) and (probabilities.log() + 5 * torch.tensor(model.vocab_size).log()).abs().max() < 1e-6
+
+
+def test_a_sure_model_opens_few_prefixes(monkeypatch):
+    formatter = hisco_blocky5()
+    codes = [f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"]
+    model = make_model(formatter, sharp=30)
+    tree = CodeTree(codes, formatter)
+    assert tree.inner == 1 + 4 + 16 + 64 + 192 and len(tree.token) == tree.inner + len(codes)
+    one, opened, step = CodeSearch(model, tree), [], CodeSearch._open
+    monkeypatch.setattr(CodeSearch, "_open", lambda self, nodes, *rest: opened.append(nodes.numel()) or step(self, nodes, *rest))
+    ids, mask = inputs(model)
+    numbers, _ = one.topk(ids, mask, 1)
+    few = sum(opened)
+    assert torch.equal(numbers[:, 0], one.full(ids, mask).argmax(1))
+    assert few < 0.5 * len(ids) * tree.inner
+
+
+def test_the_model_keeps_its_mode():
+    formatter, codes = KEYS["occ1950"]
+    model = make_model(formatter).train()
+    model.encoder.eval()
+    found = search.full(model, *inputs(model), CodeTree(codes, formatter))
+    assert model.training and not model.encoder.training and not found.requires_grad
+
+
+def test_trees_that_cannot_be():
+    with pytest.raises(ValueError, match="no codes"):
+        CodeTree([], hisco_blocky5())
+    with pytest.raises(ValueError, match="'-1' and '-1' have the same tokens"):
+        CodeTree(["61110", "-1", "-1"], hisco_blocky5())
+    with pytest.raises(CodeError, match="'6111'"):
+        CodeTree(["6111"], hisco_blocky5())
+    formatter, codes = KEYS["hisco"]
+    with pytest.raises(ValueError, match="at least 1"):
+        search.topk(make_model(formatter), *inputs(make_model(formatter)), CodeTree(codes, formatter), 0)
+
+
+def test_a_tree_holds_each_prefix_once():
+    formatter, _ = KEYS["general"]
+    codes = [a + b for a in string.ascii_lowercase for b in "123"]
+    tree = CodeTree(codes, formatter)                                                    # two letters, and EOS twice behind each code
+    assert [b - a for a, b in zip(tree.levels, tree.levels[1:])] == [1, 26, 78, 78, 78]
+    assert sorted(tree.code_of_leaf.tolist()) == list(range(78)) and tree.children.sum() == len(tree.token) - 1
