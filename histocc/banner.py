@@ -1,6 +1,7 @@
 """What a run says before it starts, with the labels that users of the guides look for."""
 
 import argparse
+import os
 
 import torch
 
@@ -55,6 +56,22 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         *([f"Configuration: {args.config}"] if args.config else []),
         f"Save directory: {args.save_path}",
         "=" * 72]))
+    for note in notes(world, plan, visible if gpu else 0):
+        world.print(f"Note: {note}")
+
+
+def notes(world: World, plan: BatchPlan, gpus: int) -> list[str]:
+    """What of the machine or the data this run leaves unused. gpus: that this process sees."""
+    found = []
+    if gpus > world.local_size:
+        found.append(f"{gpus} GPUs are here and {world.local_size} used: torchrun --nproc_per_node={gpus} … --distributed uses all")
+    allocated = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    if allocated.isdecimal() and int(allocated) > world.nodes:
+        found.append(f"this SLURM job has {allocated} nodes, and the run uses {world.nodes}: start one torchrun on each with srun, as "
+                     "scripts/train_slurm_multi_node.sh does")
+    if plan.rows < plan.total:
+        found.append(f"a step takes all {plan.rows:,} rows, fewer than the total batch of {plan.total:,}: a smaller --batch-size learns more often")
+    return found
 
 
 def devices(world: World) -> str:

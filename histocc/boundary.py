@@ -77,6 +77,7 @@ class Meter:
                 "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
                 "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
                "peer_share": min(1.0, total["_peers"] / world.size / max(elapsed, 1e-9)) if self.peers.measures else None,
+               "peer_shares": world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9)) if self.peers.measures else None,
                 "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
         self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()

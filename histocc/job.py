@@ -149,7 +149,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         write_run_files(args, data)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop,
-                 again=bool(resumed and resumed["position"].get("unfinished")))
+                 again=bool(resumed and resumed["position"].get("unfinished")), workers=args.num_workers)
     state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision,
                         (resumed or {}).get("position", {}).get("run") or uuid.uuid4().hex)
     save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)

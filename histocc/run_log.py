@@ -2,17 +2,16 @@
 
 import csv
 import importlib.util
-import math
 import os
 import sys
 import time
+
+from histocc.hints import Hints
 
 COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc", "skipped_steps")
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
-VALIDATION_SHARE = 0.05       # of the time; where it takes more, and some seconds, an interval is named that would keep it
-VALIDATION_SECONDS = 5.0
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
 
@@ -35,15 +34,15 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
-    `again`: its row is still to be written.
+    `again`: its row is still to be written. workers: of a process's loader, for the hints.
     """
 
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
-                 stop: int | None = None, again: bool = False):
+                 stop: int | None = None, again: bool = False, workers: int = 0):
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
-        self.bar, self.waiting, self.hinted = None, [], False
+        self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step)
         if self.path:
             self._start_file(step - again)
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
@@ -103,14 +102,8 @@ class RunLog:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
             self.say(self.validation_line(values))
-        self._hint_at_interval(values)
-
-    def _hint_at_interval(self, values: dict) -> None:
-        took, share, steps = (values.get(name) for name in ("seconds_val", "val_share", "val_steps"))
-        if share and share > VALIDATION_SHARE and took > VALIDATION_SECONDS and not self.hinted:
-            self.hinted = True
-            enough = math.ceil(steps * share / (1 - share) * (1 - VALIDATION_SHARE) / VALIDATION_SHARE)
-            self.say(f"Note: {share:.0%} of the time goes into validation; with --eval-interval {enough:,} it would be {VALIDATION_SHARE:.0%}")
+        for hint in self.hints.of(values):
+            self.say(f"Note: {hint}")
 
     def _append(self, *rows: list[str]) -> None:
         """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the end."""

@@ -16,7 +16,12 @@ from helpers import REPO, environment, write_rows
 GUIDES = ("README.md", "MULTI_GPU_TRAINING.md")
 SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch-size", "4"]
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")           # test_launchers and the installation by .ci/run
-TRAINS = ("finetune.py", "train_mixer.py", "launch_training.sh", "run_multi_gpu_train.sh")
+HELP = """
+import finetune, train_mixer
+from histocc import doctor, predict_arguments, prepare
+for script in (finetune, train_mixer, doctor, predict_arguments, prepare):
+    print(script.get_args_parser().format_help())
+"""
 
 
 def blocks(name: str, language: str) -> list[str]:
@@ -34,10 +39,10 @@ def commands() -> list[tuple[str, str]]:
     return [(name, line) for line, name in found.items()]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
+@pytest.fixture
+def place(tmp_path):
     """A folder that looks like the repository, with data.csv, train.csv, val.csv, and commands that add SMALL to every training."""
-    folder = tmp_path_factory.mktemp("guides")
+    folder = tmp_path
     for name in ("finetune.py", "train_mixer.py", "launch_training.sh", "run_multi_gpu_train.sh", "histocc", "scripts", "configs", "benchmarks"):
         (folder / name).symlink_to(REPO / name)
     for name, rows in (("data.csv", 60), ("train.csv", 60), ("val.csv", 12), ("a.csv", 40), ("b.csv", 30), ("v.csv", 12), ("new.csv", 20), ("test.csv", 30)):
@@ -78,8 +83,9 @@ def test_what_the_guides_name_is_there(name):
     text = (REPO / name).read_text(encoding="utf-8")
     files = {path for path in re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text)}
     assert [path for path in files if not any(at.exists() for at in (REPO / path, REPO / "histocc" / path))] == []
-    known = subprocess.run([sys.executable, "-c", "import finetune, train_mixer\nfor script in (finetune, train_mixer): print(script.get_args_parser().format_help())"],
-                           cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60).stdout
+    scripts = subprocess.run([sys.executable, "-c", HELP], cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60)
+    assert scripts.returncode == 0, scripts.stderr
+    known = scripts.stdout
     ours = {flag for flag in re.findall(r"`(--[a-z][a-z0-9-]+)", text)}
     others = {"--max-restarts", "--faults", "--slurm", "--guides", "--print-only", "--plain"}
     assert len(ours) > 5 and [flag for flag in sorted(ours - others) if flag not in known] == []
@@ -93,12 +99,15 @@ def test_short_commands_run(place):
 
 
 @pytest.mark.processes
-def test_every_command_runs(place, request):
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_command_runs(place, request, name):
+    """In the order in which they stand, in one folder for each guide."""
     if not request.config.getoption("--guides"):
         pytest.skip("--guides runs them: some minutes")
-    for name, line in commands():
-        print(f"{name}: {line}")
-        check(place, line)
-    for block in (block for name in GUIDES for block in blocks(name, "python")):
+    for guide, line in commands():
+        if guide == name:
+            print(f"{name}: {line}", flush=True)
+            check(place, line)
+    for block in blocks(name, "python"):
         done = subprocess.run([sys.executable, "-c", block], cwd=place, env=environment(), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, f"{block}\n{done.stderr}"
