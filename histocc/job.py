@@ -167,7 +167,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
             formatter=formatter, save=save, log=log.row, step_done=step_done, position=resumed and resumed["position"],
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
             max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=precision, world=world)
-    log.close()
+    log.close("stopped" if step < schedule.stop else "finished" if step == schedule.total else "at --max-steps")
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
                             "command again (without --overwrite): it goes on from the checkpoint before, if there is one.")

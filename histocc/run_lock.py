@@ -35,6 +35,25 @@ def run_lock(folder: str):
         os.close(handle)
 
 
+def is_held(folder: str) -> bool | None:
+    """Whether a live job has `folder`; None where that cannot be told. Changes nothing."""
+    try:
+        handle = os.open(os.path.join(folder, NAME), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
 def _take(folder: str, path: str) -> int:
     while True:
         try:

@@ -1,7 +1,9 @@
 """What a run says while it goes: one console line per log point, `logs.csv`, and a progress bar where tqdm is."""
 
+import contextlib
 import csv
 import importlib.util
+import json
 import os
 import sys
 import time
@@ -11,6 +13,7 @@ from histocc.hints import Hints
 COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc", "skipped_steps")
+STATUS, RUNNING = "status.json", "running"
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
@@ -30,10 +33,20 @@ def duration(seconds: float) -> str:
     return f"{seconds}s"
 
 
+def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
+    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written."""
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        lines = list(file)
+    whole = [line for line in lines if line.endswith("\n")]
+    found = list(csv.DictReader(line.replace("\0", "") for line in whole))
+    good = [row for row in found if (row.get("step") or "").isdecimal() and None not in row.values()]
+    return good, len(lines) - len(whole) + len(found) - len(good)
+
+
 class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
-    folder: where `logs.csv` lies; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
+    folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
     `again`: its row is still to be written. workers: of a process's loader, for the hints.
     """
 
@@ -43,8 +56,10 @@ class RunLog:
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step)
+        self.status = {"state": RUNNING, "step": step, "first_step": step, "stop_step": self.stop, "total_steps": total_steps, "warning": ""}
         if self.path:
             self._start_file(step - again)
+            self._tell()
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             from tqdm import tqdm
             self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
@@ -52,13 +67,8 @@ class RunLog:
     def _start_file(self, step: int) -> None:
         rows = []
         if step and os.path.isfile(self.path):
-            with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
-                lines = list(file)
-            whole = [line for line in lines if line.endswith("\n")]         # the last one may be half-written
-            found = list(csv.DictReader(line.replace("\0", "") for line in whole))
-            good = [row for row in found if (row.get("step") or "").isdecimal() and None not in row.values()]
-            rows = [row for row in good if int(row["step"]) <= step]
-            damaged = len(lines) - len(whole) + len(found) - len(good)
+            found, damaged = read_rows(self.path)
+            rows = [row for row in found if int(row["step"]) <= step]
             if damaged:
                 print(f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True)
         temporary = self.path + ".tmp"
@@ -72,6 +82,8 @@ class RunLog:
         if not self.is_main:
             return
         text = " ".join(map(str, words))
+        if text.startswith(("WARNING", "Note")):
+            self._tell(warning=f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
         if self.bar is not None:
             self.bar.write(text)
         else:
@@ -98,6 +110,7 @@ class RunLog:
             self._append([format_value(name, values.get(name)) for name in COLUMNS])
         if values.get("skipped_steps"):
             self.say(f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite gradient and were skipped")
+        self._tell(step=values["step"])
         if values.get("train_loss") is not None:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
@@ -140,7 +153,20 @@ class RunLog:
             parts.append(f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s")
         return " · ".join(parts)
 
-    def close(self) -> None:
+    def _tell(self, **values) -> None:
+        """Brings status.json up to date, as far as it can be written."""
+        if not self.path:
+            return
+        self.status |= {**values, "updated": time.time()}
+        path = os.path.join(os.path.dirname(self.path), STATUS)
+        with contextlib.suppress(OSError):
+            with open(path + ".tmp", "w", encoding="utf-8") as file:
+                json.dump(self.status, file)
+            os.replace(path + ".tmp", path)
+
+    def close(self, state: str = "ended") -> None:
+        """state: what became of the run, in a word or two."""
+        self._tell(state=state)
         if self.waiting:
             self._append()
         if self.bar is not None:

@@ -22,7 +22,7 @@ LEVELS = [                                                            # the lowe
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
     {"cli", "tables", "data_report", "saver"},
-    {"machine", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
+    {"machine", "watch", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io", "search"},
     {"coder"},
     {"coded_file", "predict_arguments"},

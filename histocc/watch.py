@@ -1,0 +1,152 @@
+"""A live view of a run, from its files alone: on the machine that trains, or on another one that sees the folder.
+
+    python -m histocc.watch ./output
+    python -m histocc.watch ./output --once
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+
+from histocc.cli import make_parser, speak_any_encoding
+from histocc.errors import UserError
+from histocc.run_lock import is_held
+from histocc.run_log import COLUMNS, RUNNING, STATUS, duration, read_rows
+
+SILENT_SECONDS = 600.0        # without a word a run that says it goes on may be dead
+BARS = "▁▂▃▄▅▆▇█"
+CLEAR, HOME = "\x1b[2J", "\x1b[H\x1b[J"
+
+
+@dataclass
+class View:
+    """What the files of a run say. status: of status.json; args: of args.json, {} without; rows: of logs.csv, numbers or None."""
+
+    folder: str
+    status: dict
+    args: dict
+    rows: list[dict]
+    held: bool | None                                # whether a live job has the folder, None where that cannot be told
+
+    @property
+    def running(self) -> bool:
+        return self.status["state"] == RUNNING and self.held is not False
+
+
+def read(folder: str) -> View:
+    """Raises UserError where there is no run."""
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder}: no such folder")
+    status = _json(os.path.join(folder, STATUS))
+    if not status or "state" not in status:
+        raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)")
+    return View(folder, status, _json(os.path.join(folder, "args.json")), numbers(os.path.join(folder, "logs.csv")), is_held(folder))
+
+
+def numbers(path: str) -> list[dict[str, float | None]]:
+    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for row in read_rows(path)[0]:
+            with contextlib.suppress(ValueError):
+                found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
+    return found
+
+
+def _json(path: str) -> dict:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):                    # not there yet, or just being replaced
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def spark(values: list[float], width: int) -> str:
+    """A line of bars, the highest for the highest value; neighbours are averaged where there are more than `width`."""
+    if len(values) > width:
+        values = [sum(part) / len(part) for i in range(width) if (part := values[i * len(values) // width:(i + 1) * len(values) // width])]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in values)
+
+
+def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
+    """The view as text."""
+    status, rows = view.status, view.rows
+    now = time.time() if now is None else now
+    stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
+    trained = [row for row in rows if row["train_loss"] is not None]
+    validated = [row for row in rows if row["val_loss"] is not None]
+    what = ", ".join(filter(None, [view.args.get("model_size"), view.args.get("dataset") or " ".join(view.args.get("train_data") or [])]))
+    done, size = step / max(stop, 1), width - 46
+    found = [f"{view.folder}" + (f" ({what})" if what else ""),
+             f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step {step:,} of {stop:,}"]
+    if stop < status["total_steps"]:
+        found[-1] += f" (--max-steps; {status['total_steps']:,} in all)"
+    if trained:
+        losses, last = [row["train_loss"] for row in trained], trained[-1]
+        found.append(f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest {min(losses):.4f}")
+        found.append(f"rate        {last['samples_per_sec'] or 0:,.0f} samples/s · learning rate {last['lr']:.2e} · epoch {int(last['epoch']) + 1} · "
+                     f"{int(last['samples']):,} samples")
+    if validated:
+        last, best = validated[-1], min(validated, key=lambda row: row["val_loss"])
+        figures = " · ".join(f"{name} {last[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc") if last[name] is not None)
+        found.append(f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at step {int(last['step']):,}; lowest "
+                     f"{best['val_loss']:.4f} at step {int(best['step']):,}")
+        found.append(f"            {figures}")
+    if view.running and len(trained) > 1 and trained[-1]["samples_per_sec"]:
+        found.append(f"time left   {duration((stop - step) * seconds_per_step(trained))}")
+    silent = now - status.get("updated", now)
+    state = status["state"] if view.running or status["state"] != RUNNING else "ended without a word: killed, or by an error"
+    found.append(f"state       {state}, last row {duration(max(0, silent))} ago"
+                 + (": it may be dead, or at a long validation" if view.running and silent > SILENT_SECONDS else ""))
+    if status.get("warning"):
+        found.append(f"last note   {status['warning']}")
+    return found
+
+
+def seconds_per_step(trained: list[dict]) -> float:
+    """By the last row's rate, and the samples of a step since the row before."""
+    before, last = trained[-2:]
+    return (last["samples"] - before["samples"]) / max(1.0, last["step"] - before["step"]) / last["samples_per_sec"]
+
+
+def get_args_parser():
+    parser = make_parser("python -m histocc.watch", "A live view of a run, from its files alone.")
+    parser.add_argument("run", metavar="RUN", help="folder of the run")
+    parser.add_argument("--once", action="store_true", help="print the view and end")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="how often to look")
+    return parser
+
+
+def watch(args: argparse.Namespace) -> None:
+    """Until the run ends, or Ctrl-C."""
+    terminal = sys.stdout.isatty() and not args.once
+    while True:
+        view = read(args.run)
+        text = "\n".join(lines(view, max(60, min(120, shutil.get_terminal_size().columns))))
+        print((CLEAR if terminal else "") + (HOME if terminal else "") + text, flush=True)
+        if args.once or not view.running:
+            return
+        time.sleep(max(0.2, args.every))
+
+
+def main(argv: list[str] | None = None) -> int:
+    speak_any_encoding()
+    try:
+        watch(get_args_parser().parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The live view of a run, from its files alone."""
+
+import json
+
+import pytest
+
+from histocc import watch
+from histocc.run_lock import run_lock
+from histocc.run_log import COLUMNS, STATUS, RunLog
+
+ROW = {"epoch": 0, "grad_norm": 1.0, "lr": 1e-4, "samples_per_sec": 320.0, "seconds_data": 0.1, "data_share": 0.0, "train_loss_linear": 0.1, "train_loss_seq2seq": 0.1}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of 1,000 steps that has come to step 300."""
+    (tmp_path / "args.json").write_text(json.dumps({"model_size": "tiny", "dataset": "data.csv"}))
+    log = RunLog(str(tmp_path), 5000, stop=1000, bar=False)
+    for step, loss in ((100, 2.0), (200, 1.0), (300, 1.5)):
+        log.row({**ROW, "step": step, "samples": step * 64, "train_loss": loss})
+    log.row({"step": 300, "epoch": 0, "val_loss": 0.9, "seq_acc": 0.5, "token_acc": 0.75, "flat_acc": 0.0})
+    return tmp_path, log
+
+
+def text(folder, width=100, **options):
+    return "\n".join(watch.lines(watch.read(str(folder)), width, **options))
+
+
+def test_view_of_a_live_run(run):
+    folder, log = run
+    log.say("Note: something to look at")
+    with run_lock(str(folder)):
+        found = text(folder)
+        assert watch.read(str(folder)).running
+    assert "(tiny, data.csv)" in found and " 30%  step 300 of 1,000 (--max-steps; 5,000 in all)" in found
+    assert "█▁▅ 1.5000  lowest 1.0000" in found and "320 samples/s · learning rate 1.00e-04 · epoch 1 · 19,200 samples" in found
+    assert "0.9000 at step 300; lowest 0.9000 at step 300" in found and "seq_acc 50.0% · token_acc 75.0% · flat_acc 0.0%" in found
+    assert "time left   2m20s" in found                              # 700 steps of 64 at 320 samples/s
+    assert "state       running" in found and "Note: something to look at" in found
+
+
+def test_a_run_without_a_word_for_long_may_be_dead(run):
+    folder, _ = run
+    with run_lock(str(folder)):
+        updated = watch.read(str(folder)).status["updated"]
+        assert "it may be dead" in text(folder, now=updated + 700) and "it may be dead" not in text(folder, now=updated + 300)
+        assert "last row 11m40s ago" in text(folder, now=updated + 700)
+
+
+def test_a_run_that_was_killed_is_not_running(run):
+    folder, _ = run
+    assert not watch.read(str(folder)).running and "ended without a word: killed, or by an error" in text(folder)
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "at --max-steps"])
+def test_the_view_ends_with_the_run(run, capsys, state):
+    folder, log = run
+    log.close(state)
+    assert watch.main([str(folder), "--every", "0.01"]) == 0
+    assert f"state       {state}, last row" in capsys.readouterr().out
+
+
+def test_it_looks_again_until_the_run_ends(run, capsys, monkeypatch):
+    folder, log = run
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 2:
+            log.close("finished")
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    with run_lock(str(folder)):
+        assert watch.main([str(folder), "--every", "7"]) == 0
+    assert looks == [7.0, 7.0] and capsys.readouterr().out.count("progress") == 3
+
+
+def test_once(run, capsys):
+    with run_lock(str(run[0])):
+        assert watch.main([str(run[0]), "--once"]) == 0
+    assert capsys.readouterr().out.count("progress") == 1
+
+
+def test_half_written_and_damaged_rows_are_left_out(run):
+    folder, _ = run
+    with open(folder / "logs.csv", "a", encoding="utf-8") as file:
+        file.write("400,0,25600,oops" + "," * (len(COLUMNS) - 4) + "\n" + "500,0,320")
+    assert [row["step"] for row in watch.read(str(folder)).rows] == [100, 200, 300, 300] and "step 300 of" in text(folder)
+
+
+def test_before_the_first_row(tmp_path):
+    RunLog(str(tmp_path), 10, bar=False)
+    found = text(tmp_path)
+    assert "step 0 of 10" in found and "loss" not in found
+
+
+@pytest.mark.parametrize("make, said", [(lambda folder: None, "no such folder"), (lambda folder: folder.mkdir(), "is not the folder of a run"),
+                                        (lambda folder: (folder.mkdir(), (folder / STATUS).write_text("{")), "is not the folder of a run")])
+def test_what_is_no_run_is_said(tmp_path, capsys, make, said):
+    make(tmp_path / "run")
+    assert watch.main([str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_bars():
+    assert watch.spark([], 10) == "" and watch.spark([2.0, 2.0], 10) == "▁▁" and watch.spark([0.0, 7.0, 14.0], 10) == "▁▅█"
+    assert len(watch.spark([float(i) for i in range(1000)], 40)) == 40
+
+
+def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
+    folder, log = run
+    monkeypatch.setattr("histocc.run_log.os.replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    log.say("WARNING: full")
+    log.close("finished")
+    assert json.loads((folder / STATUS).read_text())["state"] == "running"
