@@ -39,6 +39,11 @@ class Scan:
     encoding: str | None
     frequent: list[tuple[str, str]]
 
+    @property
+    def pieces(self) -> int:
+        """Of the frequent texts, PIECE each."""
+        return -(-len(self.frequent) // PIECE)
+
 
 def fingerprint(path: str) -> dict:
     """What tells an input file from another, or from itself after a change: size, time of change, hash of its begin and end."""
@@ -174,33 +179,37 @@ class CodedFile:
 
     def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
         """The frequent texts with what they got."""
-        pieces = [read_json(self.path(f"frequent{number}.json")) for number in range(-(-len(scan.frequent) // PIECE))]
+        pieces = [read_json(self.path(f"frequent{number}.json")) for number in range(scan.pieces)]
         return {key: Coded(*coded) for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)}
 
 
 class Progress:
-    """A line on stderr every few seconds: rows, rows/s over all processes, time left. Rank 0 speaks."""
+    """A line on stderr every few seconds: how much of a stage is done, its speed over all processes, the time left. Rank 0 speaks."""
 
-    def __init__(self, file: CodedFile, scan: Scan, speaks: bool, every: float = 5.0):
-        self.file, self.scan, self.speaks, self.every = file, scan, speaks, every
-        self.started = self.said = time.monotonic()
-        self.of_part = scan.rows / max(1, scan.parts)
-        self.first = self.done() if speaks else 0.0
+    def __init__(self, file: CodedFile, speaks: bool, every: float = 5.0):
+        self.folder, self.speaks, self.every = file.folder, speaks, every
+        self.said = time.monotonic()
+
+    def begin(self, what: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
+        """what: is counted; total: of it, in so many pieces; is_piece: whether a file of the folder is one that is done."""
+        self.what, self.total, self.is_piece = what, total, is_piece
+        self.of_piece = total / max(1, pieces)
+        self.started = time.monotonic()
+        self.first = self.done() if self.speaks else 0.0
 
     def done(self) -> float:
-        parts = sum(name.endswith(".csv") for name in os.listdir(self.file.folder))
-        return min(self.scan.rows, parts * self.of_part)
+        return min(self.total, sum(map(self.is_piece, os.listdir(self.folder))) * self.of_piece)
 
-    def show(self, share: float = 0.0) -> None:
-        """share: of the part that this process is at, 0…1."""
+    def show(self, share: float) -> None:
+        """share: of the piece that this process is at, 0…1."""
         now = time.monotonic()
         if not self.speaks or now - self.said < self.every:
             return
         self.said = now
-        done = min(self.scan.rows, self.done() + share * self.of_part)
+        done = min(self.total, self.done() + share * self.of_piece)
         rate = (done - self.first) / (now - self.started)
-        left = f", {duration((self.scan.rows - done) / rate)} left" if rate > 0 else ""
-        print(f"{done:,.0f} of {self.scan.rows:,} rows, {rate:,.0f} rows/s{left}", file=sys.stderr, flush=True)
+        left = f", {duration((self.total - done) / rate)} left" if rate > 0 else ""
+        print(f"{done:,.0f} of {self.total:,} {self.what}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

@@ -195,7 +195,8 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     scan = file.open_scan()
     world.print(f"Coding {scan.rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {world.size} "
                 f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; going on with what is there" if before else ""))
-    job.progress = Progress(file, scan, world.is_main)
+    job.progress = Progress(file, world.is_main)
+    job.progress.begin("texts that occur often", len(scan.frequent), scan.pieces, lambda name: name.startswith("frequent"))
 
     def often() -> None:
         language = args.language or UNKNOWN_LANGUAGE
@@ -203,6 +204,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
                            lambda texts, languages: job.code(texts, languages if args.language_column else [language] * len(texts)))
     world.led("frequent texts", everyone, often)
     frequent = file.frequent(scan)
+    job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
         check = stop_check(world)
