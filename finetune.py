@@ -20,10 +20,7 @@ def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("finetune.py", __doc__.split("\n", 1)[0])
     parser.add_argument("--dataset", "--data-dir", "--data-root", dest="dataset", required=True, metavar="FILE.csv",
                         help="descriptions and codes")
-    cli.add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
-    cli.add_data_arguments(parser, formatter="gpf", use_val_share=True)
-    cli.add_model_arguments(parser)
-    cli.add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+    cli.add_finetune_arguments(parser)
     return parser
 
 

@@ -96,6 +96,14 @@ def batch_size(default: int) -> Callable[[str], int]:
     return parse
 
 
+def add_finetune_arguments(parser: Parser) -> None:
+    """All of finetune.py but its data set."""
+    add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
+    add_data_arguments(parser, formatter="gpf", use_val_share=True)
+    add_model_arguments(parser)
+    add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+
+
 def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:
     group = parser.add_argument_group("files of the run")
     group.add_argument(save_flag, *sorted({"--save-path", "--save-dir", "--checkpoint-dir"} - {save_flag}),

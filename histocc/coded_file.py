@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from histocc.checkpoint import write_atomic
 from histocc.coder import Coded
 from histocc.errors import UserError
+from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
 ROWS_FOR_LARGER_PARTS = 2_000_000                    # so many rows add a chunk to each part
@@ -210,10 +211,6 @@ class Progress:
         rate = (done - self.first) / (now - self.started)
         left = f", {duration((self.total - done) / rate)} left" if rate > 0 else ""
         print(f"{done:,.0f} of {self.total:,} {self.what}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def csv_text(rows: list[list]) -> bytes:

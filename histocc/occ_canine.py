@@ -149,10 +149,7 @@ def finetune_parser() -> cli.Parser:
     """The arguments of finetune.py."""
     parser = cli.make_parser("finetune", "")
     parser.add_argument("--dataset", required=True)
-    cli.add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
-    cli.add_data_arguments(parser, formatter="gpf", use_val_share=True)
-    cli.add_model_arguments(parser)
-    cli.add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+    cli.add_finetune_arguments(parser)
     return parser
 
 
