@@ -20,7 +20,6 @@ from histocc.table_files import DELIMITERS
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
     "compile": "torch.compile",
-    "dry_run": "the dry run; --prepare-only checks the data, --max-steps 3 tries the training",
     "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
     "log_wandb": "Weights & Biases; logs.csv in the save folder holds every figure",
     "wandb_project_name": "Weights & Biases",
@@ -33,7 +32,7 @@ MAY_DIFFER_ON_RESUME = {
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "config", "max_bad_steps", "check_replicas_every",
-    "overwrite", "eval_only", "prepare_only", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
+    "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
     "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
 
@@ -233,7 +232,8 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument("--eval-only", action="store_true",
                        help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")
-    group.add_argument("--dry-run", action="store_true", help="not available in this version")
+    group.add_argument("--dry-run", action="store_true",
+                       help="everything but training: says what the run would take in time, memory and disk, from three steps")
     _add_machine_arguments(parser)
 
 
@@ -306,6 +306,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
          "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so the rate must not"),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
+        (args.dry_run and args.eval_only, "--dry-run and --eval-only: give one of them"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
         (sum(map(bool, (args.bf16, args.fp16, args.use_amp, args.float64, args.no_fp16))) > 1,
          "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),

@@ -7,7 +7,7 @@ import tomllib
 
 from histocc.errors import UserError
 
-OF_ONE_START = ("config", "distributed", "local_rank", "world_size", "overwrite", "eval_only", "prepare_only", "profile")
+OF_ONE_START = ("config", "distributed", "local_rank", "world_size", "overwrite", "eval_only", "prepare_only", "dry_run", "profile")
 
 
 def config_arguments(path: str, actions: list[argparse.Action]) -> list[str]:

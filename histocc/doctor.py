@@ -146,12 +146,12 @@ class Report:
         self.as_json, self.found, self.doing = as_json, {}, "starting"
         self._said = threading.Lock()
 
-    def add(self, place: str, findings: list[Finding]) -> None:
-        self.found.setdefault(place, []).extend(findings)
+    def add(self, place: str, found: list[Finding]) -> None:
+        self.found.setdefault(place, []).extend(found)
 
     @property
     def has_fault(self) -> bool:
-        return any(finding.level == FAULT for findings in self.found.values() for finding in findings)
+        return any(finding.level == FAULT for found in self.found.values() for finding in found)
 
     def say(self) -> None:
         if not self._said.acquire(blocking=False):
@@ -160,9 +160,9 @@ class Report:
             print(json.dumps({"ok": not self.has_fault, "findings": [{"place": place, **asdict(f)} for place, found in self.found.items() for f in found]}),
                   flush=True)
             return
-        for place, findings in self.found.items():
+        for place, found in self.found.items():
             print(place, flush=True)
-            for finding in findings:
+            for finding in found:
                 print(f"  {finding.level:8} {finding.name:18} {finding.text}" + (f"\n{'':30}→ {finding.remedy}" if finding.remedy else ""), flush=True)
         counts = [sum(f.level == level for found in self.found.values() for f in found) for level in (FAULT, WARNING)]
         print(f"{counts[0]} faults, {counts[1]} warnings. " + ("Mend the faults before a long run." if counts[0] else "Ready to train."), flush=True)

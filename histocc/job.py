@@ -27,12 +27,12 @@ from histocc.descriptions import load_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job_data import refuse_other_arguments
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
-from histocc.parallel import is_sharded, load_optimizer_state, whole, wrap
+from histocc.parallel import is_sharded, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
+from histocc.resume import check_total_batch, find_resumable, nothing_to_do, restore, set_threads
 from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
@@ -113,7 +113,26 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
             _train_in_folder(args, world, data, formatter, files)
 
 
-def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
+@dataclass
+class Setup:
+    """A run that could take its first step. step: the last one that is done; model: `raw_model` as it is spread over the processes."""
+
+    raw_model: torch.nn.Module
+    model: torch.nn.Module
+    config: dict
+    plan: BatchPlan
+    schedule: Schedule
+    loaders: dict[str, BatchLoader]
+    loss_fn: LossMixer
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
+    precision: Precision
+    resumed: dict | None
+    step: int
+
+
+def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> Setup | None:
+    """Everything that training needs, in memory; writes nothing. None, said, where there is nothing to do. All ranks. Raises UserError."""
     precision = Precision.of(args, world.device)
     precision.use()
     if precision.warning():
@@ -129,12 +148,11 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     schedule = Schedule.of(args, plan, world, resumed)
     step = resumed["step"] if resumed else 0
     if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
-        world.print(nothing_to_do(args, step, schedule))
-        return
+        world.print(nothing_to_do(args, step, schedule.stop, schedule.total))
+        return None
     loaders = make_loaders(args, world, data, formatter, config, plan)
     loss_fn = make_loss(args, formatter)
     say_banner(args, world, data, formatter, raw_model, plan, files, schedule.total, schedule.warmup, schedule.rate, precision.name)
-
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
     model = wrap(raw_model, world, args.parallel)
@@ -143,17 +161,24 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
         restore(resumed, optimizer, scheduler, precision)
+    return Setup(raw_model, model, config, plan, schedule, loaders, loss_fn, optimizer, scheduler, precision, resumed, step)
+
+
+def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
+    run = set_up(args, world, data, formatter, files)
+    if run is None:
+        return
+    schedule, resumed = run.schedule, run.resumed
     if args.overwrite and not resumed:
         world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
     if world.is_main:
         write_run_files(args, data)
     stop = StopPoll(world.stop_agreed)
-    log = RunLog(args.save_path, schedule.total, world.is_main, step, stop=schedule.stop,
-                 again=bool(resumed and resumed["position"].get("unfinished")), workers=args.num_workers)
-    state = state_maker(args, world, data, formatter, config, plan, raw_model, optimizer, scheduler, precision,
-                        (resumed or {}).get("position", {}).get("run") or uuid.uuid4().hex)
-    save = Saver(args.save_path, args.keep_checkpoints, world, state, log.say)
-    say_start(args, world, resumed, step, plan)
+    position = (resumed or {}).get("position", {})
+    log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
+                 workers=args.num_workers)
+    save = Saver(args.save_path, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, position.get("run") or uuid.uuid4().hex), log.say)
+    say_start(args, world, resumed, run.step, run.plan)
     with contextlib.ExitStack() as ends:
         ends.callback(save.close)
         step_done = log.step
@@ -162,23 +187,16 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
             step_done = lambda: (log.step(), profiler.step_done())
             ends.callback(profiler.close)
         step = engine.train(
-            model, loaders, loss_fn, optimizer, world.device, scheduler, schedule.total, step, args.log_interval,
-            args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=plan.steps_per_epoch,
-            formatter=formatter, save=save, log=log.row, step_done=step_done, position=resumed and resumed["position"],
+            run.model, run.loaders, run.loss_fn, run.optimizer, world.device, run.scheduler, schedule.total, run.step, args.log_interval,
+            args.eval_interval, args.save_interval, stop_step=schedule.stop, steps_per_epoch=run.plan.steps_per_epoch,
+            formatter=formatter, save=save, log=log.row, step_done=step_done, position=position,
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
-            max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=precision, world=world)
+            max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=run.precision, world=world)
     log.close("stopped" if step < schedule.stop else "finished" if step == schedule.total else "at --max-steps")
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
                             "command again (without --overwrite): it goes on from the checkpoint before, if there is one.")
-    say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in loaders)
-
-
-def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
-    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out. All ranks."""
-    load_optimizer_state(optimizer, resumed["optimizer"])
-    scheduler.load_state_dict(resumed["scheduler"])
-    precision.load_state(resumed.get("scaler"))
+    say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in run.loaders)
 
 
 def say_end(args: argparse.Namespace, world: World, stop: StopPoll, step: int, schedule: Schedule, save_seconds: float, validates: bool) -> None:
@@ -257,92 +275,23 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
     return {code: i for i, code in enumerate(data.codes)}
 
 
-def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, config: dict, plan: BatchPlan,
-                model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler, precision: Precision, run: str) -> Callable[[int, dict], dict]:
-    """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank 0 alone. All ranks. run: what
+def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, run: Setup, name: str) -> Callable[[int, dict], dict]:
+    """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank 0 alone. All ranks. name: what
     all checkpoints of a run have in common."""
-    fixed = {"format": checkpoint.FORMAT, "config": config, "formatter": formatter.to_dict(), "key": code_numbers(data),
+    fixed = {"format": checkpoint.FORMAT, "config": run.config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
-    facts = {"total_batch": plan.total, "steps_per_epoch": plan.steps_per_epoch, "fingerprint": data.fingerprint,
-             "launchers": sorted(set(world.gather(world.launcher))), "run": run}
+    facts = {"total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
+             "launchers": sorted(set(world.gather(world.launcher))), "run": name}
 
     def state(step: int, position: dict) -> dict:
-        if not (world.is_main or is_sharded(model)):
+        if not (world.is_main or is_sharded(run.raw_model)):
             return {}
-        epoch, batch = divmod(step, plan.steps_per_epoch)
-        weights = whole({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, keep=world.is_main)
-        return {**weights, "scheduler": scheduler.state_dict(), "scaler": precision.state(), "step": step, **fixed,
+        epoch, batch = divmod(step, run.plan.steps_per_epoch)
+        weights = whole({"model": run.raw_model.state_dict(), "optimizer": run.optimizer.state_dict()}, keep=world.is_main)
+        return {**weights, "scheduler": run.scheduler.state_dict(), "scaler": run.precision.state(), "step": step, **fixed,
                 "position": {"epoch": epoch, "batch": batch, **facts, **position}}
     return state
-
-
-def nothing_to_do(args: argparse.Namespace, step: int, schedule: Schedule) -> str:
-    if step >= schedule.total:
-        return (f"The run in {args.save_path} is finished ({step:,} steps): nothing to do. "
-                "More --num-epochs go on, --overwrite starts anew.")
-    return f"The run in {args.save_path} is at step {step:,}, and --max-steps is {schedule.stop:,}: nothing to do."
-
-
-def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) -> None:
-    total = resumed["position"]["total_batch"]
-    if total != plan.total:
-        raise UserError(f"the run in {args.save_path} has a total batch of {total}, these arguments make {plan.total}; "
-                        f"pass --global-batch-size {total}")
-
-
-def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
-    """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it does not fit.
-
-    Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to another node than before.
-    The one that has come furthest hands its state to all.
-    """
-    here = {}
-
-    def newest() -> dict | None:
-        if not checkpoint.exists_in(args.save_path):
-            return None
-        try:
-            path, here["state"], wrong = model_io.newest_good(args.save_path)
-        except UserError:
-            if args.overwrite:
-                return None
-            raise
-        position = here["state"]["position"]
-        return {"path": path, "step": here["state"]["step"], "wrong": wrong, "run": position.get("run"), "launchers": position.get("launchers", [])}
-    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
-    answers = dict(zip(leaders, world.led("resume", leaders, newest)))
-    found = {rank: answer for rank, answer in answers.items() if answer
-             and (not args.overwrite or launchers & set(answer["launchers"]) - {""})}    # a restart by the launcher starts nothing anew
-    if 0 in found:                                   # what another node holds of an earlier run is not for this one
-        found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
-    if not found:
-        return None
-    owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
-    if found[owner]["wrong"]:
-        world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *found[owner]["wrong"],
-                                 f"Going on from {found[owner]['path']} instead."]))
-    if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
-        world.print(f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0 writes on its own node")
-    state = world.broadcast(here.get("state"), owner)
-    if owner != 0:
-        refuse_other_arguments(args, state)
-    if state["position"]["fingerprint"] != data.fingerprint:
-        raise UserError(f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
-                        "same files, choose another folder, or start anew with --overwrite.")
-    return state
-
-
-def set_threads(resumed: dict | None, world: World) -> None:
-    """The number of threads decides the last bits of every sum: a resumed run takes that of its first start."""
-    if not resumed or resumed["rng"]["threads"] == torch.get_num_threads():
-        return
-    threads = resumed["rng"]["threads"]
-    if resumed["rng"]["processes"] == world.size:
-        torch.set_num_threads(threads)
-        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
-    else:
-        world.print(f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits may differ")
 
 
 def write_run_files(args: argparse.Namespace, data: PreparedData) -> None:

@@ -5,8 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
-
 from histocc import checkpoint
 from histocc.distributed import World
 

@@ -29,7 +29,9 @@ LEVELS = [                                                            # the lowe
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data", "predict"},
+    {"resume"},
     {"job", "doctor"},
+    {"dry_run"},
     {"sample", "occ_canine", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}

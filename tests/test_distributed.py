@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from histocc import distributed
 from histocc.distributed import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
 from histocc.errors import TrainingError, UserError
 

@@ -29,7 +29,7 @@ def test_optimizer_state_of_one_process_loads_as_ever():
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, torch.optim.AdamW(model.parameters(), lr=0.1)
-    (model, optimizer), (other, resumed) = trained(), trained()
+    (model, optimizer), (_, resumed) = trained(), trained()
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     parallel.load_optimizer_state(resumed, optimizer.state_dict())

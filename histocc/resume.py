@@ -1,0 +1,89 @@
+"""Going on with a run: which checkpoint, whether it fits these arguments and data, and what of it comes back when."""
+
+import argparse
+
+import torch
+
+from histocc import checkpoint, model_io
+from histocc.arrays import PreparedData
+from histocc.distributed import World
+from histocc.errors import UserError
+from histocc.job_data import refuse_other_arguments
+from histocc.parallel import load_optimizer_state
+from histocc.precision import Precision
+from histocc.sampler import BatchPlan
+
+
+def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
+    """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it does not fit.
+
+    Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to another node than before.
+    The one that has come furthest hands its state to all.
+    """
+    here = {}
+
+    def newest() -> dict | None:
+        if not checkpoint.exists_in(args.save_path):
+            return None
+        try:
+            path, here["state"], wrong = model_io.newest_good(args.save_path)
+        except UserError:
+            if args.overwrite:
+                return None
+            raise
+        position = here["state"]["position"]
+        return {"path": path, "step": here["state"]["step"], "wrong": wrong, "run": position.get("run"), "launchers": position.get("launchers", [])}
+    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
+    answers = dict(zip(leaders, world.led("resume", leaders, newest)))
+    found = {rank: answer for rank, answer in answers.items() if answer
+             and (not args.overwrite or launchers & set(answer["launchers"]) - {""})}    # a restart by the launcher starts nothing anew
+    if 0 in found:                                   # what another node holds of an earlier run is not for this one
+        found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
+    if not found:
+        return None
+    owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
+    if found[owner]["wrong"]:
+        world.print("\n  ".join(["WARNING: a newer checkpoint cannot be used:", *found[owner]["wrong"],
+                                 f"Going on from {found[owner]['path']} instead."]))
+    if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
+        world.print(f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0 writes on its own node")
+    state = world.broadcast(here.get("state"), owner)
+    if owner != 0:
+        refuse_other_arguments(args, state)
+    if state["position"]["fingerprint"] != data.fingerprint:
+        raise UserError(f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
+                        "same files, choose another folder, or start anew with --overwrite.")
+    return state
+
+
+def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) -> None:
+    total = resumed["position"]["total_batch"]
+    if total != plan.total:
+        raise UserError(f"the run in {args.save_path} has a total batch of {total}, these arguments make {plan.total}; "
+                        f"pass --global-batch-size {total}")
+
+
+def set_threads(resumed: dict | None, world: World) -> None:
+    """The number of threads decides the last bits of every sum: a resumed run takes that of its first start."""
+    if not resumed or resumed["rng"]["threads"] == torch.get_num_threads():
+        return
+    threads = resumed["rng"]["threads"]
+    if resumed["rng"]["processes"] == world.size:
+        torch.set_num_threads(threads)
+        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
+    else:
+        world.print(f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits may differ")
+
+
+def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
+    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out. All ranks."""
+    load_optimizer_state(optimizer, resumed["optimizer"])
+    scheduler.load_state_dict(resumed["scheduler"])
+    precision.load_state(resumed.get("scaler"))
+
+
+def nothing_to_do(args: argparse.Namespace, step: int, stop: int, total: int) -> str:
+    if step >= total:
+        return (f"The run in {args.save_path} is finished ({step:,} steps): nothing to do. "
+                "More --num-epochs go on, --overwrite starts anew.")
+    return f"The run in {args.save_path} is at step {step:,}, and --max-steps is {stop:,}: nothing to do."
