@@ -18,8 +18,8 @@ SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")           # test_launchers and the installation by .ci/run
 HELP = """
 import finetune, train_mixer
-from histocc import doctor, predict_arguments, prepare
-for script in (finetune, train_mixer, doctor, predict_arguments, prepare):
+from histocc import doctor, predict_arguments, prepare, watch
+for script in (finetune, train_mixer, doctor, predict_arguments, prepare, watch):
     print(script.get_args_parser().format_help())
 """
 
