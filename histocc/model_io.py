@@ -30,9 +30,13 @@ def load_model(path: str, device: torch.device | str = "cpu") -> tuple[Seq2SeqMi
     if file is None:
         raise UserError(f"{path}: no checkpoint there (neither {checkpoint.BEST} nor {checkpoint.LAST})")
     state = own_checkpoint(file)
-    formatter = BlockyFormatter.from_dict(state["formatter"])
-    model = build_model(state["config"], formatter, len(state["key"]))
-    model.load_state_dict(state["model"])
+    try:
+        formatter = BlockyFormatter.from_dict(state["formatter"])
+        model = build_model(state["config"], formatter, len(state["key"]))
+        model.load_state_dict(state["model"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
     return model.to(device).eval(), formatter, state
 
 

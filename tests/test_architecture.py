@@ -20,15 +20,16 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling"},
     {"distributed", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
-    {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
+    {"arrays", "code_book", "findings", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
     {"cli", "tables", "data_report", "saver"},
     {"data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
-    {"model_io"},
+    {"model_io", "outcomes"},
+    {"report"},
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data"},
     {"job"},
-    {"sample", *SCRIPTS},
+    {"evaluate", "sample", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 
