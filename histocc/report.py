@@ -111,7 +111,7 @@ def decoders_report(found: dict, formatter: BlockyFormatter, rows: RowSet, key: 
     """{"seq2seq": …, "linear": …}: both decoders' figures from `Outcomes.gathered` and the rows. Rank 0 only."""
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
-    text = np.asarray(rows.text_hash)
+    text = np.unique(rows.text_hash, return_inverse=True)[1]
     codes, written = written_codes(found["seq_blocks"], formatter, key)
 
     def answers(names: list[str], pred: tuple, confidence: np.ndarray) -> dict:

@@ -78,26 +78,35 @@ def ratios(sums: np.ndarray) -> np.ndarray:
     return np.stack([fraction(right, counted, np.nan), fraction(tp, tp + fp), fraction(tp, tp + fn), fraction(2 * tp, 2 * tp + fp + fn)], axis=-1)
 
 
+def distinct_rows(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of whole numbers [n, m] and how often each stands there. Column by column: far faster than comparing rows."""
+    number = np.zeros(len(table), dtype=np.int64)
+    for column in table.T:
+        number = np.unique(number * (column.max() + 1) + column, return_inverse=True)[1]
+    _, first, times = np.unique(number, return_index=True, return_counts=True)
+    return table[first], times
+
+
 def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -> dict:
     """Accuracy, precision, recall and F1 with 95 % intervals, over rows and over distinct texts.
 
-    columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part. text: a number of each row's text, [N].
+    columns: COLUMNS of each row, float64 [N, 5]; rows of zeros take no part. text: number of each row's text, int64 [N], from 0 on.
     Over texts, each text weighs 1, shared evenly by its rows. Rows with the same text are not independent, so the bootstrap draws
     texts, with all their rows: percentiles 2.5 and 97.5 over `resamples` draws of as many texts as there are. Texts with the same
     sums are interchangeable, so a draw is one multinomial over the distinct sums, whatever the number of texts.
     Returns {"rows", "texts", "over_rows", "over_texts"}, the last two {measure: [value, low, high]}.
     """
     part = columns.any(axis=1)
-    columns, (distinct, number, of_text) = columns[part], np.unique(text[part], return_inverse=True, return_counts=True)
-    if not len(distinct):
+    if not part.any():
         return {"rows": 0, "texts": 0, "over_rows": {}, "over_texts": {}}
-    sums = np.stack([np.bincount(number, weights=column, minlength=len(distinct)) for column in columns.T], axis=1)    # [G, 5]
-    both = np.concatenate([sums, sums / of_text[:, None]], axis=1)                                                    # [G, 10]
-    kinds, times = np.unique(both, axis=0, return_counts=True)
-    drawn = np.random.default_rng(seed).multinomial(len(distinct), times / len(distinct), size=resamples) @ kinds     # [R, 10]
-    found = {"rows": int(columns[:, 0].sum()), "texts": int(np.count_nonzero(sums[:, 0]))}
+    sums = np.stack([np.bincount(text[part], weights=column[part]) for column in (*columns.T, part)], axis=1).astype(np.int64)
+    kinds, times = distinct_rows(sums[sums[:, 5] > 0])                                                # [P, 6], [P]
+    texts = int(times.sum())
+    both = np.concatenate([kinds[:, :5], kinds[:, :5] / kinds[:, 5:]], axis=1)                       # [P, 10]
+    drawn = np.random.default_rng(seed).multinomial(texts, times / texts, size=resamples) @ both     # [R, 10]
+    found = {"rows": int(columns[:, 0].sum()), "texts": int(times[kinds[:, 0] > 0].sum())}
     for name, place in (("over_rows", slice(0, 5)), ("over_texts", slice(5, 10))):
-        value, draws = ratios(both[:, place].sum(axis=0)), ratios(drawn[:, place])
+        value, draws = ratios(times @ both[:, place]), ratios(drawn[:, place])
         draws = np.where(np.isnan(draws).all(axis=0), value, draws)         # no draw has a row that is counted
         low, high = np.nanpercentile(draws, (LOWER, UPPER), axis=0)
         found[name] = {measure: [float(value[i]), float(low[i]), float(high[i])] for i, measure in enumerate(MEASURES)}

@@ -145,3 +145,10 @@ def test_confusions_count_texts_before_rows():
     assert found == [{"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
                      {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]}]
     assert rm.confusions(true, pred, np.arange(5), str, most=1)[0]["true"] == "a"
+
+
+def test_distinct_rows():
+    table = np.random.default_rng(6).integers(0, 3, (500, 4))
+    kinds, times = rm.distinct_rows(table)
+    expected = np.unique(table, axis=0, return_counts=True)
+    assert kinds.tolist() == expected[0].tolist() and times.tolist() == expected[1].tolist()
