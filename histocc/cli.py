@@ -237,13 +237,19 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     _add_machine_arguments(parser)
 
 
-def _add_machine_arguments(parser: Parser) -> None:
+def add_process_arguments(parser: Parser, minutes: float = 30.0) -> argparse._ArgumentGroup:
+    """What every command that runs on several processes takes; `start` reads it. Returns the group, for more of its kind."""
     machine = parser.add_argument_group("machine and processes")
     machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
     machine.add_argument("--distributed", action="store_true", help="join the processes of the launcher (torchrun)")
     machine.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
     machine.add_argument("--world-size", type=count, default=None, help="number of processes, checked against the launcher's")
-    machine.add_argument("--timeout-minutes", type=float, default=30.0, help="how long a process waits for another one")
+    machine.add_argument("--timeout-minutes", type=float, default=minutes, help="how long a process waits for another one")
+    return machine
+
+
+def _add_machine_arguments(parser: Parser) -> None:
+    machine = add_process_arguments(parser)
     machine.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp",
                          help="ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer state, "
                          "which are gathered layer by layer: less memory, more messages, same results")

@@ -46,8 +46,8 @@ class MicroBatches(Dataset):
 
     def __getitem__(self, index: tuple[int, int]) -> list[dict]:
         """Micro-batches of similar length: input_ids int64 [B, S], attention_mask bool [B, S], targets_seq2seq int64
-        [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none), weights float32 [B], and the plain
-        numbers global_count (observations of the whole optimizer step, over all ranks) and last_micro_batch.
+        [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none), weights float32 [B], rows int64 [B] (which
+        ones they are), and the plain numbers global_count (observations of the whole optimizer step, over all ranks) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
@@ -69,6 +69,7 @@ class MicroBatches(Dataset):
             "targets_seq2seq": torch.from_numpy(self._shortened(targets[kept], codes[kept])),
             "targets_linear": torch.from_numpy(codes[kept]),
             "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
+            "rows": torch.from_numpy(share[kept]),
             "global_count": self.plan.batch_rows(batch),
             "last_micro_batch": number == parts - 1,
         } for number, piece in enumerate(pieces) for kept in [piece if len(piece) else np.zeros(1, dtype=np.int64)]]

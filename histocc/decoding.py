@@ -127,6 +127,13 @@ def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask:
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
         written = greedy_from_memory(model, memory, padding, **sizes)
+        blocks, sets = sets_of(model, memory, padding, written, formatter)
+    return blocks, written.block_probs, sets
+
+
+def sets_of(model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, written: GreedyResult, formatter: BlockyFormatter) -> tuple[Tensor, Tensor]:
+    """(blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory."""
+    with evaluating(model):
         blocks = formatter.canonical_blocks(written.tokens)
         again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)           # [B, max_codes]
         blocks = blocks.masked_fill(again[..., None], PAD_IDX)
@@ -137,7 +144,7 @@ def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask:
         rows = (~plain).nonzero()[:, 0]
         if len(rows):
             found[rows] = set_probs(model, memory[rows], None if padding is None else padding[rows], blocks[rows])
-    return blocks, written.block_probs, found
+    return blocks, found
 
 
 def set_probs(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor) -> Tensor:

@@ -100,6 +100,14 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    def gather_on_main(self, value: Any) -> list[Any] | None:
+        """The `value` of every rank (plain Python or arrays), in order of rank, on rank 0; None on the others."""
+        if not self.backend:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, 0, group=self.control)
+        return values
+
     def broadcast(self, value: Any, source: int) -> Any:
         """What rank `source` holds, tensors on the CPU included, on every rank; the `value` of the others is not used."""
         if not self.backend:

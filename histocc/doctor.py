@@ -209,10 +209,7 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
     parser.add_argument("--save-path", "--save-dir", dest="save_path", default=".", metavar="FOLDER", help="where the run will save")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
-    parser.add_argument("--distributed", action="store_true", help="join the processes of the launcher; without it, where there is one")
-    parser.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
-    parser.add_argument("--timeout-minutes", type=float, default=3.0, help="ends after so long at most, also when another process hangs")
+    cli.add_process_arguments(parser, minutes=3.0)
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the table")
     return parser
 

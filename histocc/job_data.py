@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 
 from histocc import checkpoint, model_io, prepare, tables
@@ -67,19 +68,23 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
+    data = on_every_node(settings, args.save_path, folder, world, check)
+    for line in report_lines(data.report):
+        world.print(line)
+    return data, BlockyFormatter.from_dict(settings.formatter)
 
+
+def on_every_node(settings: PrepareSettings, save_path: str, folder: str, world: World, check: Callable[[], None]) -> PreparedData:
+    """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All ranks."""
     leaders = world.node_leaders()
-    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, args.save_path, folder, world.rank, check))
+    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, save_path, folder, world.rank, check))
     if len({os.path.basename(folder) for folder in folders}) > 1:
         differ = [rank for rank, folder in zip(leaders, folders) if os.path.basename(folder) != os.path.basename(folders[0])]
         error = UserError(f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0: copy the same "
                           f"{', '.join(path for _, path in settings.files)} to every node")
         error.heard_from_main = True                 # all ranks know it at the same time
         raise error
-    data = PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])
-    for line in report_lines(data.report):
-        world.print(line)
-    return data, BlockyFormatter.from_dict(settings.formatter)
+    return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])
 
 
 def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:

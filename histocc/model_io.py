@@ -52,12 +52,13 @@ def model_of(file: str, state: dict, formatter: str | None = None, key: str | No
     if formatter or key:
         raise UserError(f"{file}: brings its formatter and its key; leave {'--formatter' if formatter else '--key'} out")
     state = own_checkpoint(file, state)
-    own = BlockyFormatter.from_dict(state["formatter"])
-    model = build_model(state["config"], own, len(state["key"]))
     try:
+        own = BlockyFormatter.from_dict(state["formatter"])
+        model = build_model(state["config"], own, len(state["key"]))
         model.load_state_dict(state["model"])
-    except RuntimeError:
-        raise UserError(f"{file}: its weights do not fit its settings; it is damaged") from None
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
     return model.eval(), own, state
 
 

@@ -52,13 +52,8 @@ def get_args_parser() -> cli.Parser:
     how.add_argument("--formatter", choices=("hisco", "occ1950"), default=None, help="system of a published model that does not show it")
     how.add_argument("--key", default=None, metavar="FILE", help="codes of a published model that does not hold them")
     how.add_argument("--no-deduplicate", action="store_true", help="code every row, also where texts repeat")
-    machine = parser.add_argument_group("machine and processes")
+    machine = cli.add_process_arguments(parser)
     machine.add_argument("--batch-size", type=cli.count, default=256, help="texts at once")
-    machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
-    machine.add_argument("--distributed", action="store_true", help="join the processes of the launcher; does so by itself where there are any")
-    machine.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
-    machine.add_argument("--world-size", type=cli.count, default=None, help="number of processes, checked against the launcher's")
-    machine.add_argument("--timeout-minutes", type=float, default=30.0, help="how long a process waits for another one to start")
     machine.add_argument("--stop-after", type=float, default=None, metavar="MINUTES", help="stop so long after the start; the same command goes on")
     for name, what in (("float64", "double precision"), ("bf16", "matrix products in bfloat16"), ("fp16", "matrix products in float16"),
                        ("use-amp", "the fastest of these that the device has")):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from histocc import metrics
-from histocc.decoding import evaluating, greedy_from_memory
+from histocc.decoding import GreedyResult, evaluating, greedy_from_memory
 from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World, current_world
 from histocc.errors import TrainingError
@@ -201,12 +201,13 @@ def optimizer_step(model: nn.Module, optimizer: torch.optim.Optimizer, precision
 
 def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, device: torch.device | str, *,
              formatter: BlockyFormatter | None = None, stop: StopPoll | None = None, precision: Precision | None = None,
-             world: World | None = None) -> dict[str, float] | None:
+             world: World | None = None, each: Callable[[dict, Tensor, Tensor | None, GreedyResult, Tensor], None] | None = None) -> dict[str, float] | None:
     """Losses and accuracies over all rows of all ranks' `data_loader`s; None where `stop` said so on the way. All ranks.
 
     val_loss and its parts, and token_acc, are teacher-forced; flat_acc holds the linear decoder's codes with
     probability above 0.5 against the target; seq_acc, only with a `formatter`, decodes greedily and compares sets of
-    codes. All accuracies are fractions 0…1.
+    codes. All accuracies are fractions 0…1. each: is given every batch, its memory with what of it is padding, what was decoded, and the linear logits [B, C]; needs a
+    `formatter`.
     """
     device = torch.device(device)
     world = world or World(device=device)
@@ -217,7 +218,7 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
         for batch in data_loader:
             if stop is not None and stop():
                 return None
-            for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter, precision).items():
+            for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter, precision, each).items():
                 totals[name] = totals.get(name, 0.0) + value
     total = world.sum_over_ranks(totals)
     rows, tokens = max(total.pop("_rows"), 1.0), max(total.pop("_tokens"), 1.0)
@@ -225,7 +226,8 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     return {**{name: value / rows for name, value in total.items()}, "token_acc": right_tokens / tokens}
 
 
-def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatter: BlockyFormatter | None, precision: Precision) -> dict:
+def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatter: BlockyFormatter | None, precision: Precision,
+                     each: Callable[[dict, Tensor, Tensor | None, GreedyResult, Tensor], None] | None = None) -> dict:
     """Weighted sums over one batch: losses, rows and tokens counted, rows right."""
     weights = batch.get("weights")
     if weights is None:
@@ -251,6 +253,8 @@ def _evaluation_sums(model: nn.Module, batch: dict, loss_fn: nn.Module, formatte
     if formatter is not None:
         rows["seq_acc"] = metrics.same_code_sets(formatter.canonical_blocks(decoded.tokens),
                                                  formatter.canonical_blocks(targets), PAD_IDX)
+        if each is not None:
+            each(batch, memory, memory_padding, decoded, outputs[1])
     return {name: (values.double() * weights.double()).sum() for name, values in rows.items()}
 
 

@@ -20,11 +20,11 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
-    {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size"},
+    {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
     {"cli", "tables", "data_report", "saver"},
     {"machine", "watch", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
-    {"model_io", "search"},
-    {"coder"},
+    {"model_io", "search", "outcomes"},
+    {"coder", "report"},
     {"coded_file", "predict_arguments"},
     {"prepare"},
     {"boundary"},
@@ -32,7 +32,7 @@ LEVELS = [                                                            # the lowe
     {"resume"},
     {"job", "doctor"},
     {"dry_run"},
-    {"sample", "occ_canine", *SCRIPTS},
+    {"evaluate", "sample", "occ_canine", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 

@@ -83,10 +83,12 @@ def test_keys_shapes_and_types(batches):
     [batch] = dataset[0, 0]
     width = batch["input_ids"].shape[1]
     expected = {"input_ids": ((8, width), torch.int64), "attention_mask": ((8, width), torch.bool),
-                "targets_seq2seq": ((8, 27), torch.int64), "targets_linear": ((8, 2), torch.int64), "weights": ((8,), torch.float32)}
+                "targets_seq2seq": ((8, 27), torch.int64), "targets_linear": ((8, 2), torch.int64), "weights": ((8,), torch.float32),
+                "rows": ((8,), torch.int64)}
     assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items() if isinstance(value, torch.Tensor)} == expected
     assert (batch["global_count"], batch["last_micro_batch"]) == (8, True) and set(batch) == {*expected, "global_count", "last_micro_batch"}
     assert batch["weights"].tolist() == [1.0] * 8
+    assert sorted(row for part in epoch_of(dataset) for row in part["rows"].tolist()) == list(range(23))
     longest = int(batch["attention_mask"].sum(1).max())
     assert width == padded_width(longest - 2) and len(dataset) == 3
     assert [len(b["weights"]) for b in epoch_of(dataset)] == [8, 8, 7] == [b["global_count"] for b in epoch_of(dataset)]

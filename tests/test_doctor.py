@@ -70,7 +70,7 @@ def test_a_peer_that_hangs_is_named():
     common = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29672")
     sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER], cwd=REPO, env=environment(RANK="1", LOCAL_RANK="1", **common))
     try:
-        code, found, _ = examine(DOCTOR, "--timeout-minutes", 0.25, RANK="0", LOCAL_RANK="0", **common)
+        code, found, _ = examine(DOCTOR, "--timeout-minutes", 0.15, RANK="0", LOCAL_RANK="0", **common)
     finally:
         sleeper.kill()
         sleeper.wait()

@@ -1,0 +1,228 @@
+"""How good a model is on data with known codes: accuracy, precision, recall, calibration, thresholds, confusions, for both decoders.
+
+    python -m histocc.evaluate --model RUN_OR_FILE --data test.csv --target-cols hisco_1 hisco_2 --language-col lang
+
+Writes report.md, report.json, rejected_rows.csv and, where matplotlib is, pictures into --output. The rows go through the engine's own
+evaluation, so losses and accuracies are those that training would log on the same rows.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import asdict, replace
+
+import numpy as np
+
+from histocc import cli, job, model_io, prepare, report_text
+from histocc import seq2seq_mixer_engine as engine
+from histocc.arrays import PreparedData, RowSet
+from histocc.boundary import StopPoll
+from histocc.checkpoint import BEST, LAST, exists_in, find, write_atomic
+from histocc.data_report import report_lines
+from histocc.data_settings import PrepareSettings, file_problems
+from histocc.dataset import BatchLoader, MicroBatches
+from histocc.decoding import sets_of
+from histocc.distributed import World
+from histocc.errors import UserError
+from histocc.findings import OUTSIDE_KEY
+from histocc.formatter import BlockyFormatter, make_formatter
+from histocc.job_data import on_every_node
+from histocc.outcomes import RANKED, Outcomes
+from histocc.prepared_folder import is_whole
+from histocc.report import decoders_report
+from histocc.run_log import COLUMNS
+from histocc.sampler import BatchPlan
+from histocc.search import CodeSearch, CodeTree
+from histocc.stopping import Stopped
+from histocc.text import UNKNOWN_LANGUAGE
+
+JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
+LOSS = {"empty_blocks": "all", "seq2seq_weight": 0.1}    # of models that do not say how they were trained
+OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
+
+
+def get_args_parser() -> cli.Parser:
+    parser = cli.make_parser("python -m histocc.evaluate", "How good a model is on data with known codes.")
+    group = parser.add_argument_group("model, data and report")
+    group.add_argument("--model", required=True, metavar="RUN_OR_FILE", help="a run's folder (its best checkpoint) or a checkpoint")
+    group.add_argument("--data", nargs="+", required=True, metavar="FILE", help="CSV or Parquet files of descriptions and codes")
+    group.add_argument("--output", default=None, metavar="DIR", help="folder for the report (default: evaluation, beside the checkpoint)")
+    group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
+    group.add_argument("--input-col", default=None, help="column with the descriptions (default: as in training)")
+    group.add_argument("--target-cols", nargs="+", default=None, metavar="COL", help="columns with the codes (default: as in training)")
+    group.add_argument("--language", default=None, help="language of all descriptions, or …")
+    group.add_argument("--language-col", default=None, help="… the column with it (default: as in training)")
+    group.add_argument("--delimiter", type=cli.delimiter, default=None, metavar="CHAR", help="what parts the columns (default: found)")
+    group.add_argument("--missing-code", default=None, metavar="CODE", help="code of rows whose first code is missing")
+    group.add_argument("--share-val", type=float, default=None,
+                       help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)")
+    group.add_argument("--batch-size", type=cli.count, default=256, help="rows at once per process")
+    group.add_argument("--resamples", type=cli.count, default=1000, help="draws of the bootstrap")
+    group.add_argument("--seed", type=cli.count_or_zero, default=1, help="seed of the bootstrap")
+    cli.add_process_arguments(parser)
+    parser.set_defaults(stop_after=None)
+    return parser
+
+
+def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
+    trained = state.get("args", {})
+    columns = args.target_cols or formatter.target_cols
+    if args.input_col is None:
+        args.input_col = trained.get("input_col", "occ1")
+    if args.language is None and args.language_col is None:
+        args.language_col = trained.get("language_col")
+        args.language = None if args.language_col else trained.get("language")
+    if args.language is None:
+        args.language = UNKNOWN_LANGUAGE
+    max_len, problems = state["config"]["max_len"], []
+    checked = argparse.Namespace(**{**vars(args), "target_cols": columns, "key": None, "all_codes_file": None, "all_codes_col": None, "max_len": max_len,
+                                    "block_size": formatter.block_size, "share_val": args.share_val or 0.0})
+    problems += cli.table_problems(checked)
+    if len(columns) > formatter.max_num_codes:
+        problems.append(f"--target-cols names {len(columns)} columns, but the model writes at most {formatter.max_num_codes} codes")
+        columns = columns[:formatter.max_num_codes]
+    own = make_formatter(formatter.kind, columns, formatter.block_size, formatter.within_block_sep is not None, formatter.allow_short)
+    settings = PrepareSettings(
+        train_files=args.data, formatter=own.to_dict(), target_cols=columns, share_val=args.share_val, input_col=args.input_col,
+        language=args.language, language_col=args.language_col, max_len=max_len, missing_code=args.missing_code, drop_bad_labels=True,
+        fixed_codes=sorted(state["key"], key=state["key"].get), delimiter=args.delimiter)
+    problems += file_problems(settings)
+    if args.missing_code is not None and args.missing_code not in state["key"]:
+        problems.append(f"--missing-code: {args.missing_code!r} is not among the codes of the model")
+    if problems:
+        raise UserError("\n  ".join(problems))
+    return settings
+
+
+def output_problem(folder: str, data: list[str], overwrite: bool) -> str | None:
+    """Why no report can be written into `folder`, or None."""
+    inside = [path for path in data if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(folder)]
+    if exists_in(folder) or inside:
+        return f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its own for the report"
+    there = [name for name in OWN_FILES if os.path.lexists(os.path.join(folder, name))]
+    if there and not overwrite:
+        return f"{os.path.join(folder, there[0])} exists; --overwrite replaces it, --output names another folder"
+    return cli.save_path_problem(folder)
+
+
+def prepared(args: argparse.Namespace, world: World, state: dict, formatter: BlockyFormatter) -> PreparedData:
+    """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises UserError."""
+    def check() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+
+    def first() -> list:
+        problem = output_problem(args.output, args.data, args.overwrite)
+        if problem:
+            raise UserError(problem)
+        settings = settings_from(args, state, formatter)
+        try:
+            return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=check)]
+        except prepare.UnusableData as error:
+            raise UserError(nothing_left(error.report, args)) from None
+    settings, folder = world.main_first("prepare", first)
+    return on_every_node(PrepareSettings(**settings), args.output, folder, world, check)
+
+
+def nothing_left(report: dict, args: argparse.Namespace) -> str:
+    """What to say of data without a row to evaluate."""
+    kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in report["rejected"].items())
+    first = [f"{each['file']}, line {each['line']}: {each['reason']}" for problem in report["problems"] for each in problem["first"][:1]]
+    what = "no row can be evaluated" if kinds or not args.share_val else f"--share-val {args.share_val:g} leaves no row to evaluate"
+    lines = [f"{', '.join(args.data)}: {what}" + (f" ({kinds})" if kinds else ""), *first]
+    if OUTSIDE_KEY in report["rejected"]:
+        lines.append(f"The model {args.model} knows other codes than these: are these the right columns, and is it the model for them?")
+    return "\n  ".join(lines)
+
+
+def known_languages(data: PreparedData, languages: list[str]) -> PreparedData:
+    """The data with languages that the model was not trained on read as unk."""
+    return replace(data, languages=[name if name in languages else UNKNOWN_LANGUAGE for name in data.languages])
+
+
+def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
+    """How many of the distinct texts were trained on; None where the run's prepared data are not there any more."""
+    folder = os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
+    if not is_whole(folder):
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return int(np.isin(np.unique(rows.text_hash), PreparedData.open(folder).train.text_hash).sum())
+    return None
+
+
+def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
+    """What was evaluated, and what was not."""
+    of_language = np.bincount(rows.language, minlength=len(data.languages))
+    return {"files": args.data, "rows_read": data.report["rows"], "rows": len(rows), "texts": len(np.unique(rows.text_hash)),
+            "share_val": args.share_val, "other_part_rows": data.report["train_rows"] if args.share_val is not None else 0,
+            "rejected": data.report["rejected"], "rows_outside_key": data.report["rejected"].get(OUTSIDE_KEY, 0),
+            "unknown_languages": {name: int(count) for name, count in zip(data.languages, of_language)
+                                  if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE},
+            "texts_trained_on": trained_texts(file, state, rows)}
+
+
+def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -> None:
+    """All files of the report, report.json last. Rank 0 only."""
+    pictures = report_text.pictures(report)
+    report["pictures"] = list(pictures or {})
+    for name in OWN_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(args.output, name))
+    shutil.copyfile(os.path.join(prepared_folder, REJECTED), os.path.join(args.output, REJECTED))
+    for name, write in (pictures or {}).items():
+        write_atomic(os.path.join(args.output, name), write)
+    texts = {MARKDOWN: report_text.markdown(report), JSON: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
+    for name, text in texts.items():
+        write_atomic(os.path.join(args.output, name), lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    """All ranks."""
+    file = find(args.model, (BEST, LAST)) or args.model
+    args.output = args.output or os.path.join(os.path.dirname(file), "evaluation")
+    model, formatter, state = model_io.load_model(args.model, world.device)
+    if state.get("kind") == "flat":
+        raise UserError(f"{args.model}: is a flat classifier, and a report is on both decoders; python -m histocc.predict codes with it")
+    data = prepared(args, world, state, formatter)
+    rows = data.train if args.share_val is None else data.val
+    if world.is_main:
+        facts = data_facts(args, file, state, data, rows)
+        world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
+
+    plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
+    loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, known_languages(data, state["languages"]), max_len=state["config"]["max_len"],
+                                      fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"]))
+    outcomes, search = Outcomes(formatter, np.asarray(rows.language)), CodeSearch(model, CodeTree(list(state["key"]), formatter))
+
+    def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
+        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
+        ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
+        outcomes.add(batch, blocks, set_probs, ranking, linear_logits)
+    figures = engine.evaluate(model, loader, job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter), world.device, formatter=formatter,
+                              stop=StopPoll(world.stop_agreed), world=world, each=each)
+    if figures is None:
+        raise Stopped
+    found = outcomes.gathered(world)
+    if not world.is_main:
+        return
+    decoders = decoders_report(found, formatter, rows, data.codes, data.languages, facts["rows_outside_key"], args.resamples, args.seed)
+    report = {"model": {"file": file, "step": state.get("step"), "system": state["system"], "codes": len(state["key"])}, "data": facts,
+              "validation": {name: figures[name] for name in COLUMNS if name in figures}, "resamples": args.resamples, "seed": args.seed, "decoders": decoders}
+    write_report(args, report, data.folder)
+    for name, each in decoders.items():
+        world.print(f"{report_text.NAMES[name]}: {each['accuracy']:.1%} of rows, "
+                    f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts")
+    if not report["pictures"]:
+        world.print("No pictures: they need matplotlib (pip install 'histocc[plots]')")
+    world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    cli.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

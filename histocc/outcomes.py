@@ -1,0 +1,85 @@
+"""What both decoders answer to each row of an evaluation: collected batch by batch, brought together on rank 0."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.decoding import widened
+from histocc.distributed import World
+from histocc.formatter import BlockyFormatter
+from histocc.report_metrics import threshold_counts
+
+GRID = np.arange(1, 50) / 50                          # thresholds that are compared: 0.02, 0.04 … 0.98
+RANKED = 5                                            # codes of a row that are searched for, for the top-k accuracy
+MOST_FLAT_CODES = 50                                  # of one row, the most probable ones; a row with more is wrong in any case
+
+
+class Outcomes:
+    """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]."""
+
+    def __init__(self, formatter: BlockyFormatter, language: np.ndarray):
+        self.formatter, self.language = formatter, language
+        self.parts: dict[str, list[np.ndarray]] = {}
+        self.thresholds: dict[int, np.ndarray] = {}
+
+    def add(self, batch: dict, blocks: Tensor, set_probs: Tensor, ranking: Tensor, linear_logits: Tensor) -> None:
+        """A batch of the engine's evaluation; rows that only fill it up are left out.
+
+        blocks [B, M, block_size] and set_probs [B] as `decoding.sets_of` gives them: the confidence of the seq2seq decoder is the probability of its
+        set of codes, in any order. ranking: numbers of the RANKED most probable codes by the search, int64 [B, RANKED]. Confidence of the linear decoder: the probability that exactly its codes are right and no other is, its outputs taken as
+        independent.
+        """
+        kept = batch["weights"] > 0
+        logits, codes = widened(linear_logits)[kept], batch["targets_linear"][kept]                     # [B, C], [B, K]
+        has = codes >= 0
+        place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)                     # 0: the most probable
+        of_true = place.gather(1, codes.clamp(min=0))
+        row, code = ((logits > 0) & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
+        hit = ranking[kept][:, None] == codes[..., None]                                                # [B, K, RANKED]
+        ranked = torch.where(hit.any(-1), hit.int().argmax(-1), hit.shape[-1])                          # [B, K]
+        self._keep(rows=batch["rows"][kept], seq_blocks=blocks[kept].short(), seq_confidence=set_probs[kept].double(),
+                   seq_best=ranked.masked_fill(~has, hit.shape[-1]).amin(1), seq_worst=ranked.masked_fill(~has, -1).amax(1),
+                   flat_confidence=(-torch.nn.functional.softplus(-logits.double().abs()).sum(1)).exp(),
+                   best=of_true.masked_fill(~has, logits.shape[1]).amin(1), worst=of_true.masked_fill(~has, -1).amax(1),
+                   flat_rows=batch["rows"][kept][row], flat_codes=code)
+        self._count_thresholds(logits.sigmoid(), codes, batch["rows"][kept])
+
+    def _keep(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.parts.setdefault(name, []).append(value.cpu().numpy())
+
+    def _count_thresholds(self, probs: Tensor, codes: Tensor, rows: Tensor) -> None:
+        """probs [B, C], codes [B, K], rows [B]."""
+        grid = torch.from_numpy(GRID).to(probs)
+        above = torch.bucketize(probs, grid)                                                            # [B, C], how many thresholds
+        counts = torch.zeros(len(probs), len(grid) + 1, dtype=torch.long, device=probs.device)
+        counts.scatter_add_(1, above, torch.ones_like(above))
+        predicted = counts.flip(1).cumsum(1).flip(1)[:, 1:]                                             # [B, T]
+        has = codes >= 0
+        true = above.gather(1, codes.clamp(min=0)).masked_fill(~has, 0)                                 # [B, K]
+        hits = (true[..., None] > torch.arange(len(grid), device=probs.device)).sum(1)                  # [B, T]
+        predicted, hits, number = (values.cpu().numpy() for values in (predicted, hits, has.sum(1)))
+        language = self.language[rows.cpu().numpy()]
+        for each in np.unique(language).tolist():
+            chosen = language == each
+            self.thresholds[each] = self.thresholds.get(each, 0) + threshold_counts(predicted[chosen], hits[chosen], number[chosen])
+
+    def gathered(self, world: World) -> dict | None:
+        """Everything of all ranks, on rank 0; None on the others. All ranks.
+
+        Arrays in order of the rows: seq_blocks int16 [N, M, bs], seq_confidence and flat_confidence float64 [N], best and worst int64
+        [N] (how many codes are more probable than the most and the least probable true one), seq_best and seq_worst the same by the search, at
+        most RANKED; flat_rows, flat_codes int64 [P], the
+        codes with probability above 0.5; thresholds: {language: threshold_counts}.
+        """
+        own = {name: np.concatenate(values) for name, values in self.parts.items()}
+        shares = world.gather_on_main((own, self.thresholds))
+        if shares is None:
+            return None
+        found = {name: np.concatenate([part[name] for part, _ in shares if part]) for name in next(part for part, _ in shares if part)}
+        order = np.argsort(found.pop("rows"), kind="stable")
+        for name in found.keys() - {"flat_rows", "flat_codes"}:
+            found[name] = found[name][order]
+        languages = sorted({language for _, thresholds in shares for language in thresholds})
+        found["thresholds"] = {each: sum(thresholds[each] for _, thresholds in shares if each in thresholds) for each in languages}
+        return found

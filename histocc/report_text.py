@@ -1,0 +1,130 @@
+"""An evaluation report for people: Markdown, and pictures where matplotlib is installed."""
+
+import importlib.util
+import io
+from collections.abc import Callable
+
+NAMES = {"seq2seq": "Seq2seq decoder (greedy)", "linear": "Linear decoder (probability above 0.5)"}
+MEASURES = ("accuracy", "precision", "recall", "f1")
+PICTURES = ("digits.png", "calibration.png")
+
+METHOD = """\
+## How it is counted
+
+- A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order; one code too many or too few is wrong.
+- Precision, recall and F1 count codes: tp / (tp + fp), tp / (tp + fn), 2 tp / (2 tp + fp + fn), summed over rows; 0 where there is nothing to divide by.
+- At fewer digits every code is cut to its first digits, and codes of a row that become equal count once. -1, -2, -3 and ? are never cut and
+  match nothing but themselves; so are codes that are shorter than that.
+- Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it; its rows share that weight.
+- In brackets: 95 % intervals, the percentiles 2.5 and 97.5 of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
+- Major group: the first digit. Accuracy is that of rows with a true code of the group; precision and recall are those of the group's codes in all rows.
+- Top k: the k most probable codes of the linear decoder, or of the search over the key with the seq2seq decoder, hold one, or all, of the true codes. With
+  more than k codes a row cannot have all.
+- Confidence of the seq2seq decoder: the probability that it writes this set of codes, in any order, and no other; of the linear decoder: the
+  probability of exactly its set of codes. Expected calibration error: the mean over rows of the distance between confidence and accuracy of their bin.
+- Best threshold: the one of 0.02, 0.04 … 0.98 with the highest F1, and with the highest accuracy, on these very rows: test it on others.
+  Languages with fewer than 100 rows get none.
+"""
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def cell(values: list[float] | None) -> str:
+    return "" if not values else f"{percent(values[0])} ({percent(values[1])}–{percent(values[2])})"
+
+
+def table(header: list[str], rows: list[list]) -> list[str]:
+    """A Markdown table; bars in cells would end them."""
+    def line(cells: list) -> str:
+        return "| " + " | ".join(str(each).replace("|", "\\|").replace("\n", " ") for each in cells) + " |"
+    return [line(header), "|" + "---|" * len(header), *map(line, rows), ""]
+
+
+def _measures(name: str, groups: list[tuple[str, dict]]) -> list[str]:
+    header = [name, "rows", "texts", *(f"{measure}, %" for measure in MEASURES), "accuracy over texts, %", "F1 over texts, %"]
+    return table(header, [[label, f"{found['rows']:,}", f"{found['texts']:,}", *(cell(found["over_rows"].get(measure)) for measure in MEASURES),
+                           cell(found["over_texts"].get("accuracy")), cell(found["over_texts"].get("f1"))] for label, found in groups])
+
+
+def _decoder(name: str, found: dict) -> list[str]:
+    lines = [f"## {NAMES[name]}", "", f"{found['right_rows']:,} rows right, {percent(found['accuracy'])} %; "
+             f"{percent(found['accuracy_with_rows_outside_key'])} % if rows with codes outside the key count as wrong.", ""]
+    if found.get("codes_outside_key"):
+        lines += [f"{found['codes_outside_key']:,} of the codes that it wrote are not in the key.", ""]
+    lines += _measures("digits", [(str(each["digits"]), each) for each in found["by_digits"]])
+    lines += _measures("language", list(found["by_language"].items()))
+    lines += _measures("major group", list(found["by_major_group"].items()))
+    if "top_k" in found:
+        lines += table(["k", "one true code among the k most probable, %", "all, %"],
+                       [[each["k"], percent(each["one"]), percent(each["all"])] for each in found["top_k"]])
+    if "thresholds" in found:
+        lines += table(["language", "rows", "threshold for F1", "F1, %", "threshold for accuracy", "accuracy, %"],
+                       [[language, f"{each['rows']:,}", each["threshold_f1"], percent(each["f1"]), each["threshold_accuracy"],
+                         percent(each["right"] / each["rows"])] for language, each in found["thresholds"].items()])
+    bins = found["calibration"]
+    lines += [f"Expected calibration error: {percent(bins['expected_calibration_error'])} percentage points.", ""]
+    lines += table(["confidence", "rows", "mean confidence, %", "accuracy, %"],
+                   [[f"{each['from']:.1f}–{each['to']:.1f}", f"{each['rows']:,}", percent(each["confidence"]), percent(each["accuracy"])]
+                    for each in bins["bins"]])
+    lines += ["Most frequent confusions:", ""] if found["confusions"] else ["No row is wrong.", ""]
+    if found["confusions"]:
+        lines += table(["true", "predicted", "rows", "texts", "examples"],
+                       [[each["true"], each["predicted"] or "(no code)", f"{each['rows']:,}", f"{each['texts']:,}", "; ".join(each["examples"])]
+                        for each in found["confusions"]])
+    return lines
+
+
+def data_lines(data: dict) -> list[str]:
+    """What was evaluated and what was not: also for the console."""
+    lines = [f"Rows: {data['rows_read']:,} read, {data['rows']:,} evaluated, {data['texts']:,} distinct texts"]
+    if data["other_part_rows"]:
+        lines.append(f"Not evaluated: {data['other_part_rows']:,} rows whose texts --share-val {data['share_val']:g} leaves to training")
+    lines += [f"Rejected: {rows:,} × {kind}, listed in rejected_rows.csv" for kind, rows in data["rejected"].items()]
+    if data["rows_outside_key"]:
+        lines.append(f"Codes that the model does not know: {data['rows_outside_key']:,} rows with such a code are not in the figures; "
+                     "one figure counts them as wrong")
+    lines += [f"Language {name!r} is not one of the model's: {rows:,} rows were coded as unk"
+              for name, rows in data["unknown_languages"].items()]
+    if data["texts_trained_on"]:
+        lines.append(f"{data['texts_trained_on']:,} of the distinct texts are among those that the model was trained on: that flatters it")
+    return lines
+
+
+def markdown(report: dict) -> str:
+    model, figures = report["model"], report["validation"]
+    lines = ["# Evaluation", "", f"Model: {model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}. "
+             f"Data: {', '.join(report['data']['files'])}.", "", *(f"- {line}" for line in data_lines(report["data"])), "",
+             "As validation during training counts:", "", *table(list(figures), [[f"{value:.6g}" for value in figures.values()]])]
+    for name, found in report["decoders"].items():
+        lines += _decoder(name, found)
+    if report["pictures"]:
+        lines += ["## Pictures", "", *(f"![{name}]({name})" for name in report["pictures"]), ""]
+    return "\n".join(lines) + "\n" + METHOD.format(resamples=report["resamples"], seed=report["seed"])
+
+
+def pictures(report: dict) -> dict[str, Callable] | None:
+    """{name: what writes it to an open file}; None where matplotlib, the extra `plots`, is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    from matplotlib.figure import Figure
+    digits, bins = (Figure(figsize=(6, 4), layout="constrained") for _ in PICTURES)
+    left, right = digits.subplots(), bins.subplots()
+    for name, found in report["decoders"].items():
+        places = [each["digits"] for each in found["by_digits"]]
+        values = [[100 * value for value in each["over_texts"]["accuracy"]] for each in found["by_digits"]]
+        left.errorbar(places, [value for value, _, _ in values], capsize=3, marker="o", label=NAMES[name],
+                      yerr=[[max(value - low, 0) for value, low, _ in values], [max(high - value, 0) for value, _, high in values]])
+        right.plot(*zip(*((each["confidence"], each["accuracy"]) for each in found["calibration"]["bins"])), marker="o", label=NAMES[name])
+    left.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100), xticks=places)
+    right.plot([0, 1], [0, 1], color="grey", linewidth=1)
+    right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    left.legend(), right.legend()
+    return dict(zip(PICTURES, (_writer(digits), _writer(bins))))
+
+
+def _writer(figure) -> Callable:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return lambda file: file.write(buffer.getvalue())
