@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from histocc import __version__
+from histocc import __version__, loggers
 from histocc.batch_size import AutoBatchSize
 from histocc.config_file import config_arguments
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
@@ -20,9 +20,6 @@ from histocc.table_files import DELIMITERS
 # Flags whose work is not in this version: named, so that nobody believes that they did something.
 NOT_AVAILABLE = {
     "compile": "torch.compile",
-    "tensorboard": "TensorBoard; logs.csv in the save folder holds every figure",
-    "log_wandb": "Weights & Biases; logs.csv in the save folder holds every figure",
-    "wandb_project_name": "Weights & Biases",
 }
 
 # What a resumed run may change: the rest decides the result and must stay.
@@ -31,7 +28,7 @@ MAY_DIFFER_ON_RESUME = {
     "log_interval", "eval_interval", "save_interval", "save_each_epoch", "keep_checkpoints", "num_workers",
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
-    "stop_after", "config", "max_bad_steps", "check_replicas_every",
+    "stop_after", "config", "tensorboard", "log_wandb", "wandb_project_name", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
     "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
 }
@@ -114,10 +111,9 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
     group.add_argument("--overwrite", action="store_true", help="start anew where the folder holds a run")
     group.add_argument("--log-interval", type=count, default=100, help="optimizer steps between rows of the log")
     group.add_argument("--eval-interval", type=count, default=1000, help="optimizer steps between validations")
-    group.add_argument("--log-wandb", action="store_true", help="not available in this version")
-    group.add_argument("--wandb-project-name", default=None,
-                       help="take arguments from a file: names of flags and their values, or the args.json of a run; the command line wins")
-    group.add_argument("--tensorboard", action="store_true", help="not available in this version")
+    group.add_argument("--log-wandb", action="store_true", help="also log to Weights & Biases (extra wandb); WANDB_MODE=offline needs no network")
+    group.add_argument("--wandb-project-name", default=None, help="project for --log-wandb; histocc where it is not given")
+    group.add_argument("--tensorboard", action="store_true", help="also log to TensorBoard, in the folder tensorboard of the run (extra tensorboard)")
     group.add_argument("--config", metavar="FILE.toml", default=None,
                        help="arguments from a file: names of flags and their values, or the args.json of a run; the command line wins")
     group.add_argument("--version", action="version", version=f"histocc {__version__}")
@@ -291,6 +287,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments themselves, a line each."""
     problems = [f"{flag(name)}: {text} (not available in this version)" for name, text in NOT_AVAILABLE.items()
                 if getattr(args, name, None)]
+    problems += loggers.problems(args)
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
                                    "warmup_pct", "seq2seq_weight"])
@@ -316,6 +313,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
         (sum(map(bool, (args.bf16, args.fp16, args.use_amp, args.float64, args.no_fp16))) > 1,
          "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
+        (args.wandb_project_name is not None and not args.log_wandb, "--wandb-project-name needs --log-wandb"),
     ]
     return problems + [text for wrong, text in together if wrong]
 

@@ -27,6 +27,7 @@ from histocc.descriptions import load_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.loggers import Loggers
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import linear_schedule, scaled_learning_rate
 from histocc.parallel import is_sharded, whole, wrap
@@ -175,9 +176,10 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         write_run_files(args, data)
     stop = StopPoll(world.stop_agreed)
     position = (resumed or {}).get("position", {})
+    name = position.get("run") or uuid.uuid4().hex
     log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
-                 workers=args.num_workers)
-    save = Saver(args.save_path, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, position.get("run") or uuid.uuid4().hex), log.say)
+                 workers=args.num_workers, others=Loggers(args, name, run.step) if world.is_main else None)
+    save = Saver(args.save_path, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say)
     say_start(args, world, resumed, run.step, run.plan)
     with contextlib.ExitStack() as ends:
         ends.callback(save.close)

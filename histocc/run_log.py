@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 from histocc.hints import Hints
 
@@ -47,14 +48,17 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
-    `again`: its row is still to be written. workers: of a process's loader, for the hints.
+    `again`: its row is still to be written. workers: of a process's loader, for the hints. others: has the methods
+    row and close, too, and is called on rank 0 (`histocc.loggers`).
     """
 
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
-                 stop: int | None = None, again: bool = False, workers: int = 0):
+                 stop: int | None = None, again: bool = False, workers: int = 0,
+                 others: Any = None):
         self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
+        self.others = others if is_main else None
         self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step)
         self.status = {"state": RUNNING, "step": step, "first_step": step, "stop_step": self.stop, "total_steps": total_steps, "warning": ""}
         if self.path:
@@ -108,6 +112,8 @@ class RunLog:
             return
         if self.path:
             self._append([format_value(name, values.get(name)) for name in COLUMNS])
+        if self.others is not None:
+            self.others.row(values)
         if values.get("skipped_steps"):
             self.say(f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite gradient and were skipped")
         self._tell(step=values["step"])
@@ -167,6 +173,8 @@ class RunLog:
     def close(self, state: str = "ended") -> None:
         """state: what became of the run, in a word or two."""
         self._tell(state=state)
+        if self.others is not None:
+            self.others.close()
         if self.waiting:
             self._append()
         if self.bar is not None:

@@ -21,7 +21,7 @@ LEVELS = [                                                            # the lowe
     {"__init__", "counter_rng", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
-    {"cli", "tables", "data_report", "saver"},
+    {"cli", "loggers", "tables", "data_report", "saver"},
     {"machine", "watch", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
     {"model_io", "search", "outcomes"},
     {"coder", "report"},

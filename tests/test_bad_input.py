@@ -78,7 +78,7 @@ def test_save_path_on_a_read_only_mount(tmp_path, data):
 @pytest.mark.parametrize("flags, words", [
     (["--bf16", "--float64"], "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
     (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
-    (["--tensorboard", "--log-wandb"], "logs.csv in the save folder holds every figure"),
+    (["--wandb-project-name", "x"], "--wandb-project-name needs --log-wandb"),
     (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
     (["--learning-rate", "-1"], "--learning-rate must be above 0"),
     (["--block-sise", "5"], "unrecognized arguments: --block-sise"),

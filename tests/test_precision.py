@@ -13,17 +13,17 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same 8 steps in three formats: folder → rows of its log."""
+    """The same 4 steps in three formats: folder → rows of its log."""
     folder = tmp_path_factory.mktemp("precision")
-    write_rows(folder / "train.csv", 24)
-    write_rows(folder / "val.csv", 12, 500)
+    write_rows(folder / "train.csv", 12)
+    write_rows(folder / "val.csv", 6, 500)
     flags = ["--train-data", folder / "train.csv", "--val-data", folder / "val.csv", *TINY, "--num-epochs", 2, "--batch-size", 6,
-             "--learning-rate", 1e-3, "--dropout", 0, "--encoder-dropout", 0, "--log-interval", 4, "--save-interval", 4]
+             "--learning-rate", 1e-3, "--dropout", 0, "--encoder-dropout", 0, "--log-interval", 2, "--save-interval", 2]
     for name in ("bf16", "fp16"):
         output = run(TRAIN_MIXER, *flags, "--save-dir", folder / name, f"--{name}")
         assert f"Precision: {name}" in output and ("many times slower" in output) == (name == "fp16" or not has_bfloat16("cpu"))
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "float32")
-    run(TRAIN_MIXER, *flags, "--save-dir", folder / "again", "--fp16", "--max-steps", 4)
+    run(TRAIN_MIXER, *flags, "--save-dir", folder / "again", "--fp16", "--max-steps", 2)
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "again", "--fp16")
     return folder
 

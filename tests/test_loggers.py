@@ -1,0 +1,83 @@
+"""TensorBoard and W&B get every row, through their own libraries, and a run that goes on continues the same curves."""
+
+import importlib.util
+import json
+import struct
+
+import finetune
+import pytest
+import train_mixer
+from helpers import TINY, read_logs, run_inside, write_rows
+
+from histocc import loggers
+
+
+@pytest.fixture
+def flags(tmp_path):
+    return ["--train-data", write_rows(tmp_path / "train.csv", 24), "--val-data", write_rows(tmp_path / "val.csv", 6, 100), *TINY,
+            "--language-col", "lang", "--batch-size", 8, "--num-epochs", 2, "--eval-interval", 3, "--log-interval", 1, "--save-dir", tmp_path / "run"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_holds_what_the_log_holds(flags, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    assert run_inside(train_mixer.main, *flags, "--tensorboard", "--max-steps", 4)[0] == 0
+    assert run_inside(train_mixer.main, *flags, "--tensorboard")[0] == 0
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    for name in ("train_loss", "val_loss", "seq_acc", "lr"):
+        logged = {int(row["step"]): row[name] for row in read_logs(tmp_path / "run") if row[name] is not None}
+        assert {event.step: pytest.approx(event.value, rel=1e-5) for event in events.Scalars(name)} == logged, name
+
+
+def leveldb_records(content, block=32768):
+    """The records of W&B's file: a head of 7 bytes, then LevelDB's log format, pieces with (checksum, length, kind) in front in blocks."""
+    place, pieces = 7, b""
+    while place + 7 <= len(content):
+        if block - place % block < 7:                 # no head fits into the rest of a block
+            place += block - place % block
+            continue
+        _, length, kind = struct.unpack("<IHB", content[place:place + 7])
+        pieces += content[place + 7:place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):                            # whole, or the last piece
+            yield pieces
+            pieces = b""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, monkeypatch):
+    from wandb.proto import wandb_internal_pb2
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert run_inside(train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes", "--max-steps", 4)[0] == 0
+    assert run_inside(train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes")[0] == 0
+    losses, names = {}, set()
+    for file in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
+        for data in leveldb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.run.run_id:
+                names.add((record.run.run_id, record.run.project))
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            if "train_loss" in items:
+                losses[items["_step"]] = pytest.approx(items["train_loss"], rel=1e-9)
+    assert len(names) == 1 and {project for _, project in names} == {"codes"}
+    assert losses == {int(row["step"]): row["train_loss"] for row in read_logs(tmp_path / "run") if row["train_loss"] is not None}
+
+
+@pytest.mark.parametrize("flag, package", [("--tensorboard", "tensorboard"), ("--log-wandb", "wandb")])
+def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, package):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    code, output = run_inside(train_mixer.main, *flags, flag)
+    assert code == 2 and f"{flag} needs the package {package}: pip install 'histocc[{package}]'" in output
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_imported_where_it_is_not_asked_for():
+    args = finetune.get_args_parser().parse_args(["--dataset", "a.csv"])
+    made = loggers.Loggers(args, "name", 0)
+    made.row({"step": 1, "train_loss": 1.0})
+    made.close()
+    assert made.writer is None and made.wandb is None and loggers.problems(args) == []
