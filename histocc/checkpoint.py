@@ -25,8 +25,8 @@ FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 _CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
-_LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json)\.tmp\d+|(logs\.csv|status\.json)\.tmp|\..*\.new")
-_OWN_FILE = re.compile(rf"{_CHECKPOINT.pattern}(\.tmp\d+)?|logs\.csv|status\.json|args\.json")
+_LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json|curves\.png)\.tmp\d+|(logs\.csv|status\.json)\.tmp|\..*\.new")
+_OWN_FILE = re.compile(rf"{_CHECKPOINT.pattern}(\.tmp\d+)?|logs\.csv|status\.json|args\.json|curves\.png")
 
 
 def to_cpu(value: Any, copy: bool = False) -> Any:

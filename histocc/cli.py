@@ -2,13 +2,14 @@
 
 import argparse
 import gc
+import importlib.util
 import math
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 
-from histocc import __version__, loggers
+from histocc import __version__
 from histocc.batch_size import AutoBatchSize
 from histocc.config_file import config_arguments
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
@@ -21,6 +22,8 @@ from histocc.table_files import DELIMITERS
 NOT_AVAILABLE = {
     "compile": "torch.compile",
 }
+
+EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
 
 # What a resumed run may change: the rest decides the result and must stay.
 MAY_DIFFER_ON_RESUME = {
@@ -287,7 +290,8 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments themselves, a line each."""
     problems = [f"{flag(name)}: {text} (not available in this version)" for name, text in NOT_AVAILABLE.items()
                 if getattr(args, name, None)]
-    problems += loggers.problems(args)
+    problems += [f"{flag(dest)} needs the package {package}: pip install 'histocc[{package}]'" for dest, package in EXTRAS.items()
+                 if getattr(args, dest) and importlib.util.find_spec(package) is None]
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
                                    "warmup_pct", "seq2seq_weight"])

@@ -44,6 +44,16 @@ def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
     return good, len(lines) - len(whole) + len(found) - len(good)
 
 
+def numbers(path: str) -> list[dict[str, float | None]]:
+    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written are left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for row in read_rows(path)[0]:
+            with contextlib.suppress(ValueError):
+                found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
+    return found
+
+
 class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 

@@ -5,7 +5,6 @@
 """
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from histocc.cli import make_parser, speak_any_encoding
 from histocc.errors import UserError
 from histocc.run_lock import is_held
-from histocc.run_log import COLUMNS, RUNNING, STATUS, duration, read_rows
+from histocc.run_log import RUNNING, STATUS, duration, numbers
 
 SILENT_SECONDS = 600.0        # without a word a run that says it goes on may be dead
 BARS = "▁▂▃▄▅▆▇█"
@@ -46,16 +45,6 @@ def read(folder: str) -> View:
     if not status or "state" not in status:
         raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)")
     return View(folder, status, _json(os.path.join(folder, "args.json")), numbers(os.path.join(folder, "logs.csv")), is_held(folder))
-
-
-def numbers(path: str) -> list[dict[str, float | None]]:
-    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written are left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for row in read_rows(path)[0]:
-            with contextlib.suppress(ValueError):
-                found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
-    return found
 
 
 def _json(path: str) -> dict:
