@@ -50,6 +50,7 @@ train_on_sample() {
 read_arguments "$@"
 [[ -z $DATA ]] || choose_script
 set_up requirements.txt
+read_config
 choose_processes 2
 if [[ -z $DATA ]]; then
   train_on_sample

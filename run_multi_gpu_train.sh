@@ -25,6 +25,7 @@ read_arguments "$@"
 [[ -n $DATA ]] || fail "DATA is missing: ./run_multi_gpu_train.sh DATA [NUM] [-- FLAGS]" "$EXPECTED"
 choose_script
 set_up requirements.txt
+read_config
 choose_processes all
 describe_columns
 choose_save_path

@@ -1,6 +1,7 @@
 """What a run says before it starts, with the labels that users of the guides look for."""
 
 import argparse
+import math
 import os
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from histocc.arrays import PreparedData
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
+from histocc.lr_schedule import scaled_learning_rate
 from histocc.sampler import BatchPlan
 
 PARALLEL = {"ddp": "DDP (each process holds the whole model)",
@@ -27,7 +29,11 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
           for n in (1, 2, 4, 8)}
     accumulation = plan.accumulation(0)
     scaling = {"none": "not scaled", "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
-               "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}[args.lr_scaling]
+               "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}
+    if not math.isclose(rate, scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)):
+        scaling = "as at the first start of the run"
+    else:
+        scaling = scaling[args.lr_scaling]
     uneven = plan.total != args.batch_size * world.size * accumulation
     world.print("\n".join([
         "=" * 72,

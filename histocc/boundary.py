@@ -1,5 +1,6 @@
 """Between two optimizer steps: what is summed up, logged, evaluated and saved, and whether to stop."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -95,19 +96,18 @@ class Boundary:
                  evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
                  log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
                  best_val_loss: float | None = None, bad_in_row: int = 0, check_interval: int | None = None,
-                 checksum: Callable[[], int] | None = None):
+                 checksum: Callable[[], int] | None = None, started: tuple[int, float] | None = None):
         self.world, self.meter = world, meter
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
         self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
         self.best_val_loss, self.best_before, self.bad_in_row, self.worst_in_row = best_val_loss, best_val_loss, bad_in_row, 0
         self.check_interval, self.checksum = check_interval, checksum
-        self.validated: tuple[int, float] | None = None                          # step and end of the last validation, or start
+        self.validated = started or (0, time.perf_counter())                     # step and end of the last validation, or start
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
-        self.validated = self.validated or (step - 1, self.meter.timed_from)
         if self.checksum is not None and _due(step, self.check_interval):
             self._check_replicas(step)
         last = step == self.stop_step
@@ -142,7 +142,7 @@ class Boundary:
             return None
         found = {**found, "seconds_val": now - started}
         before, since = self.validated
-        if _due(step, self.eval_interval):
+        if _due(step, self.eval_interval) and before < step:
             found |= {"val_share": (now - started) / (now - since), "val_steps": step - before}
         self.validated = step, now
         return found
@@ -151,7 +151,7 @@ class Boundary:
         """Whether no checkpoint that was written has a lower loss. All ranks."""
         if self.world.gather(getattr(self.save, "lost_best", False))[0]:
             self.best_val_loss, self.save.lost_best = self.best_before, False
-        if self.best_val_loss is not None and val_loss >= self.best_val_loss:
+        if self.best_val_loss is not None and math.isfinite(self.best_val_loss) and not val_loss < self.best_val_loss:
             return False
         self.best_before, self.best_val_loss = self.best_val_loss, val_loss
         return True

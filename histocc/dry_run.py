@@ -11,11 +11,12 @@ import torch
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
-from histocc.boundary import Boundary, Meter
+from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.job import Setup, advice_on_memory, set_up
 from histocc.run_log import duration
+from histocc.stopping import Stopped
 
 STEPS = 3                     # that are measured, after one that is not
 VALIDATION_BATCHES = 2
@@ -31,16 +32,22 @@ def dry_run(args: argparse.Namespace, world: World, data: PreparedData, formatte
         run = set_up(args, world, data, formatter, files)
         if run is None:
             return
-        step_seconds = _seconds_per_step(run, world)
-        validation_seconds = _validation_seconds(run, formatter, world)
+        if world.device.type == "cuda":              # what the search for the batch size has tried does not count
+            torch.cuda.reset_peak_memory_stats(world.device)
+        stop = StopPoll(world.stop_agreed)
+        step_seconds, taken = _seconds_per_step(run, world, stop)
+        validation_seconds = _validation_seconds(run, formatter, world, stop)
+        if stop.agreed:
+            raise Stopped
     steps = run.schedule.stop - run.step
-    validations = steps // args.eval_interval + (steps % args.eval_interval > 0) if "data_loader_val" in run.loaders else 0
+    last, each = run.schedule.stop, args.eval_interval
+    validations = last // each - run.step // each + (last % each > 0) if "data_loader_val" in run.loaders else 0
     peaks = world.gather(_peak_memory(world))
     size, kept = checkpoint_bytes(run), min(args.keep_checkpoints, steps // args.save_interval) + 2
     each_epoch = args.num_epochs if args.save_each_epoch else 0
     free = world.main_first("free space", lambda: _free_space(args.save_path))
     total = steps * step_seconds + validations * validation_seconds
-    lines = [f"Dry run: {STEPS} steps took {STEPS * step_seconds:.2f} s; nothing was trained or saved.",
+    lines = [f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained or saved.",
              f"  Steps:       {steps:,} of {step_seconds:.3g} s: {duration(steps * step_seconds)}",
              f"  Validations: {validations:,} of {validation_seconds:.3g} s: {duration(validations * validation_seconds)}",
              f"  Time:        about {duration(total)} in all" + (f", in parts of {args.stop_after:g} minutes (--stop-after)" if args.stop_after else ""),
@@ -53,27 +60,27 @@ def dry_run(args: argparse.Namespace, world: World, data: PreparedData, formatte
     world.print("\n".join(lines))
 
 
-def _seconds_per_step(run: Setup, world: World) -> float:
-    """Mean of some steps over batches of the epoch, those of the slowest process. The weights that they change are thrown away."""
-    def take(steps: int, first_batch: int) -> float:
+def _seconds_per_step(run: Setup, world: World, stop: StopPoll) -> tuple[float, int]:
+    """(mean of some steps over batches of the epoch, those of the slowest process; how many). The weights that they change are thrown away."""
+    def take(steps: int, first_batch: int) -> tuple[float, int]:
         batches = run.loaders["data_loader_train"].at(0, first_batch)
         boundary = Boundary(world, Meter(), log_interval=None)
         started = time.perf_counter()
         done = engine.train_one_epoch(run.model, batches, run.loss_fn, run.optimizer, world.device, run.scheduler, 0, stop_step=steps,
-                                      boundary=boundary, seed=0, precision=run.precision, world=world)
+                                      boundary=boundary, seed=0, stop=stop, precision=run.precision, world=world)
         _finish(world)
-        return (time.perf_counter() - started) / max(done, 1)
+        return (time.perf_counter() - started) / max(done, 1), done
     take(1, 0)                                       # the first one is slow: it takes memory and chooses kernels
     return max(world.gather(take(STEPS, min(1, run.plan.steps_per_epoch - 1))))
 
 
-def _validation_seconds(run: Setup, formatter: BlockyFormatter, world: World) -> float:
+def _validation_seconds(run: Setup, formatter: BlockyFormatter, world: World, stop: StopPoll) -> float:
     loader = run.loaders.get("data_loader_val")
     if loader is None:
         return 0.0
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
-    engine.evaluate(run.model, islice(loader, batches), run.loss_fn, world.device, formatter=formatter, precision=run.precision, world=world)
+    engine.evaluate(run.model, islice(loader, batches), run.loss_fn, world.device, formatter=formatter, stop=stop, precision=run.precision, world=world)
     _finish(world)
     return max(world.gather((time.perf_counter() - started) / batches * len(loader)))
 

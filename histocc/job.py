@@ -162,6 +162,7 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
         restore(resumed, optimizer, scheduler, precision)
+        resumed = {part: resumed[part] for part in ("args", "position", "step")}      # the weights need not lie in memory twice
     return Setup(raw_model, model, config, plan, schedule, loaders, loss_fn, optimizer, scheduler, precision, resumed, step)
 
 
@@ -170,18 +171,20 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     if run is None:
         return
     schedule, resumed = run.schedule, run.resumed
+    position = (resumed or {}).get("position", {})
+    name, here = position.get("run") or uuid.uuid4().hex, {}
+    world.main_first("loggers", lambda: here.update(loggers=Loggers(args, name, run.step)))
     if args.overwrite and not resumed:
         world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
     if world.is_main:
         write_run_files(args, data)
     stop = StopPoll(world.stop_agreed)
-    position = (resumed or {}).get("position", {})
-    name = position.get("run") or uuid.uuid4().hex
     log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
-                 workers=args.num_workers, others=Loggers(args, name, run.step) if world.is_main else None)
+                 workers=args.num_workers, others=here.get("loggers"))
     save = Saver(args.save_path, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say)
     say_start(args, world, resumed, run.step, run.plan)
     with contextlib.ExitStack() as ends:
+        ends.callback(log.close, "ended by an error")            # unless it is closed before
         ends.callback(save.close)
         step_done = log.step
         if args.profile and world.is_main:
@@ -194,7 +197,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
             formatter=formatter, save=save, log=log.row, step_done=step_done, position=position,
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
             max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=run.precision, world=world)
-    log.close("stopped" if step < schedule.stop else "finished" if step == schedule.total else "at --max-steps")
+        log.close("stopped" if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
     if save.finish():
         raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
                             "command again (without --overwrite): it goes on from the checkpoint before, if there is one.")

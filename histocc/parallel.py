@@ -61,9 +61,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
-    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False)."""
-    if is_sharded(model):
-        model.set_requires_gradient_sync(sync)
+    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False). FSDP shares them out at once:
+    kept back, they would lie whole on every process."""
     with model.no_sync() if isinstance(model, DistributedDataParallel) and not sync else contextlib.nullcontext():
         yield
 

@@ -36,7 +36,7 @@ def run_lock(folder: str):
 
 
 def is_held(folder: str) -> bool | None:
-    """Whether a live job has `folder`; None where that cannot be told. Changes nothing."""
+    """Whether a live job has `folder`; None where that cannot be told: locks of another machine are not always seen. Changes nothing."""
     try:
         handle = os.open(os.path.join(folder, NAME), os.O_RDONLY)
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def is_held(folder: str) -> bool | None:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
+        return False if f"host {socket.gethostname()}," in _owner(handle) else None
     except BlockingIOError:
         return True
     except OSError:

@@ -181,8 +181,11 @@ class RunLog:
             os.replace(path + ".tmp", path)
 
     def close(self, state: str = "ended") -> None:
-        """state: what became of the run, in a word or two."""
-        self._tell(state=state)
+        """state: what became of the run, in a word or two. Once; later calls do nothing."""
+        if self.status["state"] != RUNNING:
+            return
+        self.status["state"] = state
+        self._tell()
         if self.others is not None:
             self.others.close()
         if self.waiting:

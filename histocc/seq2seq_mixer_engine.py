@@ -8,6 +8,7 @@ A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq 
 each row weighs and how many observations the whole optimizer step has; other batches are whole steps of their own.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -288,7 +289,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
         bad_in_row=position.get("bad_in_row", 0), check_interval=None if is_sharded(model) else check_interval,
-        checksum=lambda: checksum(unwrap(model)), evaluate=None if loader_val is None else
+        checksum=lambda: checksum(unwrap(model)), started=(current_step, time.perf_counter()), evaluate=None if loader_val is None else
         lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, precision=precision, world=world))
     if position.get("unfinished"):
         boundary(**position["unfinished"])

@@ -6,6 +6,7 @@
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -57,11 +58,13 @@ def _json(path: str) -> dict:
 
 
 def spark(values: list[float], width: int) -> str:
-    """A line of bars, the highest for the highest value; neighbours are averaged where there are more than `width`."""
+    """A line of bars, the highest for the highest value, × for what is not finite; neighbours are averaged where there are more than `width`."""
     if len(values) > width:
         values = [sum(part) / len(part) for i in range(width) if (part := values[i * len(values) // width:(i + 1) * len(values) // width])]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in values)
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    return "".join("×" if not math.isfinite(value) else BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0]
+                   for value in values)
 
 
 def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
@@ -79,11 +82,11 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
         found[-1] += f" (--max-steps; {status['total_steps']:,} in all)"
     if trained:
         losses, last = [row["train_loss"] for row in trained], trained[-1]
-        found.append(f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest {min(losses):.4f}")
+        found.append(f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest {min(filter(math.isfinite, losses), default=math.nan):.4f}")
         found.append(f"rate        {last['samples_per_sec'] or 0:,.0f} samples/s · learning rate {last['lr']:.2e} · epoch {int(last['epoch']) + 1} · "
                      f"{int(last['samples']):,} samples")
     if validated:
-        last, best = validated[-1], min(validated, key=lambda row: row["val_loss"])
+        last, best = validated[-1], min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
         figures = " · ".join(f"{name} {last[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc") if last[name] is not None)
         found.append(f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at step {int(last['step']):,}; lowest "
                      f"{best['val_loss']:.4f} at step {int(best['step']):,}")

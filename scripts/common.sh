@@ -134,7 +134,7 @@ read_arguments() {
   OWN_SCRIPT=${SCRIPT:-}
   [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
-  NUM='' DATA='' FLAGS=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
+  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
@@ -160,10 +160,10 @@ set_once() {
   printf -v "$1" %s "$2"
 }
 
-# has_flag NAME…: whether one of them is among FLAGS, in either spelling. Sets VALUE to what follows it.
+# has_flag NAME…: whether one of them is among FLAGS or in the file of --config, in either spelling. Sets VALUE to what follows it.
 has_flag() {
   local flag given name previous='' found=1
-  for flag in ${FLAGS[@]+"${FLAGS[@]}"}; do
+  for flag in ${CONFIG[@]+"${CONFIG[@]}"} ${FLAGS[@]+"${FLAGS[@]}"}; do
     [[ -z $previous ]] || VALUE=$flag
     previous=''
     given=${flag%%=*}
@@ -174,6 +174,24 @@ has_flag() {
     done
   done
   return $found
+}
+
+# Sets CONFIG to what the file of --config holds, as flags; what is wrong with it the script says.
+read_config() {
+  has_flag --config || return 0
+  local line
+  while IFS= read -r line; do CONFIG+=("$line"); done < <("$PYTHON" - "$VALUE" <<'EOF'
+import json, sys, tomllib
+try:
+    with open(sys.argv[1], "rb") as file:
+        found = json.load(file) if sys.argv[1].endswith(".json") else tomllib.load(file)
+except (OSError, ValueError):
+    found = {}
+for name, value in found.items():
+    if value not in (None, False):
+        print(f"--{name}={value}")
+EOF
+  )
 }
 
 # ---- processes ----

@@ -20,8 +20,8 @@
 #   sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
 #
 # Three minutes before the time limit the training saves, ends, and the job goes back into the queue; started again, it goes on
-# from there. In an array (--array=0-4) each task needs a save folder of its own:
-#   sbatch --array=0-4 --wrap='bash scripts/train_slurm_multi_node.sh data.csv -- --seed $SLURM_ARRAY_TASK_ID --save-path ./run$SLURM_ARRAY_TASK_ID'
+# from there. In an array each task needs a save folder of its own: %a in a flag is the task's number.
+#   sbatch --array=0-4 scripts/train_slurm_multi_node.sh data.csv -- --seed %a --save-path ./run%a
 # Data, code and save folder must lie where all nodes see them. Output: logs/train_JOBID.out and .err.
 set -euo pipefail
 
@@ -38,13 +38,19 @@ fi
 source scripts/common.sh
 
 usage() {
-  sed -n '2,28s/^#//p' scripts/train_slurm_multi_node.sh
+  sed -n '2,27s/^#//p' scripts/train_slurm_multi_node.sh
 }
 
 read_arguments "$@"
+JOB=$SLURM_JOB_ID
+if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then            # the bare number may stand for all tasks of the array
+  JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+  FLAGS=(${FLAGS[@]+"${FLAGS[@]//%a/$SLURM_ARRAY_TASK_ID}"})
+fi
 [[ -n $DATA ]] || fail "DATA is missing: sbatch scripts/train_slurm_multi_node.sh [NUM] DATA [-- FLAGS]" "$EXPECTED"
 choose_script
 set_up requirements.txt
+read_config
 choose_processes all                                 # those of a node; this is the first node of the job
 describe_columns
 choose_save_path
@@ -56,18 +62,18 @@ MASTER_PORT=${MASTER_PORT:-$(free_port)}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-$(cores)} + PROCESSES - 1) / PROCESSES))}
 export OMP_NUM_THREADS
 make_command
-echo "Job:         $SLURM_JOB_ID on $NNODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((${SLURM_RESTART_COUNT:-0} + 1))"
+echo "Job:         $JOB on $NNODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((${SLURM_RESTART_COUNT:-0} + 1))"
 say_command
 [[ -z $PRINT_ONLY ]] || exit 0
 
 # One torchrun per node, whose number on the job is that of its node. Where one fails all end.
 # shellcheck disable=SC2016  # the variables are those of the node
-srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \
   bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' torchrun "${COMMAND[@]}" &
 steps=$!
 limit_is_near=''
-trap 'limit_is_near=1; echo "The time limit is near: asking the training to save and end"; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1
-trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'limit_is_near=1; echo "The time limit is near: asking the training to save and end"; scancel --signal=USR1 "$JOB" || true' USR1
+trap : TERM                                           # SLURM tells the training itself; this script waits for it
 
 status=0
 while kill -0 "$steps" 2>/dev/null; do
@@ -75,8 +81,8 @@ while kill -0 "$steps" 2>/dev/null; do
   wait "$steps" || status=$?                          # a signal ends `wait` early
 done
 if [[ -n $limit_is_near && $status != 0 ]]; then      # torchrun ends with 1 after a signal
-  echo "Job $SLURM_JOB_ID goes back into the queue; the same command goes on from the last checkpoint"
-  scontrol requeue "$SLURM_JOB_ID"
+  echo "Job $JOB goes back into the queue; the same command goes on from the last checkpoint"
+  scontrol requeue "$JOB"
   sleep 60                                            # SLURM ends this script
 fi
 exit "$status"

@@ -215,6 +215,16 @@ def test_several_machines_from_the_environment(plan, data):
     assert "NNODES=two" in plan(LAUNCH, data, "--", *NAMED, code=2, NNODES="two").stderr
 
 
+def test_what_a_configuration_says_is_not_said_again(plan, data, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('save_path = "./elsewhere"\ntarget_cols = ["hisco_1"]\nlanguage = "en"\nglobal_batch_size = 64\n')
+    done = plan(MULTI, data, "--", "--config", str(file))
+    words = command(done)
+    assert not {"--save-path", "--target-cols", "--lr-scaling", "--language-col"} & set(words) and words[-2:] == ["--config", str(file)]
+    assert "Save path:   ./elsewhere" in done.stdout and "the learning rate of the script, whatever" in done.stdout
+    assert "--lr-scaling" in command(plan(MULTI, data, "--", "--config", "missing.toml", *NAMED))       # the script says that it is not there
+
+
 def test_a_script_of_ones_own(plan, data, tmp_path):
     (tmp_path / "mine.py").write_text("")
     words = command(plan(LAUNCH, data, "--", *NAMED, SCRIPT="mine.py"))
@@ -239,6 +249,9 @@ def test_the_slurm_job_says_what_it_will_run(plan, data):
                 SLURM_CPUS_PER_TASK="12", MASTER_ADDR="gpu1", SLURM_RESTART_COUNT="1")
     words = command(done)
     assert [option(words, name) for name in ("nnodes", "master-addr", "master-port", "nproc-per-node")] == ["4", "gpu1", "29511", "3"]
+    array = plan(SLURM, "3", data, "--", *NAMED, "--save-path", "run%a", SLURM_JOB_ID="17", SLURM_JOB_NUM_NODES="4", SLURM_SUBMIT_DIR=str(REPO),
+                 SLURM_ARRAY_JOB_ID="15", SLURM_ARRAY_TASK_ID="2", MASTER_ADDR="gpu1")
+    assert after(command(array), "--save-path") == "run2" and "Job:         15_2 on 4 node(s)" in array.stdout
     assert "--node-rank" not in done.stdout and "Job:         17 on 4 node(s): gpu[1-4], start number 2" in done.stdout
     assert "OMP_NUM_THREADS=4" in done.stdout
     elsewhere = plan(SLURM, data, code=2, SLURM_JOB_ID="17", SLURM_SUBMIT_DIR="/")

@@ -10,6 +10,7 @@ import train_mixer
 from helpers import TINY, read_logs, run_inside, write_rows
 
 from histocc import cli, loggers
+from histocc.errors import TrainingError
 
 
 @pytest.fixture
@@ -81,3 +82,29 @@ def test_nothing_is_imported_where_it_is_not_asked_for():
     made.row({"step": 1, "train_loss": 1.0})
     made.close()
     assert made.writer is None and made.wandb is None
+
+
+def test_a_writer_that_has_died_of_a_full_disk_does_not_end_the_run(flags):
+    class Full:
+        def add_scalar(self, *_):
+            raise OSError(28, "No space left on device")
+        close = add_scalar
+    made = loggers.Loggers(finetune.get_args_parser().parse_args(["--dataset", "a.csv"]), "name", 0)
+    made.writer = Full()
+    made.row({"step": 1, "train_loss": 1.0})
+    made.row({"step": 2, "train_loss": 1.0})
+    made.close()
+    assert made.writer is None
+
+
+def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
+    assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
+    monkeypatch.setattr(loggers.Loggers, "_open", lambda *_: (_ for _ in ()).throw(RuntimeError("no API key")))
+    code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
+    assert code == 2 and "--tensorboard: no API key" in output and (tmp_path / "run" / "last.bin").exists()
+
+
+def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr("histocc.seq2seq_mixer_engine.optimizer_step", lambda *_: (_ for _ in ()).throw(TrainingError("broken")))
+    code, output = run_inside(train_mixer.main, *flags)
+    assert code == 1 and "broken" in output and json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "ended by an error"

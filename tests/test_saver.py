@@ -1,5 +1,6 @@
 """Saving beside the training, what is left where it fails, and who may use a folder."""
 
+import math
 import os
 import signal
 import time
@@ -67,6 +68,24 @@ def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkey
         saver.close()
     assert "WARNING: the checkpoint of step 2 could not be saved: [Errno 28] No space left" in said[1]
     assert torch.load(os.path.join(saver.folder, "best.bin"), weights_only=True)["step"] == 3 and boundary.best_val_loss == 2.0
+
+
+@pytest.mark.parametrize("losses, best", [([3.0, math.nan, 2.0, 2.5], 3), ([math.nan, 3.0, math.inf], 2), ([math.nan, math.nan], 2)])
+def test_a_loss_that_is_no_number_is_never_the_best_for_long(saver, losses, best):
+    found = iter(losses)
+    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=1, save=saver, evaluate=lambda: {"val_loss": next(found)})
+    for step in range(1, len(losses) + 1):
+        boundary(step, 0, 0.1)
+        saver.close()
+    assert torch.load(os.path.join(saver.folder, "best.bin"), weights_only=True)["step"] == best
+
+
+def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(saver):
+    rows = []
+    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=10, log=rows.append, evaluate=lambda: {"val_loss": 1.0}, started=(20, 0.0))
+    boundary(20, 0, 0.1)                                                 # the run goes on with the validation itself
+    boundary(30, 0, 0.1)
+    assert "val_share" not in rows[0] and rows[1]["val_steps"] == 10 and 0 < rows[1]["val_share"] < 1
 
 
 def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):

@@ -106,6 +106,20 @@ def test_bars():
     assert len(watch.spark([float(i) for i in range(1000)], 40)) == 40
 
 
+def test_what_is_not_finite_is_shown(run):
+    folder, log = run
+    assert watch.spark([1.0, float("nan"), 0.0, float("inf")], 10) == "█×▁×"
+    log.row({**ROW, "step": 400, "samples": 25600, "train_loss": float("nan")})
+    log.row({"step": 400, "epoch": 0, "val_loss": float("nan"), "seq_acc": 0.0})
+    assert "nan  lowest 1.0000" in text(folder) and "lowest 0.9000 at step 300" in text(folder)
+
+
+def test_a_lock_that_another_machine_holds_is_not_judged(run):
+    folder, _ = run
+    (folder / "run.lock").write_text(json.dumps({"host": "elsewhere", "process": 1, "since": "2026-01-01"}))
+    assert watch.read(str(folder)).running
+
+
 def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
     folder, log = run
     monkeypatch.setattr("histocc.run_log.os.replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
