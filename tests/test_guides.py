@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import REPO, environment, write_rows
+from helpers import REPO, environment, write_csv, write_rows
 
 GUIDES = ("README.md", "MULTI_GPU_TRAINING.md")
 SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch-size", "4"]
@@ -45,8 +45,9 @@ def place(tmp_path):
     folder = tmp_path
     for name in ("finetune.py", "train_mixer.py", "launch_training.sh", "run_multi_gpu_train.sh", "histocc", "scripts", "configs", "benchmarks"):
         (folder / name).symlink_to(REPO / name)
-    for name, rows in (("data.csv", 60), ("train.csv", 60), ("val.csv", 12), ("a.csv", 40), ("b.csv", 30), ("v.csv", 12), ("new.csv", 20), ("test.csv", 30)):
+    for name, rows in (("data.csv", 60), ("train.csv", 60), ("val.csv", 12), ("a.csv", 40), ("b.csv", 30), ("v.csv", 12), ("test.csv", 30)):
         write_rows(folder / name, rows, 0 if rows == 60 else 1000)
+    write_csv(folder / "new.csv", ("id", "occ1", "lang"), [(i, f"weaver no {i}", "en") for i in range(20)])
     (folder / "bin").mkdir()
     for name, start in (("python", [sys.executable]), ("torchrun", [sys.executable, "-m", "torch.distributed.run"])):
         (folder / "bin" / name).write_text(f"#!/bin/bash\ncase \"$*\" in *finetune.py*|*train_mixer.py*) exec {shlex.join(start)} \"$@\" {' '.join(SMALL)} ;; esac\n"
