@@ -4,7 +4,6 @@ The parts lie in `OUTPUT.parts` beside the output, with the settings that made t
 settings alone, never on the number of processes or on interruptions: texts that occur often are coded first, for all parts.
 """
 
-import csv
 import hashlib
 import io
 import json
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from histocc.checkpoint import write_atomic
 from histocc.coder import Coded
 from histocc.errors import UserError
+from histocc.findings import row_writer
 from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
@@ -215,7 +215,9 @@ class Progress:
 
 def csv_text(rows: list[list]) -> bytes:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    write = row_writer(out)
+    for row in rows:
+        write(row)
     return out.getvalue().encode()
 
 
