@@ -191,7 +191,7 @@ def read_chunks(path: str, columns: list[str] | None, delimiter: str | None = No
     places = list(range(len(header))) if columns is None else [header.index(name) for name in columns]
     try:
         if is_parquet(path):
-            yield from _parquet_chunks(path, header if columns is None else columns)
+            yield from _parquet_chunks(path, columns)
             return
         yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
     except UnicodeError as error:
@@ -273,15 +273,15 @@ def _parquet(path: str):
         raise UserError(f"{path}: is a damaged Parquet file ({error})") from None
 
 
-def _parquet_chunks(path: str, columns: list[str]) -> Iterator[Chunk]:
+def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
     import pyarrow
 
     row = 0
     try:
         for batch in _parquet(path).iter_batches(CHUNK, columns=columns):
             cells = []
-            for name in columns:
-                values = batch.column(batch.schema.get_field_index(name))
+            found = batch.columns if columns is None else [batch.column(batch.schema.get_field_index(name)) for name in columns]
+            for values in found:                     # all of them: by place, since names may repeat
                 if pyarrow.types.is_dictionary(values.type):
                     values = values.dictionary_decode()
                 cells.append([value or "" for value in values.cast(pyarrow.string()).to_pylist()])
