@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from histocc import checkpoint, cli, job, job_data, model_io
+from histocc import checkpoint, cli, dry_run, job_data, model_io
 from histocc.coder import Coder
 from histocc.distributed import World, choose_device
 from histocc.errors import UserError
@@ -120,18 +120,14 @@ class OccCANINE:
         try:
             with listening, torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
                 data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
-                if args.prepare_only:
-                    return self
-                if args.eval_only:
-                    job.run_evaluation(args, world, data, formatter)
-                    return self
-                job.run_training(args, world, data, formatter, files=[args.dataset])
+                dry_run.run_as_asked(args, world, data, formatter, files=[args.dataset])
         except Stopped:
             stop.acted = True
         finally:
             torch.set_num_threads(threads)           # a resumed run takes those of its first start
             gc.collect()
-        if checkpoint.find(args.save_path) is not None:
+        trains = not (args.prepare_only or args.eval_only or args.dry_run)
+        if trains and checkpoint.find(args.save_path) is not None:
             self._load(args.save_path)
         if stop.acted and stop.exit_code:
             raise KeyboardInterrupt

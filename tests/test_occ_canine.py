@@ -118,6 +118,12 @@ def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # no
             coder.finetune(data, **({"target_cols": ["hisco_1"], "save_path": "other"} | arguments))
 
 
+def test_a_dry_run_trains_nothing(coder, tmp_path, capsys):
+    file, save_path = coder.file, tmp_path / "out"
+    coder.finetune(write_rows(tmp_path / "data.csv", 40), target_cols=["hisco_1"], num_epochs=1, batch_size=16, save_path=save_path, dry_run=True)
+    assert "nothing was trained or saved" in capsys.readouterr().out and coder.file == file and not list(save_path.glob("*.bin"))
+
+
 def test_finetune_needs_a_file(coder, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         coder.finetune(tmp_path / "none.csv", target_cols=["hisco_1"], save_path=str(tmp_path / "out"))
