@@ -314,6 +314,21 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert len(read(existing)) == 5
 
 
+@pytest.mark.parametrize("damage", [
+    lambda weights, key: key.update({"33333": "x"}), lambda weights, key: key.update({"33333": None}),
+    lambda weights, key: weights.pop("encoder.initial_char_encoder.layer.0.intermediate.dense.weight"),
+    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3)}),
+    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3, 63)}),
+    lambda weights, key: weights.update({"encoder.encoder.layer.x": torch.zeros(3)}), lambda weights, key: weights.update({"linear_decoder.weight": torch.tensor(1.0)})])
+def test_damaged_published_models_are_said(tmp_path, damage):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    weights, key = make_model(memory_mask=False).state_dict(), {code: i for i, code in enumerate(CODES)}
+    damage(weights, key)
+    torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
+    with pytest.raises(UserError, match="mixer.bin"):
+        model_io.load_model(str(tmp_path / "mixer.bin"))
+
+
 def test_published_models_code(tmp_path):
     made = make_model(memory_mask=False)
     weights, key = made.state_dict(), {code: i for i, code in enumerate(CODES)}
