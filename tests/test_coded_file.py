@@ -35,6 +35,17 @@ def test_columns_of_parquet_whose_names_repeat_are_read_by_place(tmp_path):
     assert chunk.columns == [["smed"]]
 
 
+@pytest.mark.parametrize("content, texts", [("occ1\nsmed\n\nkok\n", ["smed", "", "kok"]), ("occ1\r\n\r\nsmed", ["", "smed"]), ("occ1\nsmed\n\n", ["smed", ""]),
+                                            ('occ1\n""\n\n"a"b\n\nx\n', ["", "", "", "x"]), ("occ1,lang\nsmed,da\n\nkok,da\n", ["smed", "kok"])])
+def test_an_empty_line_of_a_single_column_is_an_empty_text(tmp_path, content, texts):
+    (tmp_path / "in.csv").write_bytes(content.encode())
+    chunks = list(read_chunks(str(tmp_path / "in.csv"), ["occ1"]))
+    assert [text for chunk in chunks for text in chunk.columns[0]] == texts
+    lines = content.splitlines()
+    assert all(lines[line - 1].strip('"').partition(",")[0] == text for chunk in chunks for line, text in zip(chunk.lines, chunk.columns[0]))
+    assert sum(len(chunk.faults) for chunk in chunks) == ('"a"b' in content)
+
+
 def noted(**more) -> dict:
     return {"rows": 1, "empty": 0, "no_code": 0, "review": 0, "unknown": 0, "unknown_languages": {}, "faults": []} | more
 
