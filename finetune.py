@@ -13,7 +13,7 @@ from histocc import stopping
 if __name__ == "__main__":
     stopping.start_listening()                       # from here on a signal is heard, though importing torch takes seconds
 
-from histocc import cli, dry_run, job, job_data
+from histocc import cli, dry_run, job_data
 
 
 def get_args_parser() -> cli.Parser:
@@ -27,13 +27,7 @@ def get_args_parser() -> cli.Parser:
 def run(args, world):
     """All ranks."""
     data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
-    if args.prepare_only:
-        return
-    if args.eval_only:
-        return job.run_evaluation(args, world, data, formatter)
-    if args.dry_run:
-        return dry_run.dry_run(args, world, data, formatter, files=[args.dataset])
-    job.run_training(args, world, data, formatter, files=[args.dataset])
+    dry_run.run_as_asked(args, world, data, formatter, files=[args.dataset])
 
 
 def main(argv=None):

@@ -1,14 +1,15 @@
 """A file of rows that is being coded: cut into numbered parts, each written whole or not at all, and put together at the end.
 
 The parts lie in `OUTPUT.parts` beside the output, with the settings that made them. What a part holds depends on its rows and on the
-settings alone, never on the number of processes or on interruptions: texts that occur often are coded first, for all parts.
+settings alone, never on the number of processes or on interruptions, and up to rounding not on the batch size or the device: texts that
+occur often are coded first, for all parts.
 """
 
-import csv
 import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from histocc.checkpoint import write_atomic
 from histocc.coder import Coded
 from histocc.errors import UserError
+from histocc.findings import row_writer
 from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
@@ -27,6 +29,7 @@ MOST_FREQUENT = 1 << 16                              # texts that are coded once
 PIECE = 2048                                         # of them at once
 _END = 1 << 16                                       # bytes of the input's begin and end that tell it from others
 SETTINGS, SCAN, LOCK = "settings.json", "scan.json", "run.lock"
+_OWN = re.compile(r"run\.lock|((settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\w*)?")        # names of files in the folder
 
 
 @dataclass
@@ -73,14 +76,17 @@ class CodedFile:
         return self.path(f"{number:06d}.{ending}")
 
     def is_done(self, number: int) -> bool:
-        return os.path.exists(self.part(number))
+        return os.path.exists(self.part(number)) and os.path.exists(self.part(number, "json"))
 
     # ---- rank 0 alone
 
     def begin(self, overwrite: bool) -> bool:
         """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was one. Raises UserError where that had other
-        settings, unless `overwrite`, which removes it."""
+        settings, unless `overwrite`, which removes it, and where the folder is somebody else's."""
         before = read_json(self.path(SETTINGS))
+        others = [name for name in sorted(os.listdir(self.folder)) if not _OWN.fullmatch(name)]
+        if before is None and others:
+            raise UserError(f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of them: choose another --output")
         if before is not None and before != self.settings:
             if not overwrite:
                 differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
@@ -93,9 +99,9 @@ class CodedFile:
         return False
 
     def clear(self) -> None:
-        """Removes all but the lock, which the caller holds."""
+        """Removes what is its own but the lock, which the caller holds."""
         for name in os.listdir(self.folder):
-            if name != LOCK:
+            if name != LOCK and _OWN.fullmatch(name):
                 os.remove(self.path(name))
 
     def scan(self, path: str, delimiter: str | None, columns: list[str], known: Callable[[str], str], frequent: bool,
@@ -123,13 +129,15 @@ class CodedFile:
 
     def join(self, header: list[str], parts: int) -> dict:
         """Puts the parts together into the output. Returns their counts, summed. The rows that could not be read are listed
-        beside the output."""
+        beside the output. Raises UserError where a part is missing."""
+        missing = [number for number in range(parts) if not self.is_done(number)]
+        if missing:
+            raise UserError(f"{self.part(missing[0])} was there and is missing: the same command codes it again")
         total: Counter = Counter()
         languages: Counter = Counter()
-        faults = []
         for number in range(parts):
             noted = read_json(self.part(number, "json"))
-            faults += noted.pop("faults")
+            total["faults"] += len(noted.pop("faults"))
             languages.update(noted.pop("unknown_languages"))
             total.update(noted)
 
@@ -138,14 +146,19 @@ class CodedFile:
             for number in range(parts):
                 with open(self.part(number), "rb") as part:
                     shutil.copyfileobj(part, file)
+
+        def list_faults(file) -> None:
+            file.write(csv_text([["line", "kind", "reason"]]))
+            for number in range(parts):
+                file.write(csv_text(read_json(self.part(number, "json"))["faults"]))
         write_atomic(self.output, write)             # the parts stay until the caller clears them
         rejected = self.output + ".rejected.csv"
-        if faults:
-            write_atomic(rejected, lambda file: file.write(csv_text([["line", "kind", "reason"], *faults])))
+        if total["faults"]:
+            write_atomic(rejected, list_faults)
         elif os.path.exists(rejected):
             os.remove(rejected)                      # of the output that was there before
-        return {**total, "faults": len(faults), "rejected": rejected, "unknown_languages": dict(languages.most_common(10)),
-                "unknown": sum(languages.values())}
+        return {**total, "faults": total["faults"], "unknown": total["unknown"], "rejected": rejected,
+                "unknown_languages": dict(languages.most_common(10))}
 
     # ---- every rank
 
@@ -179,8 +192,10 @@ class CodedFile:
                 write_json(self.path(f"frequent{number}.json"), code(list(texts), list(languages)))
 
     def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
-        """The frequent texts with what they got."""
+        """The frequent texts with what they got. Raises UserError where a piece is missing."""
         pieces = [read_json(self.path(f"frequent{number}.json")) for number in range(scan.pieces)]
+        if None in pieces:
+            raise UserError(f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing: the same command makes it again")
         return {key: Coded(*coded) for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)}
 
 
@@ -215,7 +230,9 @@ class Progress:
 
 def csv_text(rows: list[list]) -> bytes:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    write = row_writer(out)
+    for row in rows:
+        write(row)
     return out.getvalue().encode()
 
 

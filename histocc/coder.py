@@ -26,8 +26,8 @@ DECODERS = {
 class Coded(NamedTuple):
     """What a text gets. codes and probs: at most k, in order; conf: how sure the model is of them together, None for an empty text.
 
-    greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of codes, in any order, and no
-    other. flat: the most probable first; conf is the probability that these outputs and no others are on. topk, full: the most probable
+    greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of codes, in any order (of
+    more than six: in the order written), and no other. flat: the most probable first; conf is the probability that these outputs and no others are on. topk, full: the most probable
     first, each as if it were written first; conf is the probability of the best one.
     """
 
@@ -161,7 +161,7 @@ class Coder:
         if decoder == "topk":
             numbers, probs = self.search().topk(ids, mask, k)
         else:
-            probs, numbers = self.search().full(ids, mask).topk(min(k, len(self.codes)))
+            probs, numbers = (found[:, :k] for found in self.search().full(ids, mask).sort(dim=1, descending=True, stable=True))       # as topk orders ties
         return (Coded([self.codes[i] for i in row], of_row, of_row[0]) for row, of_row in zip(numbers.tolist(), probs.tolist()))
 
     def _greedy(self, ids: Tensor, mask: Tensor, k: int) -> Iterator[Coded]:

@@ -12,6 +12,7 @@ from histocc.mixer import Seq2SeqMixerOccCANINE
 from histocc.text import padded_width
 
 SEQUENCES_AT_ONCE = 256       # of the orders of codes that `set_probs` goes through
+MOST_IN_ANY_ORDER = 6         # codes: 720 orders
 
 
 class GreedyResult(NamedTuple):
@@ -150,7 +151,9 @@ def sets_of(model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None
 def set_probs(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor) -> Tensor:
     """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all orders of the codes.
 
-    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none; the order in which they stand does not matter.
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none; the order in which they stand does not matter. Of more
+    than MOST_IN_ANY_ORDER codes, whose orders are too many, it is the probability of the order in which they stand alone. Memory holds
+    SEQUENCES_AT_ONCE sequences.
     """
     batch, room, size = blocks.shape
     there = (blocks != PAD_IDX).any(-1)                                                   # [B, room]
@@ -159,17 +162,23 @@ def set_probs(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask:
     front = blocks.gather(1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks))
     with evaluating(model):
         for count in number.unique().tolist():
-            orders = torch.tensor(list(permutations(range(count))), dtype=torch.int64, device=blocks.device)     # [orders, count]
+            all_orders = permutations(range(count)) if count <= MOST_IN_ANY_ORDER else [range(count)]
+            orders = torch.tensor(list(map(list, all_orders)), dtype=torch.int64, device=blocks.device)          # [orders, count]
             for rows in (number == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
-                codes = front[rows][:, orders].reshape(len(rows) * len(orders), count * size)
-                begin, end = codes.new_full((len(codes), 1), BOS_IDX), codes.new_full((len(codes), 1), PAD_IDX)
-                written = torch.cat([begin, codes], dim=1) if count < room else torch.cat([begin, codes[:, :-1]], dim=1)
-                follows = torch.cat([codes, end], dim=1) if count < room else codes
-                of = rows.repeat_interleave(len(orders))
-                logits = model.decode(memory[of], written, None if memory_padding_mask is None else memory_padding_mask[of])
-                log_probs = widened(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1)
-                found[rows] = log_probs.view(len(rows), -1).logsumexp(1).exp()
+                parts = [_log_probs(model, memory, memory_padding_mask, rows, front[rows][:, some].flatten(2), room * size).logsumexp(1)
+                         for some in orders.split(SEQUENCES_AT_ONCE)]
+                found[rows] = torch.stack(parts).logsumexp(0).exp()
     return found
+
+
+def _log_probs(model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, rows: Tensor, codes: Tensor, room: int) -> Tensor:
+    """Log-probability, float [R, orders], that the rows numbered `rows` are written as `codes` [R, orders, tokens] and no more; room: tokens at most."""
+    of, flat = rows.repeat_interleave(codes.shape[1]), codes.flatten(0, 1)
+    begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
+    follows = torch.cat([flat, end], dim=1)[:, :room]                                     # nothing ends what fills the room
+    written = torch.cat([begin, flat], dim=1)[:, :room]
+    logits = model.decode(memory[of], written, None if padding is None else padding[of])
+    return widened(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
 
 
 def widened(x: Tensor) -> Tensor:

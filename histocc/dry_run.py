@@ -14,13 +14,24 @@ from histocc.arrays import PreparedData
 from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
-from histocc.job import Setup, advice_on_memory, set_up
+from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up
 from histocc.run_log import duration
 from histocc.stopping import Stopped
 
 STEPS = 3                     # that are measured, after one that is not
 VALIDATION_BATCHES = 2
 GB = 1e9
+
+
+def run_as_asked(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
+    """What the arguments ask for once the data are prepared: nothing more, an evaluation, a dry run, or the run. All ranks."""
+    if args.prepare_only:
+        return
+    if args.eval_only:
+        return run_evaluation(args, world, data, formatter)
+    if args.dry_run:
+        return dry_run(args, world, data, formatter, files)
+    run_training(args, world, data, formatter, files)
 
 
 def dry_run(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:

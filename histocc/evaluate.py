@@ -19,7 +19,7 @@ from histocc import cli, job, model_io, prepare, report_text
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData, RowSet
 from histocc.boundary import StopPoll
-from histocc.checkpoint import BEST, LAST, exists_in, find, write_atomic
+from histocc.checkpoint import exists_in, write_atomic
 from histocc.data_report import report_lines
 from histocc.data_settings import PrepareSettings, file_problems
 from histocc.dataset import BatchLoader, MicroBatches
@@ -46,9 +46,11 @@ OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.evaluate", "How good a model is on data with known codes.")
     group = parser.add_argument_group("model, data and report")
-    group.add_argument("--model", required=True, metavar="RUN_OR_FILE", help="a run's folder (its best checkpoint) or a checkpoint")
+    group.add_argument("--model", required=True, metavar="RUN_OR_FILE", help="folder of a run (its best checkpoint), a checkpoint, or a published model")
     group.add_argument("--data", nargs="+", required=True, metavar="FILE", help="CSV or Parquet files of descriptions and codes")
-    group.add_argument("--output", default=None, metavar="DIR", help="folder for the report (default: evaluation, beside the checkpoint)")
+    group.add_argument("--output", default=None, metavar="DIR", help="folder for the report (default: evaluation, in the model's folder; here for a name on the hub)")
+    group.add_argument("--formatter", choices=("hisco", "occ1950"), default=None, help="system of a published model that does not show it")
+    group.add_argument("--key", default=None, metavar="FILE", help="codes of a published model that does not hold them")
     group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
     group.add_argument("--input-col", default=None, help="column with the descriptions (default: as in training)")
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL", help="columns with the codes (default: as in training)")
@@ -181,9 +183,9 @@ def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -
 
 def run(args: argparse.Namespace, world: World) -> None:
     """All ranks."""
-    file = find(args.model, (BEST, LAST)) or args.model
-    args.output = args.output or os.path.join(os.path.dirname(file), "evaluation")
-    model, formatter, state = model_io.load_model(args.model, world.device)
+    file = model_io.find_weights(args.model, args.model)
+    args.output = args.output or os.path.join(os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation")
+    model, formatter, state = model_io.load_model(file, world.device, formatter=args.formatter, key=args.key)
     if state.get("kind") == "flat":
         raise UserError(f"{args.model}: is a flat classifier, and a report is on both decoders; python -m histocc.predict codes with it")
     data = prepared(args, world, state, formatter)

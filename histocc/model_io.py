@@ -1,6 +1,7 @@
 """Models out of checkpoints, and the first weights of a new run."""
 
 import argparse
+import contextlib
 import os
 
 import torch
@@ -44,21 +45,29 @@ def brings_settings(state: dict) -> bool:
     return "format" in state or "config" in state
 
 
+@contextlib.contextmanager
+def damage_is_said(file: str):
+    """What goes wrong inside with weights that do not fit, as a UserError."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
+
+
 def model_of(file: str, state: dict, formatter: str | None = None, key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
     """As `load_model`, of what `load_state` gave, on the CPU."""
     if not brings_settings(state):
-        model, own, state = published_model(file, state, formatter, key)
+        with damage_is_said(file):
+            model, own, state = published_model(file, state, formatter, key)
         return model.eval(), own, state
     if formatter or key:
         raise UserError(f"{file}: brings its formatter and its key; leave {'--formatter' if formatter else '--key'} out")
     state = own_checkpoint(file, state)
-    try:
+    with damage_is_said(file):
         own = BlockyFormatter.from_dict(state["formatter"])
         model = build_model(state["config"], own, len(state["key"]))
         model.load_state_dict(state["model"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
     return model.eval(), own, state
 
 
@@ -241,6 +250,7 @@ def first_weights(args: argparse.Namespace) -> dict:
     if state.get("format") == checkpoint.FORMAT:
         check_whole(file, state)
         return {"model": state["model"], "key": state["key"], "config": state["config"], "what": "a checkpoint of histocc"}
-    found = published.read(file, state)
+    with damage_is_said(file):
+        found = published.read(file, state)
     config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
     return {**found.as_checkpoint(), "config": config, "what": published.KINDS[found.kind]}

@@ -9,6 +9,7 @@
 
 import contextlib
 import gc
+import math
 import os
 import threading
 import warnings
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from histocc import checkpoint, cli, job, job_data, model_io
+from histocc import checkpoint, cli, dry_run, job_data, model_io
 from histocc.coder import Coder
 from histocc.distributed import World, choose_device
 from histocc.errors import UserError
@@ -33,12 +34,12 @@ class OccCANINE:
     """A trained model.
 
     name: folder of a run, a checkpoint, a published model, or its name on the hub; None for the published HISCO model there.
-    device: "cpu", "cuda" or None for a GPU where there is one. batch_size: texts at once. system, key: of published weights, "hisco" or
+    device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU where there is one. batch_size: texts at once. system, key: of published weights, "hisco" or
     "occ1950", and the file of their codes where they hold none; a run brings both, and its system is then in `system`. Raises UserError.
     """
 
-    def __init__(self, name: str | None = None, device: str | None = None, batch_size: int = 256, system: str = "hisco", key: str | None = None):
-        self.device = choose_device(device or "auto", 0, 1)
+    def __init__(self, name: str | None = None, device: str | torch.device | None = None, batch_size: int = 256, system: str = "hisco", key: str | None = None):
+        self.device = device_of(device)
         self.batch_size = batch_size
         self._load(name or HUB_NAME, system, key)
 
@@ -64,7 +65,7 @@ class OccCANINE:
         probs: a probability for each code of `codes`, by the linear decoder (flat) or the seq2seq decoder.
         embeddings: `embedding`, the encoder's pooled output, float32 [width].
 
-        lang: one language, or one per text; one that the model does not know counts as unk, with a warning. behavior: "good" (greedy) or
+        texts: one or several; None and NaN count as empty. lang: one language, or one per text; one that the model does not know counts as unk, with a warning. behavior: "good" (greedy) or
         "fast" (flat), unless prediction_type says more: greedy, greedy-topk (the most probable codes of the key, each alone), flat, full
         (the same by way of every code's probability). threshold: flat alone, one number or by language. deduplicate: the same text in the
         same language is coded once. Raises ValueError, and UserError where the model has no such decoder.
@@ -72,13 +73,16 @@ class OccCANINE:
         for given, choices in ((what, ("pred", "probs", "embeddings")), (behavior, BEHAVIORS), (prediction_type, (None, *PREDICTION_TYPES))):
             if given not in choices:
                 raise ValueError(f"{given!r} is not one of {', '.join(map(repr, choices))}")
-        texts = [texts] if isinstance(texts, str) else list(texts)
+        if k_pred < 1:
+            raise ValueError(f"k_pred must be at least 1, not {k_pred}")
+        given = [texts] if isinstance(texts, str) else list(texts)
+        texts = [text_of(i, text) for i, text in enumerate(given)]
         languages = [lang] * len(texts) if isinstance(lang, str) else list(lang)
         if len(languages) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
         self._warn_of_unknown(languages)
         decoder = PREDICTION_TYPES[prediction_type or BEHAVIORS[behavior]]
-        rows = [{"occ1": text, "lang": language} for text, language in zip(texts, languages)]
+        rows = [{"occ1": text, "lang": language} for text, language in zip(given, languages)]
         if what == "embeddings":
             for row, vector in zip(rows, self.coder.embeddings(texts, languages, deduplicate)):
                 row["embedding"] = vector
@@ -109,29 +113,24 @@ class OccCANINE:
         save_path="./mine", language_col="lang". The formatter is this model's unless named. The same call goes on where an interrupted
         one stopped; Ctrl-C saves first. One process; torchrun starts several, with finetune.py. Raises UserError, TrainingError.
         """
-        args = finetune_parser().parse_args(["--dataset", str(dataset), *as_flags(self._defaults() | arguments)])
+        device = device_of(arguments.get("device", self.device))
+        args = finetune_parser().parse_args(["--dataset", str(dataset), *as_flags(self._defaults() | arguments | {"device": device.type})])
         if args.distributed:
             raise UserError("several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py --distributed …")
         stop = StopRequest()
         stop.limit(args.stop_after)
         listening = stop.listening() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
-        threads = torch.get_num_threads()
-        world = World(device=choose_device(args.device, 0, 1), stop=stop)
+        world = World(device=device, stop=stop)
         try:
-            with listening, torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
+            with listening, settings_of_torch(), torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
                 data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
-                if args.prepare_only:
-                    return self
-                if args.eval_only:
-                    job.run_evaluation(args, world, data, formatter)
-                    return self
-                job.run_training(args, world, data, formatter, files=[args.dataset])
+                dry_run.run_as_asked(args, world, data, formatter, files=[args.dataset])
         except Stopped:
             stop.acted = True
         finally:
-            torch.set_num_threads(threads)           # a resumed run takes those of its first start
             gc.collect()
-        if checkpoint.find(args.save_path) is not None:
+        trains = not (args.prepare_only or args.eval_only or args.dry_run)
+        if trains and checkpoint.find(args.save_path) is not None:
             self._load(args.save_path)
         if stop.acted and stop.exit_code:
             raise KeyboardInterrupt
@@ -142,7 +141,35 @@ class OccCANINE:
         own = self.formatter.to_dict()
         general = {"block_size": own["block_size"], "use_within_block_sep": own["within_block_sep"] is not None,
                    "allow_codes_shorter_than_block_size": own["allow_short"]} if own["kind"] == "gpf" else {}
-        return {"initial_checkpoint": self.file, "formatter": own["kind"], "device": self.device.type, **general}
+        return {"initial_checkpoint": self.file, "formatter": own["kind"], **general}
+
+
+def device_of(given: str | torch.device | None) -> torch.device:
+    """Raises ValueError for what is no device, UserError for one that is not there."""
+    name, sign, number = str("auto" if given is None else given).partition(":")
+    if name not in ("auto", "cpu", "cuda") or sign and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0"):
+        raise ValueError(f"device {given!r} is none of None, 'auto', 'cpu', 'cuda', 'cuda:N'")
+    if sign and name == "cuda" and int(number) >= max(1, torch.cuda.device_count()):
+        raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
+    with settings_of_torch():
+        device = choose_device(name, 0, 1)
+    if device.type == "cuda" and sign:
+        device = torch.device("cuda", int(number))
+        torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def settings_of_torch():
+    """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's determinism. A run sets them."""
+    threads, precision, deterministic = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    try:
+        torch.backends.cudnn.deterministic = True
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.deterministic = deterministic
 
 
 def finetune_parser() -> cli.Parser:
@@ -163,6 +190,15 @@ def as_flags(arguments: dict) -> list[str]:
         single = len(values) == 1 and not isinstance(value, (list, tuple))
         flags += [f"{cli.flag(name)}={values[0]}"] if single else [cli.flag(name), *(os.fspath(v) if isinstance(v, os.PathLike) else str(v) for v in values)]
     return flags
+
+
+def text_of(row: int, given) -> str:
+    """A text as it is; none and NaN, as pandas has them, are empty. Raises ValueError for anything else."""
+    if given is None or isinstance(given, float) and math.isnan(given) or type(given).__name__ == "NAType":
+        return ""
+    if not isinstance(given, str):
+        raise ValueError(f"row {row} (counted from 0): {given!r} is not a text")
+    return given
 
 
 def as_table(rows: list[dict]):

@@ -20,7 +20,7 @@ from collections import Counter
 
 from histocc import cli, model_io
 from histocc.batch_size import is_out_of_memory
-from histocc.coded_file import CodedFile, Progress, file_hash, fingerprint
+from histocc.coded_file import CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.coder import Coded, Coder
 from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.distributed import World
@@ -114,7 +114,7 @@ class Job:
         new = [self.cells(found) for found in coded]
         unknown = Counter(language.strip() for language in languages if self.coder.known(language) != language.strip())
         noted = {"rows": len(texts), "empty": sum(not text for text, _ in keys), "no_code": sum(not found.codes for found in coded),
-                 "review": sum(cells[-1] for cells in new), "unknown_languages": dict(unknown.most_common(1000)),
+                 "review": sum(cells[-1] for cells in new), "unknown": unknown.total(), "unknown_languages": dict(unknown.most_common(1000)),
                  "faults": [list(fault) for chunk in chunks for fault in chunk.faults]}
         file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], noted)
 
@@ -123,7 +123,7 @@ class Job:
         for code, prob in zip(coded.codes[:self.most], coded.probs):
             found += [code, f"{prob:.6g}"] + ([self.descriptions.get(code, "")] if self.descriptions is not None else [])
         found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
-        review = int(not coded.codes or coded.conf < self.args.min_prob)
+        review = int(not coded.codes or not coded.conf >= self.args.min_prob)           # NaN is no confidence
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
 
@@ -191,8 +191,15 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
             raise
         return [file.settings, before]
     settings, before = world.main_first("first look", first)
-    job, file = here.get("job") or Job(args, world), CodedFile(args.output, settings)
-    scan = file.open_scan()
+    file = CodedFile(args.output, settings)
+    found: dict[str, Scan] = {}
+
+    def ready() -> None:
+        if "job" not in here:
+            here["job"] = Job(args, world)
+        found["scan"] = file.open_scan()
+    world.led("ready", everyone, ready)
+    job, scan = here["job"], found["scan"]
     world.print(f"Coding {scan.rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {world.size} "
                 f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; going on with what is there" if before else ""))
     job.progress = Progress(file, world.is_main)
@@ -203,17 +210,21 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
         file.code_frequent(scan, lambda number: number % world.size == world.rank,
                            lambda texts, languages: job.code(texts, languages if args.language_column else [language] * len(texts)))
     world.led("frequent texts", everyone, often)
-    frequent = file.frequent(scan)
     job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
-        check = stop_check(world)
+        check, frequent = stop_check(world), file.frequent(scan)
         for number, chunks in file.rows(args.input, args.delimiter, scan):
             check()
             if number % world.size == world.rank and not file.is_done(number):
                 job.code_part(file, number, chunks, frequent)
     world.led("parts", everyone, parts)
-    counts = world.main_first("join", lambda: file.join(job.header + job.new_columns(), scan.parts))
+
+    def join() -> dict:
+        if fingerprint(args.input) != settings["input"]:
+            raise UserError(f"{args.input} was changed while it was coded; start anew with --overwrite")
+        return file.join(job.header + job.new_columns(), scan.parts)
+    counts = world.main_first("join", join)
     if world.is_main:
         remove_parts(file, held)
     say_end(args, world, scan.rows, counts, time.monotonic() - started, job)

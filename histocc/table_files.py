@@ -191,7 +191,7 @@ def read_chunks(path: str, columns: list[str] | None, delimiter: str | None = No
     places = list(range(len(header))) if columns is None else [header.index(name) for name in columns]
     try:
         if is_parquet(path):
-            yield from _parquet_chunks(path, header if columns is None else columns)
+            yield from _parquet_chunks(path, columns)
             return
         yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
     except UnicodeError as error:
@@ -211,6 +211,9 @@ def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: li
             except csv.Error as error:
                 faults.append(_broken_row(path, int(_ends(rows, start)[-1]) + 1, reader.line_num, error))
                 rows.append([])                      # passed over, so that the next row's line is right
+            if width == 1:                           # an empty line is a row with an empty cell
+                whole = len(rows) - len(faults)
+                rows[:whole] = [row or [""] for row in rows[:whole]]
             if rows:
                 ends = _ends(rows, start, reader.line_num)
                 yield _chunk(rows, start, ends[1:], faults, delimiter, width, places)
@@ -242,7 +245,7 @@ def _chunk(rows: list[list[str]], start: int, ends: np.ndarray, faults: list, de
         sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         keep = sizes == width
         faults += [(int(lines[i]), "wrong number of cells", f"{sizes[i]} cells in the row, {width} columns in the header")
-                   for i in np.flatnonzero((sizes != width) & (sizes != 0))]                # 0: a blank line
+                   for i in np.flatnonzero((sizes != width) & (sizes != 0))]                # 0: a blank line between rows of several cells
     tall = np.flatnonzero(ends > lines)
     swallowing = [i for i in tall if any(_swallows(cell, delimiter, width) for cell in rows[i])]
     if swallowing:
@@ -273,15 +276,15 @@ def _parquet(path: str):
         raise UserError(f"{path}: is a damaged Parquet file ({error})") from None
 
 
-def _parquet_chunks(path: str, columns: list[str]) -> Iterator[Chunk]:
+def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
     import pyarrow
 
     row = 0
     try:
         for batch in _parquet(path).iter_batches(CHUNK, columns=columns):
             cells = []
-            for name in columns:
-                values = batch.column(batch.schema.get_field_index(name))
+            found = batch.columns if columns is None else [batch.column(batch.schema.get_field_index(name)) for name in columns]
+            for values in found:                     # all of them: by place, since names may repeat
                 if pyarrow.types.is_dictionary(values.type):
                     values = values.dictionary_decode()
                 cells.append([value or "" for value in values.cast(pyarrow.string()).to_pylist()])

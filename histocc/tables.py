@@ -1,10 +1,10 @@
 """The small tables beside the rows: keys of codes, frequencies of words, and which columns of a file hold codes."""
 
-import csv
 import re
 import sys
 
 from histocc.errors import UserError
+from histocc.findings import row_writer
 from histocc.table_files import column_problems, read_chunks, read_header
 
 MOST_WORDS = 50_000           # of the training texts, the most frequent ones, for word insertion
@@ -85,17 +85,17 @@ def read_words(path: str) -> dict[str, int]:
 def write_words(path: str, words: dict[str, int]) -> None:
     """`words.csv`: columns word, freq; the most frequent words first."""
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["word", "freq"])
-        writer.writerows(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS])
+        write = row_writer(file)
+        for row in [("word", "freq"), *sorted(words.items(), key=lambda item: (-item[1], item[0]))[:MOST_WORDS]]:
+            write(row)
 
 
 def write_key(path: str, codes: list[str]) -> None:
     """`key.csv`: columns system_code, code (the number of the linear output)."""
     with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["system_code", "code"])
-        writer.writerows((code, i) for i, code in enumerate(codes))
+        write = row_writer(file)
+        for row in [("system_code", "code"), *((code, i) for i, code in enumerate(codes))]:
+            write(row)
 
 
 def main(argv: list[str]) -> int:

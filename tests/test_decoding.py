@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from histocc import decoding
 from histocc.decoder import TransformerDecoder
-from histocc.decoding import greedy, greedy_from_memory
+from histocc.decoding import greedy, greedy_from_memory, set_probs
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 
@@ -343,3 +344,21 @@ def test_greedy_leaves_modes_and_gradients_alone():
     with pytest.raises(ValueError, match="positions"):
         greedy(model, ids, mask, max_codes=50, block_size=BLOCK)
     assert model.decoder.training and not model.encoder.training
+
+
+def test_sets_of_codes_in_pieces_of_their_orders(monkeypatch):
+    """Bounded memory, the same probability; of very many codes the order in which they stand alone."""
+    model = make_model()
+    memory, padding = memories(rows=3)
+    blocks = torch.tensor([[[4 + i, 5], [6, 4 + i]] for i in range(3)])
+    monkeypatch.setattr(decoding, "SEQUENCES_AT_ONCE", 256)
+    both = set_probs(model, memory, padding, blocks)
+    largest = []
+    decode = type(model).decode
+    monkeypatch.setattr(type(model), "decode", lambda self, memory, *rest: largest.append(len(memory)) or decode(self, memory, *rest))
+    monkeypatch.setattr(decoding, "SEQUENCES_AT_ONCE", 1)
+    torch.testing.assert_close(set_probs(model, memory, padding, blocks), both)
+    assert largest == [1] * 6
+    monkeypatch.setattr(decoding, "MOST_IN_ANY_ORDER", 1)
+    ways = [set_probs(model, memory, padding, each) for each in (blocks, blocks.flip(1))]
+    torch.testing.assert_close(ways[0] + ways[1], both)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from helpers import REPO, TINY, TITLES, TRAIN_MIXER, environment, read_logs, run, run_inside, write_csv
 
+from test_predict import CODES, make_model
+
 from histocc import evaluate, report_text
 from histocc.formatter import hisco_blocky5
 from histocc.model_io import load_model
@@ -202,6 +204,19 @@ class TestRefused:
         state["config"]["hidden_size"] *= 2
         torch.save(state, tmp_path / "wide.bin")
         assert "do not fit its settings" in refused("--model", tmp_path / "wide.bin", *common)
+
+
+def test_a_published_model_with_a_key_of_its_own(tmp_path):
+    (tmp_path / "mixer").mkdir()
+    torch.save({"model": make_model(memory_mask=False).state_dict()}, tmp_path / "mixer" / "pytorch_model.bin")
+    (tmp_path / "mixer" / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(CODES)])
+    data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", CODES[i % 7]) for i in range(9)])
+    common = ["--model", tmp_path / "mixer", "--data", data, "--target-cols", "hisco_1", "--formatter", "hisco"]
+    assert "--key FILE names its codes" in refused(*common)
+    code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
+    assert code == 0, said
+    assert json.loads((tmp_path / "mixer" / "evaluation" / "report.json").read_text())["model"]["codes"] == 7
 
 
 class TestPictures:

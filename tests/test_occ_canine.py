@@ -10,9 +10,9 @@ from helpers import FINETUNE, run, write_csv, write_rows
 from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
 
 import histocc
-from histocc import model_io
+from histocc import model_io, occ_canine
 from histocc.errors import UserError
-from histocc.occ_canine import OccCANINE, finetune_parser
+from histocc.occ_canine import OccCANINE, device_of, finetune_parser
 from histocc.text import encode
 
 TEXTS, LANGUAGES = ["smed", " ", "wine merchant and fisher", "smed"], ["da", "en", "en", "da"]
@@ -88,6 +88,37 @@ def test_what_does_not_fit_is_said(coder, tmp_path):
         OccCANINE(str(tmp_path / "mixer.bin"), system="occ1950")
 
 
+def test_texts_that_are_none(coder):
+    assert coder.predict([None, float("nan"), "smed"], "da")[1]["conf"] is None and coder.predict([None, "smed"], "da")[1]["conf"] > 0
+    with pytest.raises(ValueError, match="row 1 .*: 7 is not a text"):
+        coder.predict(["smed", 7], "da")
+    with pytest.raises(ValueError, match="k_pred must be at least 1"):
+        coder.predict("smed", "da", k_pred=0)
+
+
+def test_devices_by_name(model):  # noqa: F811
+    for given in ("cpu", "cpu:0", torch.device("cpu")):
+        assert device_of(given).type == "cpu"
+    assert device_of(None) == device_of("auto")
+    for given in ("gpu", "cuda:", "cuda:x", "mps", "cpu:1", "auto:0", ""):
+        with pytest.raises(ValueError, match="'cuda:N'"):
+            OccCANINE(model, device=given)
+    with pytest.raises(UserError, match="CUDA|GPUs are visible"):
+        device_of("cuda:99")
+
+
+def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
+    def run_as_asked(*_, **__):
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.deterministic = True
+        raise UserError("ends")
+    monkeypatch.setattr(occ_canine.dry_run, "run_as_asked", run_as_asked)
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    with pytest.raises(UserError, match="ends"):
+        coder.finetune(write_rows(tmp_path / "data.csv", 20), target_cols=["hisco_1"], share_val=0, save_path=str(tmp_path / "out"))
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic) == before
+
+
 def test_arguments_of_finetune_are_those_of_the_script():
     def arguments(parser):
         return {action.dest: (action.option_strings if action.dest != "dataset" else [], action.default, action.choices, action.nargs)
@@ -116,6 +147,12 @@ def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # no
                                ({"distributed": True}, "torchrun"), ({"learning_rate": -1}, "must be above 0"), ({"save_path": "here", "seed": 1}, "was 42")]:
         with pytest.raises(UserError, match=message):
             coder.finetune(data, **({"target_cols": ["hisco_1"], "save_path": "other"} | arguments))
+
+
+def test_a_dry_run_trains_nothing(coder, tmp_path, capsys):
+    file, save_path = coder.file, tmp_path / "out"
+    coder.finetune(write_rows(tmp_path / "data.csv", 40), target_cols=["hisco_1"], num_epochs=1, batch_size=16, save_path=save_path, dry_run=True)
+    assert "nothing was trained or saved" in capsys.readouterr().out and coder.file == file and not list(save_path.glob("*.bin"))
 
 
 def test_finetune_needs_a_file(coder, tmp_path):

@@ -16,6 +16,7 @@ from helpers import REPO, environment, run_inside, write_csv
 
 from histocc import checkpoint, coded_file, model_io, predict, stopping
 from histocc.coder import Coder
+from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -220,6 +221,26 @@ def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, messag
     assert "going on with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
 
 
+def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
+    source = table(tmp_path / "in.csv", 9)
+    write = coded_file.CodedFile.write_part
+    monkeypatch.setattr(coded_file.CodedFile, "write_part", lambda self, *rest: os.utime(source, (1, 1)) or write(self, *rest))
+    code, said = run_inside(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"))
+    assert code == 2 and "in.csv was changed while it was coded; start anew with --overwrite" in said and not (tmp_path / "out.csv").exists()
+
+
+def test_what_fails_on_one_process_ends_all(model, tmp_path, monkeypatch):
+    """Reading the model and the first look at the parts are led: what goes wrong there is heard on every process."""
+    led, asked = World.led, []
+    monkeypatch.setattr(World, "led", lambda self, name, leaders, work: asked.append(name) or led(self, name, leaders, work))
+    inside = []
+    for what in ("open_scan", "frequent", "join"):
+        own = getattr(coded_file.CodedFile, what)
+        monkeypatch.setattr(coded_file.CodedFile, what, lambda self, *rest, own=own: inside.append(asked[-1]) or own(self, *rest))
+    predict_here(*flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv"))
+    assert inside == ["ready", "parts", "join"]
+
+
 def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
     source = table(tmp_path / "in.csv", 9_000, distinct=20)
     distinct = {(row["occ1"].strip(), row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk") for row in read(source) if row["occ1"].strip()}
@@ -291,6 +312,21 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["coded.csv", "damaged.bin", "in.csv", "key.csv", "there.csv"]
     predict_here(*flags(model, source, existing, "--overwrite"))
     assert len(read(existing)) == 5
+
+
+@pytest.mark.parametrize("damage", [
+    lambda weights, key: key.update({"33333": "x"}), lambda weights, key: key.update({"33333": None}),
+    lambda weights, key: weights.pop("encoder.initial_char_encoder.layer.0.intermediate.dense.weight"),
+    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3)}),
+    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3, 63)}),
+    lambda weights, key: weights.update({"encoder.encoder.layer.x": torch.zeros(3)}), lambda weights, key: weights.update({"linear_decoder.weight": torch.tensor(1.0)})])
+def test_damaged_published_models_are_said(tmp_path, damage):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
+    weights, key = make_model(memory_mask=False).state_dict(), {code: i for i, code in enumerate(CODES)}
+    damage(weights, key)
+    torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
+    with pytest.raises(UserError, match="mixer.bin"):
+        model_io.load_model(str(tmp_path / "mixer.bin"))
 
 
 def test_published_models_code(tmp_path):
