@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from itertools import permutations
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from helpers import REPO, environment, run_inside, write_csv
 
 from histocc import checkpoint, coded_file, model_io, predict, stopping
-from histocc.coder import Coder
+from histocc.coder import Coded, Coder
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
@@ -249,6 +250,19 @@ def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
     monkeypatch.setattr(Coder, "_batch", lambda self, ids, *rest: coded.append(len(ids)) or batch(self, ids, *rest))
     predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
     assert sum(coded) == len(distinct) < 1200
+
+
+def test_a_confidence_that_is_no_number_asks_for_review():
+    job = types.SimpleNamespace(most=1, descriptions=None, args=types.SimpleNamespace(min_prob=0.0))
+    assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [0, 0, 1]
+    assert predict.Job.cells(job, Coded([], [], None)) == ["", "", "", 1]
+
+
+def test_equal_probabilities_have_one_order(monkeypatch):
+    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    coder = Coder(make_model(), hisco_blocky5(), state)
+    monkeypatch.setattr(coder.search(), "full", lambda ids, mask: torch.tensor([[0.1, 0.2, 0.1, 0.2, 0.1, 0.1, 0.2]]))
+    assert coder.code(["smed"], ["unk"], "full", k=5)[0].codes == [CODES[i] for i in (1, 3, 6, 0, 2)]
 
 
 def test_progress_is_shown(model, tmp_path, monkeypatch):
