@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import numpy as np
 import torch
-from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, command, environment, read_logs, run, write_rows
+from helpers import FINETUNE, REPO, TINY, command, environment, read_logs, run, write_rows
 from torch import nn
 
 import finetune
@@ -165,14 +165,6 @@ def test_the_same_command_runs_on_one_process_and_on_two():
         losses = [[row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in ("one", "two", "hand")]
         assert np.allclose(losses[0], losses[1], rtol=1e-9, atol=0) and np.allclose(losses[0], losses[2], rtol=1e-9, atol=0)
         assert os.path.isfile(f"{folder}/hand/best.bin")
-
-
-def test_train_mixer_runs_on_two_processes():
-    with tempfile.TemporaryDirectory() as folder:
-        train_file, val_file = write_rows(Path(folder) / "t.csv", 30), write_rows(Path(folder) / "v.csv", 8, 100)
-        output = run(TRAIN_MIXER, "--train-data", train_file, "--val-data", val_file, "--save-dir", f"{folder}/run", *TINY,
-                     "--batch-size", 8, "--max-steps", 2, "--language-col", "lang", processes=2)
-        assert "Training on 2 CPU processes" in output and len(read_logs(f"{folder}/run")) == 1
 
 
 if __name__ == "__main__":
