@@ -71,15 +71,15 @@ class Meter:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
         elapsed = time.perf_counter() - self.timed_from
         waited = self.seconds_data - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited, "_peers": self.peers.seconds - self.timed_peers})
+        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
         count = int(self.count)
+        peers = world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9)) if self.peers.measures else None
         row = {f"train_{name}": total[name] / count for name in self.sums if count}
         row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
                 "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
                 "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-               "peer_share": min(1.0, total["_peers"] / world.size / max(elapsed, 1e-9)) if self.peers.measures else None,
-               "peer_shares": world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9)) if self.peers.measures else None,
-                "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
+               "peer_share": min(1.0, sum(peers) / world.size) if peers else None, "peer_shares": peers,
+               "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
         self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
         return row

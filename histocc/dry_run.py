@@ -1,7 +1,6 @@
 """`--dry-run`: everything but training, and what the run would cost in time, memory and disk."""
 
 import argparse
-import os
 import resource
 import shutil
 import time
@@ -15,6 +14,7 @@ from histocc.boundary import Boundary, Meter, StopPoll
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up
+from histocc.machine import folder_above
 from histocc.run_log import duration
 from histocc.stopping import Stopped
 
@@ -122,7 +122,4 @@ def checkpoint_bytes(run: Setup) -> int:
 
 
 def _free_space(folder: str) -> int:
-    there = os.path.abspath(folder)
-    while not os.path.isdir(there):
-        there = os.path.dirname(there)
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(folder_above(folder)).free

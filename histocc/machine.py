@@ -108,14 +108,20 @@ def shared_memory() -> Finding:
     return Finding("shared memory", OK, f"{free / GB:.1f} GB free in /dev/shm")
 
 
+def folder_above(path: str) -> str:
+    """The folder that is there already in which `path` is, or would be."""
+    there = os.path.abspath(path)
+    while not os.path.isdir(there):
+        there = os.path.dirname(there)
+    return there
+
+
 def disk(save_path: str) -> Finding:
     """Whether checkpoints fit and how fast they are written, measured with 64 MB that are synced."""
     problem = save_path_problem(save_path)
     if problem:
         return Finding("disk", FAULT, problem, "choose another --save-path, or make this one writable")
-    there = os.path.abspath(save_path)
-    while not os.path.isdir(there):
-        there = os.path.dirname(there)
+    there = folder_above(save_path)
     free, block, rate = shutil.disk_usage(there).free, os.urandom(1 << 20), 0.0
     if free > 1 * GB:
         try:
