@@ -196,6 +196,8 @@ class SelfAttention(nn.Module):
                    for part in project_together(x, self.query, self.key, self.value))  # [B, heads, S, H / heads]
         if self.stride is None:
             mixed = self.attend(q, k, v, visible)
+        elif x.shape[1] <= self.stride:
+            mixed = self.attend_within(q, k, v, visible)
         else:
             chunks = [slice(start, start + self.stride) for start in range(0, x.shape[1], self.stride)]
             mixed = torch.cat([self.attend_within(q[:, :, c], k[:, :, c], v[:, :, c], visible[:, c])

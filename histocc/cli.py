@@ -18,11 +18,6 @@ from histocc.errors import UserError
 from histocc.stopping import Stopped, stop_request
 from histocc.table_files import DELIMITERS
 
-# Flags whose work is not in this version: named, so that nobody believes that they did something.
-NOT_AVAILABLE = {
-    "compile": "torch.compile",
-}
-
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
 
 # What a resumed run may change: the rest decides the result and must stay.
@@ -33,7 +28,7 @@ MAY_DIFFER_ON_RESUME = {
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "config", "tensorboard", "log_wandb", "wandb_project_name", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
-    "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", *NOT_AVAILABLE,
+    "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", "compile",
 }
 
 
@@ -226,6 +221,9 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest")
+    group.add_argument("--linear-lr-factor", type=float, default=1.0,
+                       help="learning rate of the linear decoder, as a multiple of that of the rest; one that starts anew learns next to "
+                            "nothing in a short training from scratch at 1 (30, with --seq2seq-weight 0.01, was best)")
     group.add_argument("--empty-blocks", choices=("all", "first"), default="all",
                        help="blocks behind an observation's codes in which the decoder learns to write nothing")
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
@@ -259,7 +257,7 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has")
     machine.add_argument("--profile", type=count, default=None, metavar="STEPS",
                          help="write where the time of so many steps went: profile.txt and trace.json in the save folder")
-    machine.add_argument("--compile", action="store_true", help="not available in this version")
+    machine.add_argument("--compile", action="store_true", help="layers through torch.compile: a minute or more at the start; no faster on the CPUs measured, untried on GPUs")
 
 
 def table_problems(args: argparse.Namespace) -> list[str]:
@@ -288,14 +286,12 @@ def _not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
 
 def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments themselves, a line each."""
-    problems = [f"{flag(name)}: {text} (not available in this version)" for name, text in NOT_AVAILABLE.items()
-                if getattr(args, name, None)]
-    problems += [f"{flag(dest)} needs the package {package}: pip install 'histocc[{package}]'" for dest, package in EXTRAS.items()
+    problems = [f"{flag(dest)} needs the package {package}: pip install 'histocc[{package}]'" for dest, package in EXTRAS.items()
                  if getattr(args, dest) and importlib.util.find_spec(package) is None]
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
                                    "warmup_pct", "seq2seq_weight"])
-    for name in ("learning_rate", "timeout_minutes"):
+    for name in ("learning_rate", "linear_lr_factor", "timeout_minutes"):
         value = getattr(args, name)
         if not (value > 0 and math.isfinite(value)):
             problems.append(f"{flag(name)} must be above 0, not {value:g}")

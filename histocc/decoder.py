@@ -176,7 +176,7 @@ class TransformerDecoder(nn.Module):
         """
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
-        projected = [layer.multihead_attn.project(memory, KEY_VALUE) for layer in self.decoder.layers]
+        projected = [[part.contiguous() for part in layer.multihead_attn.project(memory, KEY_VALUE)] for layer in self.decoder.layers]
         batch, heads, _, size = projected[0][0].shape
 
         def buffers() -> list[Tensor]:

@@ -94,30 +94,31 @@ def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padd
 
     memory [B, S, H] from `model.encode` in evaluation mode; memory_padding_mask from `model.memory_padding_mask`.
     """
-    batch = len(memory)
+    batch, number = len(memory), widened(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
-    finished = torch.zeros(batch, dtype=torch.bool, device=memory.device)
-    block_log_probs = []                                                           # [B] per block begun
-    end_log_probs = torch.zeros(batch, dtype=widened(memory).dtype, device=memory.device)
+    block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=number, device=memory.device)
+    end_log_probs = torch.zeros(batch, dtype=number, device=memory.device)
+    rows = torch.arange(batch, device=memory.device)                               # those that are not finished
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(1, max_codes * block_size + 1):
-            logits = model.decoder.step(tokens[:, position - 1], cache)            # [B, V]
-            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)      # [B], [B]
-            if (position - 1) % block_size == 0:
-                end_log_probs = torch.where(~finished & (token == PAD_IDX), log_prob, end_log_probs)
-                finished = finished | (token == PAD_IDX)
-                if finished.all():         # waits for the device, so only once per block
+            logits = model.decoder.step(tokens[rows, position - 1], cache)         # [rows, V]
+            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)      # [rows], [rows]
+            block, within = divmod(position - 1, block_size)
+            if within == 0:
+                ends = token == PAD_IDX
+                end_log_probs[rows] = log_prob.masked_fill(~ends, 0.0)
+                on = (~ends).nonzero()[:, 0]                                       # waits for the device, so only once per block
+                if not len(on):
                     break
-                block_log_probs.append(torch.zeros_like(log_prob))
-            tokens[:, position] = token.masked_fill(finished, PAD_IDX)
-            block_log_probs[-1] += log_prob.masked_fill(finished, float("-inf"))   # exp gives 0
-    block_probs = torch.zeros(batch, max_codes, dtype=widened(memory).dtype, device=memory.device)
-    for i, log_prob in enumerate(block_log_probs):
-        block_probs[:, i] = log_prob.exp()
-    return GreedyResult(tokens, block_probs, None, end_log_probs.exp())
+                if len(on) < len(rows):
+                    rows, log_prob, token, cache = rows[on], log_prob[on], token[on], cache.select(on)
+                block_log_probs[rows, block] = 0.0
+            tokens[rows, position] = token
+            block_log_probs[rows, block] += log_prob
+    return GreedyResult(tokens, block_log_probs.exp(), None, end_log_probs.exp())
 
 
 def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, formatter: BlockyFormatter) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from histocc import checkpoint, model_io, prepare, tables
@@ -21,6 +22,7 @@ from histocc.augment import Augmenter
 from histocc.batch_size import AutoBatchSize, find_batch_size, is_out_of_memory, out_of_memory_advice, total_batch
 from histocc.banner import say_banner, say_start
 from histocc.boundary import StopPoll
+from histocc.compiling import compile_layers, missing_compiler
 from histocc.counter_rng import derived_seed
 from histocc.dataset import BatchLoader, MicroBatches
 from histocc.descriptions import load_descriptions
@@ -138,6 +140,8 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     precision.use()
     if precision.warning():
         world.print(f"WARNING: {precision.warning()}")
+    if args.compile and (missing := missing_compiler(world.device)):
+        raise UserError(f"--compile needs {missing}")
     resumed = find_resumable(args, world, data)
     set_threads(resumed, world)
     raw_model, config = make_model(args, world, data, formatter, resumed)
@@ -157,7 +161,7 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
     model = wrap(raw_model, world, args.parallel)
-    engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision)
+    engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision, compiled=args.compile)
     optimizer = make_optimizer(args, raw_model, schedule.rate)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
@@ -263,17 +267,37 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
     model = model_io.build_model(config, formatter, len(data.codes), args.dropout)
     model.to(Precision.of(args, world.device).dtype)
+    start_at_frequencies(model, data)
     if resumed:
         model.load_state_dict(resumed["model"])
     if first:
         model_io.load_first_weights(model, args, first, code_numbers(data), world)
     model.encoder.requires_grad_(not args.freeze_encoder)
+    if args.compile:
+        compile_layers(model)
     return model, config
 
 
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass."""
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate, weight_decay=args.weight_decay, fused=True)
+    """AdamW over what is trained, all tensors in one pass; the linear decoder is a group of its own where its rate is another."""
+    linear = set(model.linear_decoder.parameters()) if args.linear_lr_factor != 1 else set()
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in linear]}]
+    if linear:
+        groups.append({"params": list(model.linear_decoder.parameters()), "lr": rate * args.linear_lr_factor})
+    return torch.optim.AdamW(groups, lr=rate, weight_decay=args.weight_decay, fused=True)
+
+
+def start_at_frequencies(model: torch.nn.Module, data: PreparedData) -> None:
+    """A new linear decoder starts at how often each code stands in the training rows, whatever the text: its bias is the log-odds, its
+    weights are 0. From ½ each, a short training is spent on learning that codes are rare."""
+    rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
+    for start in range(0, rows, 1 << 18):
+        codes = data.train.codes[start:start + (1 << 18)]
+        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
+    share = torch.from_numpy((counts + 0.5) / (rows + 1))
+    with torch.no_grad():
+        model.linear_decoder.weight.zero_()
+        model.linear_decoder.bias.copy_(torch.logit(share))
 
 
 def code_numbers(data: PreparedData) -> dict[str, int]:

@@ -14,7 +14,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """
     if p == 0.0:
         return x
-    if x.device.type != "cpu" or p == 1.0:
+    if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
         return F.dropout(x, p)
     below = round(p * _STEPS)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
@@ -40,10 +40,10 @@ class Dropout(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False) -> Tensor:
     """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, broadcast to [B, heads, queries, keys], or None.
 
-    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, so in training on a CPU the
-    steps are taken here.
+    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and forwards with one query, so in
+    training on a CPU and for one query the steps are taken here.
     """
-    if q.device.type != "cpu" or causal or not (dropout_p or q.requires_grad):
+    if q.device.type != "cpu" or causal or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:

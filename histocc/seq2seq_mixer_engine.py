@@ -72,14 +72,16 @@ def weighted_sums(losses: dict[str, Tensor], weights: Tensor | None) -> dict[str
             for name, values in losses.items()}
 
 
-def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World, precision: Precision | None = None) -> None:
-    """Two throw-away passes through DDP or FSDP, before optimizer and random state are set. All ranks.
+def settle(model: nn.Module, data_loader: Any, loss_fn: nn.Module, world: World, precision: Precision | None = None,
+           compiled: bool = False) -> None:
+    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and random state are set. All ranks.
 
     DDP lays its buckets out anew after its first step, so a run that is resumed would sum the gradients of more than
     two ranks in another order than one that was never interrupted. After this the layout no longer depends on when the
     process started. It costs two micro-batches at every start. FSDP finds out in its first pass which module is the outermost.
+    What torch.compile makes depends on the shapes that it sees first.
     """
-    if not is_wrapped(model):
+    if not is_wrapped(model) and not compiled:
         return
     batch, precision = to_device(data_loader.dataset[(0, 0)][0], world.device), precision or Precision("float32", world.device)
     for _ in range(2):

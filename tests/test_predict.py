@@ -73,7 +73,11 @@ def read(path) -> list[dict]:
 
 
 def predict_here(*args) -> str:
+    """With one thread, as the processes that `start` starts: sums over several threads round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     code, output = run_inside(predict.main, *args, "--device", "cpu")
+    torch.set_num_threads(threads)
     assert code == 0, output
     return output
 
