@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much training gains from processes: one process with all cores against processes with a core each, same total batch.
+"""How much training gains from processes: one process with one core, and one with all cores, against processes with a core each.
 
     python benchmarks/processes.py                     # size small, 64 observations a step, on two cores
     python benchmarks/processes.py --processes 4 --size base
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25, help="of each run; a quarter of them with accumulation")
     args = parser.parse_args()
     ways = {"ddp": (1, ["--parallel", "ddp"]), "ddp, accumulation 4": (4, ["--parallel", "ddp"]), "fsdp": (1, ["--parallel", "fsdp"])}
-    found = {name: {"one": [], "many": []} for name in ways}
+    found = {name: {"one core": [], "one": [], "many": []} for name in ways}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(rows(12_000, 1), str(folder / "train.csv"))
@@ -58,13 +58,16 @@ def main() -> None:
         for _ in range(args.rounds):
             for way, (accumulation, flags) in ways.items():
                 common = [*flags, "--model-size", args.size, "--accumulate-steps", accumulation, "--max-steps", max(3 * EVERY, args.steps // accumulation)]
+                share = ["--batch-size", args.batch // args.processes]
+                found[way]["one core"].append(rate(folder, 1, 1, [*common, *share]))
                 found[way]["one"].append(rate(folder, 1, args.processes, [*common, "--batch-size", args.batch]))
-                found[way]["many"].append(rate(folder, args.processes, 1, [*common, "--batch-size", args.batch // args.processes]))
+                found[way]["many"].append(rate(folder, args.processes, 1, [*common, *share]))
     print(f"size {args.size}, {args.batch} observations over all processes, {args.processes} cores; samples/s, median of {args.rounds} runs each")
-    print(f"{'':22} {'one process':>12} {f'{args.processes} processes':>12} {'ratio':>6}")
+    print(f"{'':22} {'1 process':>16} {'1 process':>16} {f'{args.processes} processes':>16} {'speed-up over':>14} {'ratio to':>10}")
+    print(f"{'':22} {'1 core':>16} {f'{args.processes} cores':>16} {'1 core each':>16} {'1 core':>14} {'all cores':>10}")
     for way, rates in found.items():
-        one, many = (statistics.median(values) for values in rates.values())
-        print(f"{way:22} {one:12.1f} {many:12.1f} {many / one:6.2f}")
+        core, one, many = (statistics.median(values) for values in rates.values())
+        print(f"{way:22} {core:16.1f} {one:16.1f} {many:16.1f} {many / core:14.2f} {many / one:10.2f}")
     print(json.dumps({"size": args.size, "batch": args.batch, "processes": args.processes, "samples_per_sec": found}))
 
 

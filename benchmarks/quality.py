@@ -4,7 +4,7 @@
     python benchmarks/quality.py                                                  # both data sets, 2 and 10 minutes, three seeds
     python benchmarks/quality.py --data real --budgets 2 --seeds 1 2
     python benchmarks/quality.py --data sample --budgets 2 --flags="" --flags="--empty-blocks first"        # compares
-    python benchmarks/quality.py --data real --steps 281 --seeds 1                # by steps, where the machine is shared
+    python benchmarks/quality.py --data real --steps 350 1750 --threads 1         # by steps, where the machine is shared
 
 Trains with finetune.py and counts with histocc.evaluate, each in a process of its own. A tenth of the texts is held out (a row is on the side
 of its text), and every distinct text counts once. The learning rate's schedule is as long as the budget: the steps that fit follow from
@@ -35,6 +35,7 @@ from histocc.sample.generate import rows
 REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"
 SAMPLE_ROWS = 12_000
 SHARE_VAL = "0.1"
+FLAGS = "--seq2seq-weight 0.03"                # for models from scratch, both decoders
 COMMON = ["--formatter", "hisco", "--language-col", "lang", "--share-val", SHARE_VAL, "--device", "cpu", "--overwrite",
           "--eval-interval", "1000000", "--save-interval", "1000000"]
 
@@ -114,17 +115,18 @@ def main() -> None:
     parser.add_argument("--budgets", nargs="+", type=float, default=[2, 10], metavar="MINUTES", help="of training")
     parser.add_argument("--steps", nargs="+", type=int, default=None, help="optimizer steps, instead of --budgets")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--size", default="small", choices=("tiny", "small", "base"))
+    parser.add_argument("--size", default="tiny", choices=("tiny", "small", "base"))
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--probe", type=int, default=20, help="steps that measure the rate")
-    parser.add_argument("--flags", action="append", default=None, metavar="TEXT", help="more flags of finetune.py in one argument; several compare")
+    parser.add_argument("--flags", action="append", default=None, metavar="TEXT",
+                        help=f"more flags of finetune.py in one argument; several compare (default: {FLAGS})")
     args = parser.parse_args()
     found = []
     print(f"{'data':7} {'budget':>9} {'steps':>6} {'seconds':>8}  {'seq2seq':>14}  {'linear':>14}  {'linear, top 1':>14}  flags")
     for name in args.data:
-        for flags in args.flags or [""]:
+        for flags in args.flags or [FLAGS]:
             with tempfile.TemporaryDirectory() as folder:
                 data = data_flags(name, folder)
                 if data is None:

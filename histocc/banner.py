@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+from typing import Any
 
 import torch
 
@@ -17,9 +18,8 @@ PARALLEL = {"ddp": "DDP (each process holds the whole model)",
 
 
 def say_banner(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module,
-               plan: BatchPlan, files: list[str], total_steps: int, warmup_steps: int, rate: float,
-               precision: str) -> None:
-    """What is about to run, on rank 0, with the labels that users of the guides look for."""
+               plan: BatchPlan, files: list[str], schedule: Any, precision: str) -> None:
+    """What is about to run, on rank 0, with the labels that users of the guides look for. schedule: the job's."""
     gpu = world.device.type == "cuda"
     kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -30,7 +30,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
     accumulation = plan.accumulation(0)
     scaling = {"none": "not scaled", "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
                "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling"}
-    if not math.isclose(rate, scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)):
+    if not math.isclose(schedule.rate, scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)):
         scaling = "as at the first start of the run"
     else:
         scaling = scaling[args.lr_scaling]
@@ -56,8 +56,9 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
           if plan.micro_batches(0) > accumulation else []),
         f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
-        f"Epochs: {args.num_epochs} ({total_steps:,} steps)",
-        f"Learning rate: {rate:g} ({scaling}; warm-up over {warmup_steps:,} steps)",
+        f"Epochs: {args.num_epochs} ({schedule.total:,} steps)",
+        f"Learning rate: {schedule.rate:g} ({scaling}; warm-up over {schedule.warmup:,} steps)"
+        + (f", of the linear decoder {schedule.linear_factor:g} times that" if schedule.linear_factor != 1 else ""),
         f"Precision: {precision}",
         *([f"Configuration: {args.config}"] if args.config else []),
         f"Save directory: {args.save_path}",

@@ -45,6 +45,7 @@ from histocc.stopping import Stopped
 _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
 
 
+NEW_LINEAR_LR_FACTOR = 30.0   # in benchmarks/LOG.md: at the rate of the rest a new linear decoder learns next to nothing
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}         # smaller ones cost more than padding does
 
@@ -84,23 +85,27 @@ def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps and learning rate of a run. total: of all epochs; length: of the schedule; stop: where this start ends."""
+    """Steps and learning rate of a run. total: of all epochs; length: of the schedule; stop: where this start ends; linear_factor: what
+    the rate of the linear decoder is a multiple by."""
 
     total: int
     length: int
     warmup: int
     stop: int
     rate: float
+    linear_factor: float
 
     @classmethod
-    def of(cls, args: argparse.Namespace, plan: BatchPlan, world: World, resumed: dict | None) -> "Schedule":
+    def of(cls, args: argparse.Namespace, plan: BatchPlan, world: World, resumed: dict | None, new_linear_decoder: bool) -> "Schedule":
         total = args.num_epochs * plan.steps_per_epoch
         length = args.schedule_steps or total
         warmup = args.warmup_steps if args.warmup_steps is not None else round(args.warmup_pct * length)
         rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)
-        if resumed:
-            rate = resumed["scheduler"]["base_lrs"][0]           # keeps the factor of the first start
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate)
+        factor = args.linear_lr_factor or (NEW_LINEAR_LR_FACTOR if new_linear_decoder else 1.0)
+        if resumed:                                              # keeps the factors of the first start
+            rates = resumed["scheduler"]["base_lrs"]
+            rate, factor = rates[0], rates[-1] / rates[0]
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor)
 
 
 def run_training(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
@@ -150,19 +155,19 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     plan = batch_plan(args, len(data.train), world)
     if resumed:
         check_total_batch(args, resumed, plan)
-    schedule = Schedule.of(args, plan, world, resumed)
+    schedule = Schedule.of(args, plan, world, resumed, new_linear_decoder=not raw_model.linear_decoder.weight.any())
     step = resumed["step"] if resumed else 0
     if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
         world.print(nothing_to_do(args, step, schedule.stop, schedule.total))
         return None
     loaders = make_loaders(args, world, data, formatter, config, plan)
     loss_fn = make_loss(args, formatter)
-    say_banner(args, world, data, formatter, raw_model, plan, files, schedule.total, schedule.warmup, schedule.rate, precision.name)
+    say_banner(args, world, data, formatter, raw_model, plan, files, schedule, precision.name)
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
     model = wrap(raw_model, world, args.parallel)
     engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision, compiled=args.compile)
-    optimizer = make_optimizer(args, raw_model, schedule.rate)
+    optimizer = make_optimizer(args, raw_model, schedule.rate, schedule.linear_factor)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
         restore(resumed, optimizer, scheduler, precision)
@@ -278,12 +283,12 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     return model, config
 
 
-def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
+def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float, linear_factor: float = 1.0) -> torch.optim.Optimizer:
     """AdamW over what is trained, all tensors in one pass; the linear decoder is a group of its own where its rate is another."""
-    linear = set(model.linear_decoder.parameters()) if args.linear_lr_factor != 1 else set()
+    linear = set(model.linear_decoder.parameters()) if linear_factor != 1 else set()
     groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in linear]}]
     if linear:
-        groups.append({"params": list(model.linear_decoder.parameters()), "lr": rate * args.linear_lr_factor})
+        groups.append({"params": list(model.linear_decoder.parameters()), "lr": rate * linear_factor})
     return torch.optim.AdamW(groups, lr=rate, weight_decay=args.weight_decay, fused=True)
 
 

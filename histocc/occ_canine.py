@@ -65,7 +65,8 @@ class OccCANINE:
         probs: a probability for each code of `codes`, by the linear decoder (flat) or the seq2seq decoder.
         embeddings: `embedding`, the encoder's pooled output, float32 [width].
 
-        texts: one or several; None and NaN count as empty. lang: one language, or one per text; one that the model does not know counts as unk, with a warning. behavior: "good" (greedy) or
+        texts: one or several; None and NaN count as empty. lang: one language, or one per text (None, NaN and empty are unk); one that the model does not know
+        counts as unk, with a warning. behavior: "good" (greedy) or
         "fast" (flat), unless prediction_type says more: greedy, greedy-topk (the most probable codes of the key, each alone), flat, full
         (the same by way of every code's probability). threshold: flat alone, one number or by language. deduplicate: the same text in the
         same language is coded once. Raises ValueError, and UserError where the model has no such decoder.
@@ -80,6 +81,7 @@ class OccCANINE:
         languages = [lang] * len(texts) if isinstance(lang, str) else list(lang)
         if len(languages) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(languages)} languages")
+        languages = [text_of(i, language) or "unk" for i, language in enumerate(languages)]
         self._warn_of_unknown(languages)
         decoder = PREDICTION_TYPES[prediction_type or BEHAVIORS[behavior]]
         rows = [{"occ1": text, "lang": language} for text, language in zip(given, languages)]

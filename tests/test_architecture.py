@@ -134,7 +134,7 @@ BOTH = {
     "model_size": None, "initial_checkpoint": None, "only_encoder": False, "memory_mask": False, "freeze_encoder": False, "dropout": 0.0,
     "encoder_dropout": 0.1, "decoder_dim_feedforward": None,
     "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": 2e-5, "lr_scaling": "none", "warmup_pct": 0.05,
-    "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "linear_lr_factor": 1.0, "seed": 42, "eval_only": False, "dry_run": False,
+    "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "linear_lr_factor": None, "seed": 42, "eval_only": False, "dry_run": False,
     "device": "auto", "distributed": False, "local_rank": None, "world_size": None, "timeout_minutes": 30.0, "parallel": "ddp",
     "empty_blocks": "all", "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
 }

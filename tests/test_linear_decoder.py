@@ -1,10 +1,12 @@
 """How the linear decoder starts, and its own learning rate."""
 
+import re
+
 import finetune
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, write_rows
+from helpers import TINY, run_inside, write_rows
 
 from histocc import job, job_data
 from histocc.distributed import World
@@ -29,9 +31,8 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 
 def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
-    args, _, model = setup
-    args = type(args)(**{**vars(args), "linear_lr_factor": 30.0})
-    optimizer = job.make_optimizer(args, model, 1e-3)
+    _, _, model = setup
+    optimizer = job.make_optimizer(setup[0], model, 1e-3, 30.0)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     assert optimizer.param_groups[1]["params"] == list(model.linear_decoder.parameters())
     scheduler, rates = linear_schedule(optimizer, 2, 10), []
@@ -39,4 +40,18 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step(), scheduler.step()
     assert max(rates)[0] == pytest.approx(1e-3) and np.allclose([linear / other for other, linear in rates], 30)
-    assert len(job.make_optimizer(type(args)(**{**vars(args), "linear_lr_factor": 1.0}), model, 1e-3).param_groups) == 1
+    assert len(job.make_optimizer(setup[0], model, 1e-3).param_groups) == 1
+
+
+def test_a_new_one_has_thirty_times_the_rate_and_keeps_it(tmp_path):
+    """A run that goes on has the rates of its start; one that takes a linear decoder over trains it like the rest."""
+    data = write_rows(tmp_path / "data.csv", 60)
+    def banner(folder, *more) -> str:
+        code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco", *TINY, "--save-path", tmp_path / folder,
+                                  "--batch-size", 16, *more)
+        assert code == 0, output
+        return re.search(r"Learning rate: (.*)", output)[1]
+    assert banner("new", "--max-steps", 2) == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
+    assert banner("new", "--max-steps", 4).endswith("30 times that")
+    assert "linear" not in banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
+    assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith("of the linear decoder 5 times that")

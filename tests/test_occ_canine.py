@@ -89,6 +89,7 @@ def test_what_does_not_fit_is_said(coder, tmp_path):
 
 
 def test_texts_that_are_none(coder):
+    assert [row["lang"] for row in coder.predict(["smed", "smed"], [None, float("nan")])] == ["unk", "unk"]
     assert coder.predict([None, float("nan"), "smed"], "da")[1]["conf"] is None and coder.predict([None, "smed"], "da")[1]["conf"] > 0
     with pytest.raises(ValueError, match="row 1 .*: 7 is not a text"):
         coder.predict(["smed", 7], "da")
