@@ -24,6 +24,7 @@ from histocc.sample.files import write
 from histocc.sample.generate import rows
 
 EVERY = 5                     # steps a row of the log
+WAYS = {"ddp": (1, ["--parallel", "ddp"]), "accumulation": (4, ["--parallel", "ddp"]), "fsdp": (1, ["--parallel", "fsdp"])}      # micro-batches, flags
 
 
 def rate(folder: Path, processes: int, threads: int, flags: list) -> float:
@@ -47,9 +48,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="observations over all processes, before accumulation")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--steps", type=int, default=25, help="of each run; a quarter of them with accumulation")
     args = parser.parse_args()
-    ways = {"ddp": (1, ["--parallel", "ddp"]), "ddp, accumulation 4": (4, ["--parallel", "ddp"]), "fsdp": (1, ["--parallel", "fsdp"])}
+    ways = {name: WAYS[name] for name in args.ways}
     found = {name: {"one core": [], "one": [], "many": []} for name in ways}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
