@@ -37,6 +37,7 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
     uneven = plan.total != args.batch_size * world.size * accumulation
     world.print("\n".join([
         "=" * 72,
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {no_gpu(args.device)}"] if not gpu else []),
         f"Distributed environment: {kind}",
         f"Number of processes: {world.size}",
         f"Number of GPUs: {world.size if gpu else 0}",
@@ -65,6 +66,15 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         "=" * 72]))
     for note in notes(world, plan, visible if gpu else 0):
         world.print(f"Note: {note}")
+
+
+def no_gpu(device: str) -> str:
+    """Why."""
+    if device == "cpu":
+        return "--device cpu"
+    if torch.version.cuda is None:
+        return "this torch is made for CPUs"
+    return "torch sees none; nvidia-smi, CUDA_VISIBLE_DEVICES and python -m histocc.doctor tell more"
 
 
 def notes(world: World, plan: BatchPlan, gpus: int) -> list[str]:

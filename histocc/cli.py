@@ -68,6 +68,17 @@ def count(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a number above 0")
+    return value
+
+
 def count_or_zero(text: str) -> int:
     if not text.lstrip("+").isdecimal() or len(text) > 12:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
@@ -212,7 +223,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--warmup-steps", type=count_or_zero, default=None, help="optimizer steps of warm-up, instead of --warmup-pct")
     group.add_argument("--schedule-steps", type=count, default=None, help="length of the schedule (default: epochs × steps per epoch)")
     group.add_argument("--max-steps", type=count, default=None, help="stop after this many optimizer steps; the schedule stays")
-    group.add_argument("--stop-after", type=float, default=None, metavar="MINUTES",
+    group.add_argument("--stop-after", type=positive, default=None, metavar="MINUTES",
                        help="stop and save this long after the start, for queues with a time limit")
     group.add_argument("--max-bad-steps", type=count, default=20,
                        help="steps in a row without a finite gradient after which the run ends; such steps change nothing")
@@ -234,14 +245,14 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     _add_machine_arguments(parser)
 
 
-def add_process_arguments(parser: Parser, minutes: float = 30.0) -> argparse._ArgumentGroup:
+def add_process_arguments(parser: Parser, minutes: float = 30.0, timeout_help: str = "minutes that a process waits for another one") -> argparse._ArgumentGroup:
     """What every command that runs on several processes takes; `start` reads it. Returns the group, for more of its kind."""
     machine = parser.add_argument_group("machine and processes")
     machine.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any")
     machine.add_argument("--distributed", action="store_true", help="join the processes of the launcher (torchrun)")
     machine.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
     machine.add_argument("--world-size", type=count, default=None, help="number of processes, checked against the launcher's")
-    machine.add_argument("--timeout-minutes", type=float, default=minutes, help="how long a process waits for another one")
+    machine.add_argument("--timeout-minutes", type=positive, default=minutes, help=timeout_help)
     return machine
 
 
@@ -291,7 +302,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
                                    "warmup_pct", "seq2seq_weight"])
-    for name in ("learning_rate", "linear_lr_factor", "timeout_minutes"):
+    for name in ("learning_rate", "linear_lr_factor"):
         value = getattr(args, name)
         if value is not None and not (value > 0 and math.isfinite(value)):
             problems.append(f"{flag(name)} must be above 0, not {value:g}")
@@ -308,7 +319,6 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.global_batch_size and args.lr_scaling != "none",
          "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so the rate must not"),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
-        (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (args.dry_run and args.eval_only, "--dry-run and --eval-only: give one of them"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
         (sum(map(bool, (args.bf16, args.fp16, args.use_amp, args.float64, args.no_fp16))) > 1,

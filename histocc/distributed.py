@@ -26,6 +26,7 @@ from histocc.errors import TrainingError, UserError
 from histocc.heartbeat import Heartbeat
 from histocc.stopping import Stopped, StopRequest
 
+LEAST_TORCH = (2, 10)
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
 PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
@@ -257,6 +258,9 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
 
     nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
     """
+    if torch_is_too_old():
+        raise UserError(f"torch {torch.__version__} is here, and {'.'.join(map(str, LEAST_TORCH))} or newer is needed (older ones can be made to run "
+                        "code by a file of weights): pip install 'torch>=2.10' in a new environment")
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
     launcher = die_with_launcher()
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
@@ -269,8 +273,7 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     try:
         store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
     except (ValueError, RuntimeError) as error:       # MASTER_ADDR missing, port in use, host not reached
-        raise UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR="
-                        f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}: {error}") from None
+        raise not_met(rank, error) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
     store = dist.PrefixStore(f"attempt_{attempt}", store)         # the launcher's store still holds what the dead wrote
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
@@ -278,6 +281,20 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     own_store = dist.PrefixStore("histocc", store)
     return World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
+
+
+def torch_is_too_old() -> bool:
+    return tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < LEAST_TORCH
+
+
+def not_met(rank: int, error: Exception) -> UserError:
+    """Said by the process itself: the others are out of reach."""
+    said = UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR={os.environ.get('MASTER_ADDR')}, "
+                     f"MASTER_PORT={os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n"
+                     + ("  Another program has this port: choose another MASTER_PORT, the same on all machines." if "EADDRINUSE" in str(error) else
+                        "  Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port through."))
+    said.said_by_all = True
+    return said
 
 
 def die_with_launcher() -> str:

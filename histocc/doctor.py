@@ -209,7 +209,9 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
     parser.add_argument("--save-path", "--save-dir", dest="save_path", default=".", metavar="FOLDER", help="where the run will save")
-    cli.add_process_arguments(parser, minutes=3.0)
+    cli.add_process_arguments(parser, minutes=3.0, timeout_help="minutes for the whole examination, also where a process hangs")
+    parser.epilog = ("Versions, devices, memory, disk and cores of each machine; under a launcher, of all processes: whether they meet, clocks, sums over them and their "
+                     "speed, the slowest of them; and some training steps. Exit code 1 where something is at fault, 2 for a mistake in the arguments.")
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the table")
     return parser
 
@@ -224,8 +226,8 @@ def main(argv: list[str] | None = None) -> None:
     report.doing = "meeting the other processes"
     watch(report, worlds, args.timeout_minutes * 60)
     try:
-        _, _, size = launcher_environment(args.distributed, None, args.local_rank)
-        worlds.append(init_world(args.distributed or size > 1, local_rank=args.local_rank, device=args.device, timeout_minutes=args.timeout_minutes))
+        _, _, size = launcher_environment(args.distributed, args.world_size, args.local_rank)
+        worlds.append(init_world(args.distributed or size > 1, world_size=args.world_size, local_rank=args.local_rank, device=args.device, timeout_minutes=args.timeout_minutes))
         examine(args, worlds[0], report)
     except (UserError, TrainingError, RuntimeError) as error:
         text, speaks = str(error).strip() or type(error).__name__, is_first_rank()

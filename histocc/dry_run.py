@@ -6,17 +6,21 @@ import shutil
 import time
 from itertools import islice
 
+import numpy as np
 import torch
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.boundary import Boundary, Meter, StopPoll
+from histocc.dataset import MicroBatches
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up
 from histocc.machine import folder_above
 from histocc.run_log import duration
+from histocc.sampler import BatchPlan
 from histocc.stopping import Stopped
+from histocc.text import padded_width
 
 STEPS = 3                     # that are measured, after one that is not
 VALIDATION_BATCHES = 2
@@ -47,6 +51,8 @@ def dry_run(args: argparse.Namespace, world: World, data: PreparedData, formatte
             torch.cuda.reset_peak_memory_stats(world.device)
         stop = StopPoll(world.stop_agreed)
         step_seconds, taken = _seconds_per_step(run, world, stop)
+        if not stop.agreed:
+            _longest_texts(args, run, data, formatter, world)
         validation_seconds = _validation_seconds(run, formatter, world, stop)
         if stop.agreed:
             raise Stopped
@@ -83,6 +89,17 @@ def _seconds_per_step(run: Setup, world: World, stop: StopPoll) -> tuple[float, 
         return (time.perf_counter() - started) / max(done, 1), done
     take(1, 0)                                       # the first one is slow: it takes memory and chooses kernels
     return max(world.gather(take(STEPS, min(1, run.plan.steps_per_epoch - 1))))
+
+
+def _longest_texts(args: argparse.Namespace, run: Setup, data: PreparedData, formatter: BlockyFormatter, world: World) -> None:
+    """Two passes with a micro-batch that is as wide as the longest text asks for: what takes the most memory may come late in an epoch."""
+    longest = int(np.diff(data.train.offsets).max()) + max(map(len, data.languages)) + len("[SEP]")
+    width = padded_width(min(longest, run.config["max_len"] - 2), run.config["max_len"]) if run.config["memory_mask"] else run.config["max_len"]
+    rows = -(-run.plan.total // (world.size * run.plan.micro_batches(0)))
+    wide = MicroBatches(data.train, BatchPlan(len(data.train), rows), 0, formatter, data, max_len=run.config["max_len"], shuffle_seed=0, fixed_width=width)
+    for _ in range(2):
+        engine.add_gradients(run.model, engine.to_device(wide[0, 0][0], world.device), run.loss_fn, run.precision, 1.0)
+    run.model.zero_grad(set_to_none=True)
 
 
 def _validation_seconds(run: Setup, formatter: BlockyFormatter, world: World, stop: StopPoll) -> float:

@@ -176,6 +176,9 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
 
 
 def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]) -> None:
+    asked = {}
+    if isinstance(args.batch_size, AutoBatchSize):       # for args.json: the same arguments find it again
+        asked = {"batch_size": "auto", "global_batch_size": args.global_batch_size, "accumulate_steps": args.accumulate_steps}
     run = set_up(args, world, data, formatter, files)
     if run is None:
         return
@@ -186,7 +189,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     if args.overwrite and not resumed:
         world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
     if world.is_main:
-        write_run_files(args, data)
+        write_run_files(vars(args) | asked, args.save_path, data)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
                  workers=args.num_workers, others=here.get("loggers"))
@@ -328,11 +331,10 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
     return state
 
 
-def write_run_files(args: argparse.Namespace, data: PreparedData) -> None:
+def write_run_files(args: dict, folder: str, data: PreparedData) -> None:
     """args.json of the run, and what was found in its data. Rank 0 only."""
-    checkpoint.write_atomic(os.path.join(args.save_path, "args.json"),
-                            lambda file: file.write(json.dumps(vars(args), indent=1, sort_keys=True).encode()))
-    prepare.copy_lists(data.folder, args.save_path)
+    checkpoint.write_atomic(os.path.join(folder, "args.json"), lambda file: file.write(json.dumps(args, indent=1, sort_keys=True).encode()))
+    prepare.copy_lists(data.folder, folder)
 
 
 def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter) -> None:

@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
@@ -16,10 +15,9 @@ import torch
 
 from histocc import __version__
 from histocc.cli import save_path_problem
-from histocc.distributed import World
+from histocc.distributed import World, torch_is_too_old
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-LEAST_TORCH = (2, 10)
 GB = 1e9
 
 
@@ -34,7 +32,7 @@ class Finding:
 def versions() -> Finding:
     text = (f"histocc {__version__}, Python {platform.python_version()}, torch {torch.__version__}, numpy {importlib.metadata.version('numpy')}, "
             f"CUDA {torch.version.cuda or 'none'}")
-    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < LEAST_TORCH:
+    if torch_is_too_old():
         return Finding("versions", FAULT, text, "torch 2.10 or newer is needed: pip install 'torch>=2.10' in a new environment")
     return Finding("versions", OK, text)
 

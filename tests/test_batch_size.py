@@ -1,5 +1,6 @@
 """--batch-size auto, and what a run says that does not fit into memory."""
 
+import json
 import time
 
 import pytest
@@ -79,6 +80,8 @@ def test_auto_keeps_the_total_and_the_losses(files):
     output = run(TRAIN_MIXER, *flags, "--save-dir", folder / "auto", "--batch-size", "auto", "--global-batch-size", 5, "--profile", 9)
     assert "Profile of 2 steps of rank 0" in output and (folder / "auto" / "trace.json").stat().st_size > 1000      # all after the first three
     assert "backward" in (folder / "auto" / "profile.txt").read_text()
+    written = json.loads((folder / "auto" / "args.json").read_text())            # as given, so that it can be given back
+    assert (written["batch_size"], written["global_batch_size"], written["accumulate_steps"]) == ("auto", 5, 1)
     assert "observations at once per process, found by trying; total batch 5" in output
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 5)
     for one, other in zip(read_logs(folder / "auto"), read_logs(folder / "fixed"), strict=True):

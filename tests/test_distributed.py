@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -170,6 +171,26 @@ def test_no_meeting_names_the_address(launched):
     launched(1, 1, 2)
     with pytest.raises(UserError, match="MASTER_ADDR"):
         init_world(device="cpu")
+
+
+def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        launched(0, 0, 2)
+        with pytest.raises(UserError, match=f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)Another program has this port: choose another MASTER_PORT") as taken:
+            init_world(device="cpu", timeout_minutes=0.02)
+    launched(1, 1, 2)
+    with pytest.raises(UserError, match=f"Rank 1 could not meet .*MASTER_ADDR=127.0.0.1, MASTER_PORT={port}(?s:.*)rank 0 must run on that one, and the firewall") as refused:
+        init_world(device="cpu", timeout_minutes=0.02)
+    assert taken.value.said_by_all and refused.value.said_by_all
+
+
+def test_an_old_torch_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(UserError, match=r"torch 2.9.1\+cu128 is here, and 2.10 or newer is needed"):
+        init_world()
 
 
 # ---- World

@@ -45,6 +45,12 @@ def test_a_loss_that_rises():
     assert row == 9 and "rose from 1 to 2: lower --learning-rate" in text
 
 
+def test_a_loss_that_swings():
+    (row, text), = said([{"train_loss": loss} for loss in [2.0, 1.5] + [0.6, 1.4] * 8])
+    assert row == 9 and "goes up and down by 0.8 from row to row: lower --learning-rate" in text
+    assert said([{"train_loss": 2.0 * 0.95**i + 0.05 * (i % 2)} for i in range(20)]) == []      # a little, while it falls
+
+
 def test_validation_rows_say_nothing_of_the_loss():
     assert said([{"val_loss": 2.0}] * 30) == []
 
