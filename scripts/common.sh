@@ -129,12 +129,12 @@ code is torchrun's; 2 where the arguments are wrong and nothing was started.
 EOF
 }
 
-# Sets NUM, DATA, FLAGS (those after --) and PRINT_ONLY. `usage` is the launcher's own.
+# Sets NUM, DATA, FLAGS (those after --), PRINT_ONLY and NUMBERED_BY_SRUN (whether srun gives each machine its NODE_RANK). `usage` is the launcher's own.
 read_arguments() {
   OWN_SCRIPT=${SCRIPT:-}
   [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
-  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
+  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-} NUMBERED_BY_SRUN=''
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
@@ -239,8 +239,9 @@ choose_processes() {
   [[ $PROBED != *' none'* ]] || DEVICES+=$'\n'"             WARNING: torch ${PROBED%% *} was built without CUDA and trains on CPUs all the same"
 }
 
+# Those that this process may use; nproc would take OMP_NUM_THREADS for their number.
 cores() {
-  getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
+  (unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc 2>/dev/null) || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
 }
 
 free_port() {
@@ -321,10 +322,13 @@ holds_sample_run() {
 # several machines must agree on theirs.
 choose_meeting_point() {
   NODES=${NNODES:-1} ADDRESS=${MASTER_ADDR:-127.0.0.1} PORT=${MASTER_PORT:-}
-  [[ $NODES =~ ^[1-9][0-9]*$ ]] || fail "NNODES=$NODES: the number of machines, at least 1"
+  [[ $NODES =~ ^[1-9][0-9]{0,5}$ ]] || fail "NNODES=$NODES: set it to the number of machines, at least 1"
+  [[ -z $PORT || $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -le 65535 ]] || fail "MASTER_PORT=$PORT: set it to a port, a whole number from 1 to 65535, or leave it out"
+  [[ -z ${NODE_RANK:-} || $NODE_RANK =~ ^(0|[1-9][0-9]{0,5})$ && $NODE_RANK -lt $NODES ]] || fail \
+    "NODE_RANK=$NODE_RANK, but NNODES=$NODES: set NNODES to the number of machines and NODE_RANK to that of this one, from 0 to NNODES - 1"
   if ((NODES > 1)); then
-    [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK+set} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
-      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=$(hostname) MASTER_PORT=29500 $0 ..."
+    [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK:-$NUMBERED_BY_SRUN} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
+      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500 $0 ..."
     PORT=${PORT:-29500}
   elif [[ -z $PORT ]]; then
     PORT=$(free_port)

@@ -56,7 +56,7 @@ describe_columns
 choose_save_path
 
 # The first node runs this script and holds the meeting point of the processes.
-NNODES=$SLURM_JOB_NUM_NODES NODE_RANK=''
+NNODES=$SLURM_JOB_NUM_NODES NODE_RANK='' NUMBERED_BY_SRUN=1
 MASTER_ADDR=${MASTER_ADDR:-$(hostname)}
 MASTER_PORT=${MASTER_PORT:-$(free_port)}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-$(cores)} + PROCESSES - 1) / PROCESSES))}
