@@ -129,7 +129,8 @@ code is torchrun's; 2 where the arguments are wrong and nothing was started.
 EOF
 }
 
-# Sets NUM, DATA, FLAGS (those after --), PRINT_ONLY and NUMBERED_BY_SRUN (whether srun gives each machine its NODE_RANK). `usage` is the launcher's own.
+# Sets NUM, DATA, FLAGS (those after --), PRINT_ONLY, and NUMBERED_BY_SRUN: whether srun gives each machine its NODE_RANK.
+# `usage` is the launcher's own.
 read_arguments() {
   OWN_SCRIPT=${SCRIPT:-}
   [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
@@ -145,7 +146,7 @@ read_arguments() {
         if [[ $1 == all ]]; then
           set_once NUM "$1"
         else
-          [[ -n $1 ]] || fail "DATA is empty: expected a CSV file, or a folder with train.csv and val.csv"
+          [[ -n $1 ]] || fail "DATA is empty: expected a CSV or Parquet file, or a folder with train.csv and val.csv"
           set_once DATA "$1"
         fi ;;
       *) set_once NUM "$((10#$1))" ;;
@@ -176,19 +177,22 @@ has_flag() {
   return $found
 }
 
-# Sets CONFIG to what the file of --config holds, as flags; what is wrong with it the script says.
+# Sets CONFIG to what the file of --config holds, as flags, without what the script leaves out of an args.json; what is wrong
+# with the file the script says.
 read_config() {
   has_flag --config || return 0
   local line
   while IFS= read -r line; do CONFIG+=("$line"); done < <("$PYTHON" - "$VALUE" <<'EOF'
 import json, sys, tomllib
+from histocc.config_file import OF_ONE_START
+is_args = sys.argv[1].endswith(".json")
 try:
     with open(sys.argv[1], "rb") as file:
-        found = json.load(file) if sys.argv[1].endswith(".json") else tomllib.load(file)
+        found = json.load(file) if is_args else tomllib.load(file)
 except (OSError, ValueError):
     found = {}
 for name, value in found.items():
-    if value not in (None, False):
+    if value not in (None, False) and not (is_args and name in OF_ONE_START):
         print(f"--{name}={value}")
 EOF
   )
@@ -250,7 +254,12 @@ free_port() {
 
 # ---- what to run ----
 
-EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt), or a folder with train.csv and val.csv'
+EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and val.csv'
+
+# data_are_missing USAGE: ends with 2.
+data_are_missing() {
+  fail "DATA is missing: $1 [-- FLAGS]" "A launcher takes the data from DATA alone; what FLAGS or a file of --config say of them does not count." "$EXPECTED"
+}
 
 # Sets SCRIPT, ARGUMENTS and HEADER_OF, the file whose columns count, for DATA.
 choose_script() {
@@ -265,7 +274,7 @@ choose_script() {
   fi
   [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"
   case $DATA in
-    *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT]) ;;
+    *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT] | *.[pP][aA][rR][qQ][uU][eE][tT]) ;;
     *) fail "$DATA is neither a table nor a folder of tables." "$EXPECTED" ;;
   esac
   HEADER_OF=$DATA

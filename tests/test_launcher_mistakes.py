@@ -1,10 +1,14 @@
 """What the launchers say to arguments and variables that cannot be meant so, and what they leave out where it would do harm."""
 
+import shutil
+import subprocess
+
 import pytest
-from test_launchers import (LAUNCH, MULTI, NAMED, SLURM, after, bin_dir, command, data, option, plan,  # noqa: F401  fixtures too
+from test_launchers import (LAUNCH, MULTI, NAMED, REPO, SLURM, after, bin_dir, command, data, option, plan,  # noqa: F401  fixtures too
                             write_executable)
 
 ON_TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "host1"}
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 
 
 # ---- where the processes meet ----
@@ -43,3 +47,71 @@ def test_cores_are_those_that_the_process_may_use(plan, bin_dir, data):  # noqa:
     (bin_dir / "getconf").unlink()
     (bin_dir / "other").rename(bin_dir / "getconf")
     assert "on 4 core(s)" in plan(LAUNCH, "2", data, "--", *NAMED).stdout
+
+
+# ---- data ----
+
+@pytest.mark.parametrize("line", ['dataset = "mine.csv"', 'data_dir = "mine.csv"', 'data-root = "mine.csv"', 'train_data = ["mine.csv"]'])
+def test_data_of_a_configuration_are_not_replaced_by_the_sample(plan, data, tmp_path, line):  # noqa: F811
+    (tmp_path / "m.toml").write_text(line + "\n")
+    for script, slurm in ((LAUNCH, {}), (MULTI, {}), (SLURM, JOB)):
+        message = plan(script, "--", "--config", str(tmp_path / "m.toml"), code=2, **slurm).stderr
+        assert message.startswith("error: DATA is missing") and "takes the data from DATA alone" in message
+    assert after(command(plan(LAUNCH, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"))), "--dataset") == data
+
+
+def test_data_among_the_flags_are_not_replaced_by_the_sample(plan, tmp_path):  # noqa: F811
+    assert "DATA is missing" in plan(LAUNCH, "--", "--train_data=mine.csv", "--val-data", "v.csv", code=2).stderr
+    (tmp_path / "m.toml").write_text("batch_size = 16\n")
+    assert "sample/train.csv" in plan(LAUNCH, "--", "--config", "m.toml").stdout
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--prepare-only", "--prepare_only"])
+def test_what_makes_no_model_is_not_followed_by_showing_it(plan, bin_dir, tmp_path, flag):  # noqa: F811
+    assert "histocc.sample.show" not in plan(LAUNCH, "--", flag).stdout
+    assert "histocc.sample.show" in plan(LAUNCH).stdout
+    write_executable(bin_dir / "python", '#!/bin/bash\n[[ $1 != -m ]] || { echo "$*" >>calls; exit 0; }\n' + (bin_dir / "python").read_text())
+    plan(LAUNCH, "--", flag, HISTOCC_LAUNCH_DRY_RUN="")
+    assert [line.split()[1] for line in (tmp_path / "calls").read_text().splitlines()] == ["histocc.sample", "torch.distributed.run"]
+
+
+def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):  # noqa: F811
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+    path = str(tmp_path / "rows.Parquet")
+    parquet.write_table(pyarrow.table({"occ1": ["weaver"], "lang": ["en"], "hisco_1": ["75400"]}), path)
+    words = command(plan(LAUNCH, path))
+    assert after(words, "--dataset") == path and after(words, "--target-cols") == "hisco_1" and after(words, "--language-col") == "lang"
+
+
+# ---- the job for SLURM ----
+
+def test_help_of_the_slurm_job_is_there_without_slurm(plan, bin_dir, tmp_path):  # noqa: F811
+    copy = tmp_path / "slurm_script"                             # SLURM runs a copy
+    shutil.copy(REPO / SLURM, copy)
+    inside = subprocess.run(["bash", str(copy), "2", "-h"], capture_output=True, text=True, cwd=tmp_path, env={"PATH": str(bin_dir), **JOB}, timeout=60)
+    assert inside.returncode == 0
+    for text in (plan(SLURM, "--help").stdout, inside.stdout):
+        assert text.startswith("Usage: sbatch ") and "#SBATCH" not in text and "SBATCH --" not in text and "--array=0-4" in text
+    assert "this is a job for SLURM" in plan(SLURM, "x.csv", "--", "--help", code=2).stderr
+
+
+def test_a_requeued_job_starts_nothing_anew(plan, data):  # noqa: F811
+    flags = ["--", *NAMED, "--overwrite", "--num-epochs", "3"]
+    for count in ({}, {"SLURM_RESTART_COUNT": "0"}):
+        first = plan(SLURM, data, *flags, **JOB, **count)
+        assert "--overwrite" in command(first) and "is left out" not in first.stdout
+    again = plan(SLURM, data, *flags, **JOB, SLURM_RESTART_COUNT="1")
+    assert command(again) == [word for word in command(first) if word != "--overwrite"] and "--overwrite is left out" in again.stdout
+    alone = plan(SLURM, data, "--", "--overwrite", **JOB, SLURM_RESTART_COUNT="2")
+    assert "--overwrite" not in command(alone)
+    assert "is left out" not in plan(SLURM, data, "--", *NAMED, **JOB, SLURM_RESTART_COUNT="1").stdout
+
+
+def test_overwrite_in_a_configuration_is_not_for_slurm(plan, data, tmp_path):  # noqa: F811
+    for name, text in (("m.toml", "overwrite = true\n"), ("kept.toml", "overwrite = false\n"), ("args.json", '{"overwrite": true, "language": "en"}')):
+        (tmp_path / name).write_text(text)
+    message = plan(SLURM, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"), code=2, **JOB).stderr
+    assert message == "error: overwrite in a config would start anew after every requeue: give --overwrite on the command line\n"
+    for name in ("kept.toml", "args.json"):
+        plan(SLURM, data, "--", *NAMED, "--config", str(tmp_path / name), **JOB)
