@@ -14,8 +14,8 @@ Trains with torchrun on NUM processes: a GPU each where there are GPUs, else on 
 learning rate is taken as given (run_multi_gpu_train.sh multiplies it by NUM).
 
   NUM           number of processes (default: 2; 1 where there is one GPU), or all
-  DATA          a CSV file, which finetune.py splits into training and validation,
-                or a folder with train.csv and val.csv, for train_mixer.py.
+  DATA          a CSV or Parquet file, which finetune.py splits into training and
+                validation, or a folder with train.csv and val.csv, for train_mixer.py.
                 Without DATA: a small model on the sample that comes with histocc,
                 and then twelve descriptions coded with it.
 EOF
@@ -25,6 +25,8 @@ EOF
 # Trains on the sample, shows what the model makes of texts that it has never seen. Any number of processes gives the
 # same total batch, and so the same result.
 train_on_sample() {
+  local show=()
+  ! has_flag --dataset --train-data --data-dir --data-root --val-data || data_are_missing './launch_training.sh [NUM] DATA'
   SCRIPT=train_mixer.py DATA='the sample of histocc'
   ARGUMENTS=()
   choose_save_path
@@ -37,12 +39,15 @@ train_on_sample() {
     --seq2seq-weight 0.9 --encoder-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 50 --eval-interval 1000 --save-interval 500)
   make_command
   say_command
-  show=("$PYTHON" -m histocc.sample.show --model "$SAVE_PATH")
-  printf ' %q' "${show[@]}"
-  printf '\n'
+  if ! has_flag --dry-run --prepare-only; then        # these make no model
+    show=("$PYTHON" -m histocc.sample.show --model "$SAVE_PATH")
+    printf ' %q' "${show[@]}"
+    printf '\n'
+  fi
   [[ -z $PRINT_ONLY ]] || exit 0
   "$PYTHON" -m histocc.sample --rows 32000 --seed 1 --split-dir "$SAVE_PATH/sample"
   run_and_return "${COMMAND[@]}"
+  ((${#show[@]} > 0)) || return 0
   "${show[@]}"
   echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s. Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
 }

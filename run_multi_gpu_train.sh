@@ -14,15 +14,15 @@ Trains with torchrun on all GPUs of this machine; without GPUs, on CPU processes
 learning rate is multiplied by the number of processes (--lr-scaling linear), unless
 FLAGS hold --lr-scaling or --global-batch-size.
 
-  DATA          a CSV file, which finetune.py splits into training and validation,
-                or a folder with train.csv and val.csv, for train_mixer.py
+  DATA          a CSV or Parquet file, which finetune.py splits into training and
+                validation, or a folder with train.csv and val.csv, for train_mixer.py
   NUM           number of processes (default: all GPUs; without GPUs two), or all
 EOF
   usage_of_both
 }
 
 read_arguments "$@"
-[[ -n $DATA ]] || fail "DATA is missing: ./run_multi_gpu_train.sh DATA [NUM] [-- FLAGS]" "$EXPECTED"
+[[ -n $DATA ]] || data_are_missing './run_multi_gpu_train.sh DATA [NUM]'
 choose_script
 set_up requirements.txt
 read_config

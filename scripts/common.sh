@@ -129,12 +129,13 @@ code is torchrun's; 2 where the arguments are wrong and nothing was started.
 EOF
 }
 
-# Sets NUM, DATA, FLAGS (those after --) and PRINT_ONLY. `usage` is the launcher's own.
+# Sets NUM, DATA, FLAGS (those after --), PRINT_ONLY, and NUMBERED_BY_SRUN: whether srun gives each machine its NODE_RANK.
+# `usage` is the launcher's own.
 read_arguments() {
   OWN_SCRIPT=${SCRIPT:-}
   [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
-  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
+  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-} NUMBERED_BY_SRUN=''
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
@@ -145,7 +146,7 @@ read_arguments() {
         if [[ $1 == all ]]; then
           set_once NUM "$1"
         else
-          [[ -n $1 ]] || fail "DATA is empty: expected a CSV file, or a folder with train.csv and val.csv"
+          [[ -n $1 ]] || fail "DATA is empty: expected a CSV or Parquet file, or a folder with train.csv and val.csv"
           set_once DATA "$1"
         fi ;;
       *) set_once NUM "$((10#$1))" ;;
@@ -176,19 +177,22 @@ has_flag() {
   return $found
 }
 
-# Sets CONFIG to what the file of --config holds, as flags; what is wrong with it the script says.
+# Sets CONFIG to what the file of --config holds, as flags, without what the script leaves out of an args.json; what is wrong
+# with the file the script says.
 read_config() {
   has_flag --config || return 0
   local line
   while IFS= read -r line; do CONFIG+=("$line"); done < <("$PYTHON" - "$VALUE" <<'EOF'
 import json, sys, tomllib
+from histocc.config_file import OF_ONE_START
+is_args = sys.argv[1].endswith(".json")
 try:
     with open(sys.argv[1], "rb") as file:
-        found = json.load(file) if sys.argv[1].endswith(".json") else tomllib.load(file)
+        found = json.load(file) if is_args else tomllib.load(file)
 except (OSError, ValueError):
     found = {}
 for name, value in found.items():
-    if value not in (None, False):
+    if value not in (None, False) and not (is_args and name in OF_ONE_START):
         print(f"--{name}={value}")
 EOF
   )
@@ -239,8 +243,9 @@ choose_processes() {
   [[ $PROBED != *' none'* ]] || DEVICES+=$'\n'"             WARNING: torch ${PROBED%% *} was built without CUDA and trains on CPUs all the same"
 }
 
+# Those that this process may use; nproc would take OMP_NUM_THREADS for their number.
 cores() {
-  getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
+  (unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc 2>/dev/null) || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
 }
 
 free_port() {
@@ -249,7 +254,12 @@ free_port() {
 
 # ---- what to run ----
 
-EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt), or a folder with train.csv and val.csv'
+EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and val.csv'
+
+# data_are_missing USAGE: ends with 2.
+data_are_missing() {
+  fail "DATA is missing: $1 [-- FLAGS]" "A launcher takes the data from DATA alone; what FLAGS or a file of --config say of them does not count." "$EXPECTED"
+}
 
 # Sets SCRIPT, ARGUMENTS and HEADER_OF, the file whose columns count, for DATA.
 choose_script() {
@@ -264,7 +274,7 @@ choose_script() {
   fi
   [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"
   case $DATA in
-    *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT]) ;;
+    *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT] | *.[pP][aA][rR][qQ][uU][eE][tT]) ;;
     *) fail "$DATA is neither a table nor a folder of tables." "$EXPECTED" ;;
   esac
   HEADER_OF=$DATA
@@ -321,10 +331,13 @@ holds_sample_run() {
 # several machines must agree on theirs.
 choose_meeting_point() {
   NODES=${NNODES:-1} ADDRESS=${MASTER_ADDR:-127.0.0.1} PORT=${MASTER_PORT:-}
-  [[ $NODES =~ ^[1-9][0-9]*$ ]] || fail "NNODES=$NODES: the number of machines, at least 1"
+  [[ $NODES =~ ^[1-9][0-9]{0,5}$ ]] || fail "NNODES=$NODES: set it to the number of machines, at least 1"
+  [[ -z $PORT || $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -le 65535 ]] || fail "MASTER_PORT=$PORT: set it to a port, a whole number from 1 to 65535, or leave it out"
+  [[ -z ${NODE_RANK:-} || $NODE_RANK =~ ^(0|[1-9][0-9]{0,5})$ && $NODE_RANK -lt $NODES ]] || fail \
+    "NODE_RANK=$NODE_RANK, but NNODES=$NODES: set NNODES to the number of machines and NODE_RANK to that of this one, from 0 to NNODES - 1"
   if ((NODES > 1)); then
-    [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK+set} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
-      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=$(hostname) MASTER_PORT=29500 $0 ..."
+    [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK:-$NUMBERED_BY_SRUN} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
+      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500 $0 ..."
     PORT=${PORT:-29500}
   elif [[ -z $PORT ]]; then
     PORT=$(free_port)

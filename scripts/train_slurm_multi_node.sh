@@ -12,19 +12,40 @@
 #SBATCH --error=logs/train_%j.err
 ##SBATCH --partition=gpu
 #
-# Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in the folder of histocc, with the
-# arguments of launch_training.sh; what stands above can be changed here or on the command line:
-#
-#   sbatch scripts/train_slurm_multi_node.sh data.csv -- --num-epochs 3 --save-path ./output
-#   sbatch --nodes=4 --partition=gpu --time=48:00:00 scripts/train_slurm_multi_node.sh data_folder -- --save-dir ./output
-#   sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
-#
-# Three minutes before the time limit the training saves, ends, and the job goes back into the queue; started again, it goes on
-# from there. In an array each task needs a save folder of its own: %a in a flag is the task's number.
-#   sbatch --array=0-4 scripts/train_slurm_multi_node.sh data.csv -- --seed %a --save-path ./run%a
-# Data, code and save folder must lie where all nodes see them. Output: logs/train_JOBID.out and .err.
+# What stands above can be changed here or on the command line of sbatch.
 set -euo pipefail
 
+usage() {
+  cat <<'EOF'
+Usage: sbatch [OPTIONS OF SBATCH] scripts/train_slurm_multi_node.sh [NUM] DATA [--print-only] [-- FLAGS]
+
+  sbatch scripts/train_slurm_multi_node.sh data.csv -- --num-epochs 3 --save-path ./output
+  sbatch --nodes=4 --partition=gpu --time=48:00:00 scripts/train_slurm_multi_node.sh data_folder -- --save-dir ./output
+  sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
+  sbatch --array=0-4 scripts/train_slurm_multi_node.sh data.csv -- --seed %a --save-path ./run%a
+
+Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in
+the folder of histocc. Data, code and save folder must lie where all nodes see them. Output:
+logs/train_JOBID.out and .err. Nodes, GPUs and time: the lines at the top of the script.
+
+  NUM           number of processes of a node (default: its GPUs; without GPUs two)
+  DATA          a CSV or Parquet file, which finetune.py splits into training and
+                validation, or a folder with train.csv and val.csv, for train_mixer.py
+  --print-only  print what would run and stop
+  -- FLAGS      flags of the training script, as for launch_training.sh
+
+Three minutes before the time limit the training saves, ends, and the job goes back into the
+queue; started again, it goes on from there, also where FLAGS hold --overwrite. In an array
+each task needs a save folder of its own: %a in a flag is the task's number.
+EOF
+}
+
+for word in "$@"; do
+  case $word in
+    -h | --help) usage; exit 0 ;;
+    --) break ;;
+  esac
+done
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
   printf 'error: this is a job for SLURM: sbatch %s DATA [-- FLAGS]\n' "$0" >&2
   exit 2
@@ -37,26 +58,31 @@ fi
 # shellcheck source=scripts/common.sh
 source scripts/common.sh
 
-usage() {
-  sed -n '2,27s/^#//p' scripts/train_slurm_multi_node.sh
-}
-
 read_arguments "$@"
 JOB=$SLURM_JOB_ID
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then            # the bare number may stand for all tasks of the array
   JOB=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   FLAGS=(${FLAGS[@]+"${FLAGS[@]//%a/$SLURM_ARRAY_TASK_ID}"})
 fi
-[[ -n $DATA ]] || fail "DATA is missing: sbatch scripts/train_slurm_multi_node.sh [NUM] DATA [-- FLAGS]" "$EXPECTED"
+[[ -n $DATA ]] || data_are_missing 'sbatch scripts/train_slurm_multi_node.sh [NUM] DATA'
 choose_script
 set_up requirements.txt
 read_config
+[[ " ${CONFIG[*]-}" != *' --overwrite='* ]] || fail "overwrite in a config would start anew after every requeue: give --overwrite on the command line"
+if ((${SLURM_RESTART_COUNT:-0} > 0)) && has_flag --overwrite; then
+  echo "The job was started before: --overwrite is left out, so that the run goes on"
+  KEPT=()
+  for flag in "${FLAGS[@]}"; do
+    [[ $flag == --overwrite ]] || KEPT+=("$flag")
+  done
+  FLAGS=(${KEPT[@]+"${KEPT[@]}"})
+fi
 choose_processes all                                 # those of a node; this is the first node of the job
 describe_columns
 choose_save_path
 
 # The first node runs this script and holds the meeting point of the processes.
-NNODES=$SLURM_JOB_NUM_NODES NODE_RANK=''
+NNODES=$SLURM_JOB_NUM_NODES NODE_RANK='' NUMBERED_BY_SRUN=1
 MASTER_ADDR=${MASTER_ADDR:-$(hostname)}
 MASTER_PORT=${MASTER_PORT:-$(free_port)}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-$(cores)} + PROCESSES - 1) / PROCESSES))}

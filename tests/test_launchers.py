@@ -157,10 +157,10 @@ def test_wrong_arguments_say_what_was_expected(plan, data, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
     write_csv(tmp_path / "half" / "train.csv", "occ1,hisco_1")
-    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    (tmp_path / "table.xlsx").write_bytes(b"PK")
     for script in (LAUNCH, MULTI):
         for path, reason in (("nowhere.csv", "no such file"), ("empty", "without train.csv"), ("half", "without val.csv"),
-                             ("table.parquet", "neither a table"), ("", "is empty")):
+                             ("table.xlsx", "neither a table"), ("", "is empty")):
             message = plan(script, path, code=2).stderr
             assert message.startswith("error: ") and reason in message and "train.csv and val.csv" in message
         assert "unknown option --num-epochs" in plan(script, data, "--num-epochs", "3", code=2).stderr
