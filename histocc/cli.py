@@ -20,6 +20,9 @@ from histocc.table_files import DELIMITERS
 
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
 
+# script: flags that no other script has, to tell whose a file of --config is
+FLAGS_OF_ONE_SCRIPT = {"finetune.py": {"dataset", "share_val"}, "train_mixer.py": {"train_data", "val_data", "target_col_naming"}}
+
 # What a resumed run may change: the rest decides the result and must stay.
 MAY_DIFFER_ON_RESUME = {
     "dataset", "train_data", "val_data", "save_path", "input_col", "language_col", "delimiter",      # the content is compared instead
@@ -42,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         files = [args[i + 1] if arg == "--config" else arg[len("--config="):] for i, arg in enumerate(args)
                  if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)]
         if files and "--config" in self._option_string_actions:
-            args = config_arguments(files[-1], self._actions) + args
+            args = config_arguments(files[-1], self._actions, FLAGS_OF_ONE_SCRIPT) + args
         return super().parse_known_args(args, namespace)
 
     def error(self, message):

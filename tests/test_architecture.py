@@ -213,6 +213,12 @@ def test_tables_of_flags_name_flags():
     assert cli.MAY_DIFFER_ON_RESUME <= everything
 
 
+def test_flags_of_one_script_are_known():
+    names = {f"{script}.py": {name.lstrip("-").replace("-", "_") for action in actions(script) for name in (action.dest, *action.option_strings)}
+             for script in PARSERS}
+    assert cli.FLAGS_OF_ONE_SCRIPT == {script: own.difference(*(names[other] for other in names if other != script)) for script, own in names.items()}
+
+
 @pytest.mark.parametrize("script", PARSERS)
 def test_the_least_arguments_are_sound(script):
     assert cli.argument_problems(PARSERS[script]().parse_args(REQUIRED[script])) == []
