@@ -20,6 +20,9 @@ from histocc.table_files import DELIMITERS
 
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
 
+# script: flags that no other script has, to tell whose a file of --config is
+FLAGS_OF_ONE_SCRIPT = {"finetune.py": {"dataset", "share_val"}, "train_mixer.py": {"train_data", "val_data", "target_col_naming"}}
+
 # What a resumed run may change: the rest decides the result and must stay.
 MAY_DIFFER_ON_RESUME = {
     "dataset", "train_data", "val_data", "save_path", "input_col", "language_col", "delimiter",      # the content is compared instead
@@ -42,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         files = [args[i + 1] if arg == "--config" else arg[len("--config="):] for i, arg in enumerate(args)
                  if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)]
         if files and "--config" in self._option_string_actions:
-            args = config_arguments(files[-1], self._actions) + args
+            args = config_arguments(files[-1], self._actions, FLAGS_OF_ONE_SCRIPT) + args
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
@@ -135,8 +138,9 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL",
                        help="columns with the codes; default: the first of code1 … code5 (numbers, with --key), hisco_1 … hisco_5, "
                             "OCC1950_1/2 that the file has")
-    group.add_argument("--language", default="unk", help="language of all descriptions, or …")
-    group.add_argument("--language-col", default=None, help="… the column with it")
+    group.add_argument("--language", default="unk", help="language of all descriptions, where --language-col names no column")
+    group.add_argument("--language-col", default=None, metavar="COL",
+                       help="column with the language of each description (default: none, all have that of --language)")
     group.add_argument("--delimiter", type=delimiter, default=None, metavar="CHAR",
                        help="what parts the columns of CSV files: a character, or comma, semicolon, tab, pipe (default: found in "
                             "the first line)")
@@ -146,8 +150,11 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
     group.add_argument("--use-within-block-sep", action="store_true", help="gpf: the tokens of a code are separated by ','")
     group.add_argument("--allow-codes-shorter-than-block-size", action="store_true", help="gpf: accept shorter codes")
     group.add_argument("--drop-bad-labels", action="store_true", help="leave out, and list, rows whose code does not fit")
-    group.add_argument("--missing-code", default=None, metavar="CODE", help="code of rows whose first code is missing")
-    group.add_argument("--key", metavar="FILE", default=None, help="fixes the codes and their order: columns code and system_code (or hisco)")
+    group.add_argument("--missing-code", default=None, metavar="CODE", 
+                       help="code of rows whose first code is missing; without it they are left out, and listed")
+    group.add_argument("--key", metavar="FILE", default=None, 
+                       help="fixes the codes and their order: columns code and system_code (or hisco); without it the codes are those of "
+                            "--all-codes-file, else those of the data, in sorted order")
     group.add_argument("--all-codes-file", metavar="FILE", default=None, help="fixes the set of codes: a CSV that lists them")
     group.add_argument("--all-codes-col", default=None, help="column of --all-codes-file (default: the first target column)")
     if use_val_share:
@@ -181,7 +188,8 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
 
     loader = parser.add_argument_group("loading")
     loader.add_argument("--num-workers", type=count_or_zero, default=0, help="loading processes per process")
-    loader.add_argument("--prefetch-factor", type=count, default=None, help="batches that each worker loads ahead")
+    loader.add_argument("--prefetch-factor", type=count, default=None, 
+                        help="batches that each worker loads ahead, with --num-workers (default: 2)")
     loader.add_argument("--pin-memory", action="store_true", help="page-locked memory, for faster copies to a GPU")
     loader.add_argument("--persistent-workers", action="store_true", help="keep the workers between epochs")
 
@@ -189,7 +197,8 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
 def add_model_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model-size", choices=("tiny", "small", "base"), default=None,
-                       help="size of a new model (default: that of --initial-checkpoint, else base)")
+                       help="size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as google/canine-s "
+                            "(default: that of --initial-checkpoint, else base)")
     group.add_argument("--initial-checkpoint", metavar="PATH", default=None,
                        help="what to take the first weights from: a run folder, a checkpoint, a published encoder, mixer or flat classifier "
                             "(.bin, .safetensors, folder, or name on the hub); not used when resuming")
@@ -212,7 +221,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--accumulate-steps", type=count, default=1, help="micro-batches of an optimizer step")
     group.add_argument("--global-batch-size", type=count, default=None,
                        help="observations of an optimizer step over all processes; each takes its share in micro-batches "
-                            "of at most --batch-size")
+                            "of at most --batch-size (default: none; a step has --batch-size × --accumulate-steps of each process)")
     group.add_argument("--length-groups", type=count, default=None, metavar="N",
                        help="micro-batches of similar length into which a process cuts its share of a step, for less padding "
                             "(default: 4, fewer for small batches; 1: none); changes speed, not results")
@@ -220,11 +229,13 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--lr-scaling", choices=("none", "linear", "sqrt"), default="none",
                        help="multiply the learning rate by the number of processes, or its square root")
     group.add_argument("--warmup-pct", type=float, default=0.05, help="share of the schedule spent warming up, 0…1")
-    group.add_argument("--warmup-steps", type=count_or_zero, default=None, help="optimizer steps of warm-up, instead of --warmup-pct")
+    group.add_argument("--warmup-steps", type=count_or_zero, default=None, 
+                       help="optimizer steps of warm-up, instead of --warmup-pct; without it that share decides")
     group.add_argument("--schedule-steps", type=count, default=None, help="length of the schedule (default: epochs × steps per epoch)")
-    group.add_argument("--max-steps", type=count, default=None, help="stop after this many optimizer steps; the schedule stays")
+    group.add_argument("--max-steps", type=count, default=None,
+                       help="stop after this many optimizer steps; the schedule stays (default: none, all epochs are trained)")
     group.add_argument("--stop-after", type=positive, default=None, metavar="MINUTES",
-                       help="stop and save this long after the start, for queues with a time limit")
+                       help="stop and save this long after the start, for queues with a time limit (default: no limit)")
     group.add_argument("--max-bad-steps", type=count, default=20,
                        help="steps in a row without a finite gradient after which the run ends; such steps change nothing")
     group.add_argument("--check-replicas-every", type=count_or_zero, default=1000, metavar="STEPS",
@@ -267,7 +278,8 @@ def _add_machine_arguments(parser: Parser) -> None:
     machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
     machine.add_argument("--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has")
     machine.add_argument("--profile", type=count, default=None, metavar="STEPS",
-                         help="write where the time of so many steps went: profile.txt and trace.json in the save folder")
+                         help="write where the time of so many steps went: profile.txt and trace.json in the save folder; "
+                              "without it nothing is measured")
     machine.add_argument("--compile", action="store_true", help="layers through torch.compile: a minute or more at the start; no faster on the CPUs measured, untried on GPUs")
 
 

@@ -7,29 +7,41 @@ import tomllib
 
 from histocc.errors import UserError
 
+NOT_FROM_A_FILE = ("config", "help", "version")
 OF_ONE_START = ("config", "distributed", "local_rank", "world_size", "overwrite", "eval_only", "prepare_only", "dry_run", "profile")
 
 
-def config_arguments(path: str, actions: list[argparse.Action]) -> list[str]:
+def config_arguments(path: str, actions: list[argparse.Action], of_others: dict[str, set[str]]) -> list[str]:
     """The file's arguments as they would stand on a command line; names may be spelled with hyphens or underscores.
 
+    of_others: script → names of flags that it alone has, to tell whose file it is where `actions` are those of another script.
+
     An args.json holds every argument of a run; what belongs to its start alone, such as the number of processes, is left out. Raises
-    UserError for what cannot be read, for names that no flag has, and for values of the wrong kind.
+    UserError for what cannot be read, for names that no flag has or that stand there twice, and for values of the wrong kind.
     """
     names = {option.lstrip("-").replace("-", "_"): action for action in actions for option in action.option_strings}
     names |= {action.dest: action for action in actions}
-    found, problems = [], []
+    found, problems, given = [], [], {}
     content, is_args = _read(path)
     for name, value in content.items():
-        action = names.get(name.replace("-", "_"))
+        plain = name.replace("-", "_")
+        action = names.get(plain)
         if action is None:
-            near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
-            problems.append(f"{name!r}: there is no such flag" + (f"; the nearest is {near[0]!r}" if near else ""))
+            near = difflib.get_close_matches(plain, names, 1)
+            owner = next((script for script, flags in of_others.items() if plain in flags), None)
+            problems.append(f"{name!r}: there is no such flag" + (f" here, it is a flag of {owner}" if owner else
+                                                                  f"; the nearest is {near[0]!r}" if near else ""))
         elif value is None or is_args and action.dest in OF_ONE_START:
             continue
+        elif action.dest in NOT_FROM_A_FILE:
+            problems.append(f"{name!r}: stands on a command line alone")
+        elif (first := given.setdefault(action.dest, name)) != name:
+            problems.append(f"{name!r}: is the same flag as {first!r}; give one of them")
         elif isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (action.nargs == 0):
             kind = "a list" if action.nargs == "+" else "true or false" if action.nargs == 0 else "one value"
             problems.append(f"{name!r}: expected {kind}, not {json.dumps(value, default=str)}")
+        elif action.nargs == "+" and (odd := [item for item in value if isinstance(item, bool) or not isinstance(item, str | int | float)]):
+            problems.append(f"{name!r}: expected texts or numbers in the list, not {json.dumps(odd[0], default=str)}")
         elif action.nargs == 0:
             found += [action.option_strings[0]] if value else []
         elif action.nargs == "+":

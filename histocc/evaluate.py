@@ -54,10 +54,11 @@ def get_args_parser() -> cli.Parser:
     group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
     group.add_argument("--input-col", default=None, help="column with the descriptions (default: as in training)")
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL", help="columns with the codes (default: as in training)")
-    group.add_argument("--language", default=None, help="language of all descriptions, or …")
-    group.add_argument("--language-col", default=None, help="… the column with it (default: as in training)")
+    group.add_argument("--language", default=None, help="language of all descriptions, instead of a column (default: as in training)")
+    group.add_argument("--language-col", default=None, metavar="COL", help="column with the language of each description (default: as in training)")
     group.add_argument("--delimiter", type=cli.delimiter, default=None, metavar="CHAR", help="what parts the columns (default: found)")
-    group.add_argument("--missing-code", default=None, metavar="CODE", help="code of rows whose first code is missing")
+    group.add_argument("--missing-code", default=None, metavar="CODE", 
+                       help="code of rows whose first code is missing; without it they are left out")
     group.add_argument("--share-val", type=float, default=None,
                        help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)")
     group.add_argument("--batch-size", type=cli.count, default=256, help="rows at once per process")

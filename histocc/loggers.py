@@ -20,20 +20,26 @@ class Loggers:
     def __init__(self, args: argparse.Namespace, name: str, step: int):
         self.writer = self.wandb = None
         self.folder, self.drawing = args.save_path, None
-        try:
-            self._open(args, name, step)
-        except Exception as error:                   # a full disk, no network, no account: the libraries' own words
-            raise UserError(f"{'--log-wandb' if args.log_wandb else '--tensorboard'}: {str(error).strip().splitlines()[0][:300]}"
-                            + ("; WANDB_MODE=offline needs no network" if args.log_wandb else "")) from None
-
-    def _open(self, args: argparse.Namespace, name: str, step: int) -> None:
+        self.said: set[str] = set()
         if args.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-            self.writer = SummaryWriter(os.path.join(args.save_path, "tensorboard"), purge_step=step + 1)
+            try:
+                self._open_tensorboard(args, step)
+            except Exception as error:               # a full disk: the library's own words
+                raise UserError(f"--tensorboard: {_words(error)}") from None
         if args.log_wandb:
-            import wandb
-            self.wandb = wandb.init(project=args.wandb_project_name or "histocc", id=name, name=os.path.basename(os.path.abspath(args.save_path)),
-                                    dir=args.save_path, resume="allow", config=vars(args), reinit="finish_previous")
+            try:
+                self._open_wandb(args, name)
+            except Exception as error:               # no network, no account
+                raise UserError(f"--log-wandb: {_words(error)}; WANDB_MODE=offline needs no network") from None
+
+    def _open_tensorboard(self, args: argparse.Namespace, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        self.writer = SummaryWriter(os.path.join(args.save_path, "tensorboard"), purge_step=step + 1)
+
+    def _open_wandb(self, args: argparse.Namespace, name: str) -> None:
+        import wandb
+        self.wandb = wandb.init(project=args.wandb_project_name or "histocc", id=name, name=os.path.basename(os.path.abspath(args.save_path)),
+                                dir=args.save_path, resume="allow", config=vars(args), reinit="finish_previous")
 
     def row(self, values: dict) -> None:
         """values: of a row of the log, any of COLUMNS."""
@@ -43,24 +49,36 @@ class Loggers:
                 for column, value in figures.items():
                     self.writer.add_scalar(column, value, values["step"])
                 self.writer.flush()
-            except OSError:                          # a full disk is said where the log itself is written; the writer's thread is dead now
+            except Exception as error:               # after a full disk the writer's thread is dead
+                self._say_once("--tensorboard", error)
                 self._let_go_of_writer()
         if self.wandb is not None:
-            self.wandb.log(figures, step=values["step"])
+            try:
+                self.wandb.log(figures, step=values["step"])
+            except Exception as error:
+                self._say_once("--log-wandb", error)
+                self.wandb = None                    # finishing it here could wait for a network that is gone; W&B does so as the process ends
         if values.get("val_loss") is not None and plot.available() and (self.drawing is None or not self.drawing.is_alive()):
             self.drawing = threading.Thread(target=self._draw, name="drawing")
             self.drawing.start()
 
+    def _say_once(self, what: str, error: Exception) -> None:
+        if what not in self.said:
+            self.said.add(what)
+            print(f"WARNING: {what}: {_words(error)}. The run goes on without it; logs.csv has every row.", flush=True)
+
     def _let_go_of_writer(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             if self.writer is not None:
                 self.writer.close()
         self.writer = None
 
     def _draw(self) -> None:
-        with contextlib.suppress(OSError):           # a picture is no reason to say more than the log itself does
+        try:
             plot.draw({os.path.basename(os.path.abspath(self.folder)): numbers(os.path.join(self.folder, "logs.csv"))},
                       os.path.join(self.folder, plot.PICTURE))
+        except Exception as error:                   # a full disk, a matplotlib that is broken: a picture is no reason to end a run
+            self._say_once(plot.PICTURE, error)
 
     def close(self) -> None:
         if self.drawing is not None:                 # once more, with what came while it was drawn
@@ -68,4 +86,13 @@ class Loggers:
             self._draw()
         self._let_go_of_writer()
         if self.wandb is not None:
-            self.wandb.finish()
+            try:
+                self.wandb.finish()
+            except Exception as error:
+                self._say_once("--log-wandb", error)
+            self.wandb = None
+
+
+def _words(error: Exception) -> str:
+    """The first line of what a library says, or the name of its error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

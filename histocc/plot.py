@@ -65,6 +65,8 @@ def run(argv: list[str] | None) -> str:
     empty = [name for name, rows in found.items() if not rows]
     if len(empty) == len(found):
         raise UserError(f"{', '.join(empty)}: the log has no rows yet")
+    if empty:
+        print(f"Note: {', '.join(empty)}: left out, the log has no rows yet", file=sys.stderr)
     path = args.output or os.path.join(args.runs[0], PICTURE)
     try:
         draw(found, path)

@@ -37,8 +37,9 @@ def get_args_parser() -> cli.Parser:
     files.add_argument("--input", required=True, metavar="FILE", help="rows to code: CSV or Parquet")
     files.add_argument("--output", required=True, metavar="FILE.csv", help="where they go, with their codes (CSV, UTF-8)")
     files.add_argument("--column", default="occ1", help="column with the descriptions")
-    files.add_argument("--language", default=None, help="language of all descriptions (default: unk), or …")
-    files.add_argument("--language-column", "--language-col", default=None, help="… the column with it")
+    files.add_argument("--language", default=None, help="language of all descriptions, instead of a column (default: unk)")
+    files.add_argument("--language-column", "--language-col", default=None, metavar="COL",
+                       help="column with the language of each description (default: none, all have that of --language)")
     files.add_argument("--delimiter", type=cli.delimiter, default=None, metavar="CHAR", help="what parts the columns of the input (default: found)")
     files.add_argument("--descriptions", default=None, metavar="FILE",
                        help=f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), to be written beside the codes")

@@ -15,6 +15,7 @@ COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc", "skipped_steps")
 STATUS, RUNNING = "status.json", "running"
+MOST = 2.0 ** 53              # from here on floats do not count one by one
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
 
@@ -45,13 +46,13 @@ def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
 
 
 def numbers(path: str) -> list[dict[str, float | None]]:
-    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written are left out."""
+    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written, or have no countable place, are left out."""
     found = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, csv.Error):
         for row in read_rows(path)[0]:
             with contextlib.suppress(ValueError):
                 found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
-    return found
+    return [row for row in found if all(row[name] is None or 0 <= row[name] < MOST for name in ("step", "epoch", "samples"))]
 
 
 class RunLog:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from histocc.cli import make_parser, speak_any_encoding
 from histocc.errors import UserError
 from histocc.run_lock import is_held
-from histocc.run_log import RUNNING, STATUS, duration, numbers
+from histocc.run_log import MOST, RUNNING, STATUS, duration, numbers
 
 SILENT_SECONDS = 600.0        # without a word a run that says it goes on may be dead
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,22 +39,43 @@ class View:
 
 
 def read(folder: str) -> View:
-    """Raises UserError where there is no run."""
+    """Raises UserError where there is no run, or where one of its files holds what no run writes."""
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder")
     status = _json(os.path.join(folder, STATUS))
     if not status or "state" not in status:
         raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)")
-    return View(folder, status, _json(os.path.join(folder, "args.json")), numbers(os.path.join(folder, "logs.csv")), is_held(folder))
+    args = _json(os.path.join(folder, "args.json"))
+    files = args.get("train_data")
+    _check(folder, STATUS, {
+        **{name: _is_number(status.get(name)) and isinstance(status[name], int) for name in ("step", "stop_step", "total_steps")},
+        "updated": "updated" not in status or _is_number(status["updated"]),
+        **{name: isinstance(status.get(name, ""), str) for name in ("state", "warning")}})
+    _check(folder, "args.json", {
+        **{name: isinstance(args.get(name), str | None) for name in ("model_size", "dataset")},
+        "train_data": isinstance(files, list | None) and all(isinstance(file, str) for file in files or [])})
+    return View(folder, status, args, numbers(os.path.join(folder, "logs.csv")), is_held(folder))
 
 
 def _json(path: str) -> dict:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError):                    # not there yet, or just being replaced
+    except (OSError, ValueError, RecursionError):    # not there yet, or just being replaced
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    """That can be counted or be a time."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST
+
+
+def _check(folder: str, name: str, sound: dict[str, bool]) -> None:
+    """sound: whether each entry of the file is what a run writes. Raises UserError."""
+    wrong = [entry for entry, good in sound.items() if not good]
+    if wrong:
+        raise UserError(f"{os.path.join(folder, name)}: is damaged; missing or not what a run writes: {', '.join(wrong)}")
 
 
 def spark(values: list[float], width: int) -> str:
@@ -75,7 +96,7 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     trained = [row for row in rows if row["train_loss"] is not None]
     validated = [row for row in rows if row["val_loss"] is not None]
     what = ", ".join(filter(None, [view.args.get("model_size"), view.args.get("dataset") or " ".join(view.args.get("train_data") or [])]))
-    done, size = step / max(stop, 1), width - 46
+    done, size = min(1.0, step / max(stop, 1)), width - 46
     found = [f"{view.folder}" + (f" ({what})" if what else ""),
              f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step {step:,} of {stop:,}"]
     if stop < status["total_steps"]:
@@ -83,16 +104,17 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     if trained:
         losses, last = [row["train_loss"] for row in trained], trained[-1]
         found.append(f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest {min(filter(math.isfinite, losses), default=math.nan):.4f}")
-        found.append(f"rate        {last['samples_per_sec'] or 0:,.0f} samples/s · learning rate {last['lr']:.2e} · epoch {int(last['epoch']) + 1} · "
-                     f"{int(last['samples']):,} samples")
+        figures = [("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"), ("lr", lambda rate: f"learning rate {rate:.2e}"),
+                   ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"), ("samples", lambda samples: f"{int(samples):,} samples")]
+        found.append("rate        " + " · ".join(write(last[name]) for name, write in figures if last[name] is not None))
     if validated:
         last, best = validated[-1], min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
         figures = " · ".join(f"{name} {last[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc") if last[name] is not None)
         found.append(f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at step {int(last['step']):,}; lowest "
                      f"{best['val_loss']:.4f} at step {int(best['step']):,}")
         found.append(f"            {figures}")
-    if view.running and len(trained) > 1 and trained[-1]["samples_per_sec"]:
-        found.append(f"time left   {duration((stop - step) * seconds_per_step(trained))}")
+    if view.running and (seconds := seconds_per_step(trained)) is not None:
+        found.append(f"time left   {duration(max(0, stop - step) * seconds)}")
     silent = now - status.get("updated", now)
     state = status["state"] if view.running or status["state"] != RUNNING else "ended without a word: killed, or by an error"
     found.append(f"state       {state}, last row {duration(max(0, silent))} ago"
@@ -102,8 +124,10 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     return found
 
 
-def seconds_per_step(trained: list[dict]) -> float:
-    """By the last row's rate, and the samples of a step since the row before."""
+def seconds_per_step(trained: list[dict]) -> float | None:
+    """By the last row's rate, and the samples of a step since the row before; None where the rows do not say so."""
+    if len(trained) < 2 or None in (trained[-2]["samples"], trained[-1]["samples"]) or not MOST > (trained[-1]["samples_per_sec"] or 0) > 1e-9:
+        return None
     before, last = trained[-2:]
     return (last["samples"] - before["samples"]) / max(1.0, last["step"] - before["step"]) / last["samples_per_sec"]
 
@@ -117,11 +141,18 @@ def get_args_parser():
 
 
 def watch(args: argparse.Namespace) -> None:
-    """Until the run ends, or Ctrl-C."""
+    """Until the run ends, or Ctrl-C. Once it has seen the run, it outlasts looks at which the files cannot be read."""
     terminal = sys.stdout.isatty() and not args.once
+    view = None
     while True:
-        view = read(args.run)
-        text = "\n".join(lines(view, max(60, min(120, shutil.get_terminal_size().columns))))
+        trouble = []
+        try:
+            view = read(args.run)
+        except UserError as error:                   # the folder is being cleared for --overwrite, or its disk is away
+            if view is None:
+                raise
+            trouble = [f"not now     {error}; the view is the last one, and it looks again"]
+        text = "\n".join(lines(view, max(60, min(120, shutil.get_terminal_size().columns))) + trouble)
         print((CLEAR if terminal else "") + (HOME if terminal else "") + text, flush=True)
         if args.once or not view.running:
             return

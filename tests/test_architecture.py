@@ -11,6 +11,7 @@ import pytest
 import train_mixer
 
 from histocc import cli
+from histocc.mixer import MODEL_SIZES, model_config
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = {path.stem: path for path in (ROOT / "finetune.py", ROOT / "train_mixer.py")}
@@ -192,6 +193,24 @@ def test_help_names_every_flag(script):
     assert all(flag in text for action in actions(script) for flag in action.option_strings) and all(action.help for action in actions(script))
 
 
+WITHOUT_A_VALUE = {"prefetch_factor", "global_batch_size", "max_steps", "stop_after", "profile", "missing_code", "language_col", "warmup_steps", "key"}
+
+
+@pytest.mark.parametrize("script", PARSERS)
+def test_help_says_what_comes_of_a_flag_that_is_not_given(script):
+    helps = {action.dest: action.help for action in actions(script)}
+    assert [dest for dest in WITHOUT_A_VALUE if "(default: " not in helps[dest] and "without it" not in helps[dest]] == []
+    assert [dest for dest, text in helps.items() if text.startswith("…") or text.endswith("…")] == []
+
+
+def test_help_says_how_large_the_models_are():
+    text = {action.dest: action.help for action in actions("finetune")}["model_size"]
+    sizes = {name: model_config(name) for name in MODEL_SIZES}
+    places = [text.index(f"{name} {'is ' * (name == 'tiny')}{config.hidden_size} {'wide ' * (name == 'tiny')}with {config.num_hidden_layers}")
+              for name, config in sizes.items()]
+    assert places == sorted(places) and len(places) == 3
+
+
 @pytest.mark.parametrize("arguments", [["--learning-rat", "1"], ["--batch-size", "0"], ["--num-epochs", "1.5"], ["--formatter", "x"], ["--seed"]])
 def test_a_mistake_in_the_arguments_is_the_users(arguments):
     with pytest.raises(cli.UserError, match="finetune.py --help"):
@@ -211,6 +230,12 @@ def test_every_flag_is_read():
 def test_tables_of_flags_name_flags():
     everything = set(DEFAULTS["finetune"]) | set(DEFAULTS["train_mixer"])
     assert cli.MAY_DIFFER_ON_RESUME <= everything
+
+
+def test_flags_of_one_script_are_known():
+    names = {f"{script}.py": {name.lstrip("-").replace("-", "_") for action in actions(script) for name in (action.dest, *action.option_strings)}
+             for script in PARSERS}
+    assert cli.FLAGS_OF_ONE_SCRIPT == {script: own.difference(*(names[other] for other in names if other != script)) for script, own in names.items()}
 
 
 @pytest.mark.parametrize("script", PARSERS)

@@ -43,6 +43,15 @@ def test_the_command_line_wins(tmp_path, given):
     ("bf16 = 1\n", "'bf16': expected true or false, not 1"),
     ("[training]\nbatch_size = 3\n", "'training': there is no such flag"),
     ("batch_size = \n", "cannot be read as TOML"),
+    ('train_data = ["a"]\n', "'train_data': there is no such flag here, it is a flag of train_mixer.py"),
+    ('target-col-naming = "a"\n', "'target-col-naming': there is no such flag here, it is a flag of train_mixer.py"),
+    ('config = "other.toml"\n', "'config': stands on a command line alone"), ("help = true\n", "'help': stands on a command line alone"),
+    ("h = true\n", "'h': stands on a command line alone"), ("version = true\n", "'version': stands on a command line alone"),
+    ('save_path = "a"\nsave-dir = "b"\n', "'save-dir': is the same flag as 'save_path'; give one of them"),
+    ("batch_size = 3\nbatch-size = 4\n", "'batch-size': is the same flag as 'batch_size'; give one of them"),
+    ('target_cols = ["a", ["b"]]\n', "'target_cols': expected texts or numbers in the list, not [\"b\"]"),
+    ('target_cols = ["a", true]\n', "'target_cols': expected texts or numbers in the list, not true"),
+    ('target_cols = [{a = 1}]\n', "'target_cols': expected texts or numbers in the list, not {\"a\": 1}"),
     ("wrong = 1\nalso = 2\n", "2 problems:\n  'wrong'")])
 def test_what_cannot_be_is_said(tmp_path, text, said):
     with pytest.raises(UserError) as error:
@@ -69,6 +78,21 @@ def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
     file = config(tmp_path, json.dumps(vars(first)), "args.json")
     again = train_mixer.get_args_parser().parse_args(["--config", file])
     assert vars(again) == vars(first) | {"distributed": False, "local_rank": None, "world_size": None, "config": file}
+
+
+def test_the_arguments_of_a_run_of_the_other_script_are_known_as_such(tmp_path):
+    file = config(tmp_path, json.dumps(vars(PARSE(["--dataset", "a.csv"]))), "args.json")
+    with pytest.raises(UserError) as error:
+        train_mixer.get_args_parser().parse_args(["--train-data", "a", "--val-data", "v", "--save-dir", "o", "--config", file])
+    assert str(error.value).splitlines()[1:] == [f"  '{name}': there is no such flag here, it is a flag of finetune.py"
+                                                 for name in ("dataset", "share_val")]
+
+
+def test_the_arguments_of_a_run_that_had_a_configuration_start_it_again(tmp_path):
+    first = PARSE(["--config", config(tmp_path, 'dataset = "a.csv"\ntarget_cols = ["a", 1]\n')])
+    assert first.target_cols == ["a", "1"]
+    file = config(tmp_path, json.dumps(vars(first)), "args.json")
+    assert vars(PARSE(["--config", file])) == vars(first) | {"config": file}
 
 
 @pytest.mark.parametrize("name, script, needed", [

@@ -10,7 +10,16 @@ import train_mixer
 from helpers import TINY, read_logs, run_inside, write_rows
 
 from histocc import cli, loggers
-from histocc.errors import TrainingError
+from histocc.errors import TrainingError, UserError
+
+ARGS = finetune.get_args_parser().parse_args
+
+
+def fails(error):
+    """A function that raises `error`, whatever it gets."""
+    def function(*_, **__):
+        raise error
+    return function
 
 
 @pytest.fixture
@@ -99,9 +108,52 @@ def test_a_writer_that_has_died_of_a_full_disk_does_not_end_the_run(flags):
 
 def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
     assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
-    monkeypatch.setattr(loggers.Loggers, "_open", lambda *_: (_ for _ in ()).throw(RuntimeError("no API key")))
+    monkeypatch.setattr(loggers.Loggers, "_open_tensorboard", fails(RuntimeError("no space")))
     code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
-    assert code == 2 and "--tensorboard: no API key" in output and (tmp_path / "run" / "last.bin").exists()
+    assert code == 2 and "--tensorboard: no space" in output and (tmp_path / "run" / "last.bin").exists()
+
+
+@pytest.mark.parametrize("broken, said", [("_open_tensorboard", "--tensorboard: AssertionError"),
+                                          ("_open_wandb", "--log-wandb: AssertionError; WANDB_MODE=offline needs no network")])
+def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, said):
+    for name in ("_open_tensorboard", "_open_wandb"):
+        monkeypatch.setattr(loggers.Loggers, name, fails(AssertionError()) if name == broken else lambda *_: None)
+    with pytest.raises(UserError) as error:
+        loggers.Loggers(ARGS(["--dataset", "a.csv", "--tensorboard", "--log-wandb"]), "name", 0)
+    assert str(error.value) == said
+
+
+def test_a_broken_library_is_said_once_and_ends_nothing(capsys):
+    class Broken:
+        add_scalar = flush = close = log = finish = fails(RuntimeError("service is gone\nmore"))
+    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0)
+    made.writer = made.wandb = Broken()
+    for step in (1, 2):
+        made.row({"step": step, "train_loss": 1.0})
+    assert made.writer is None and made.wandb is None
+    made.wandb = Broken()
+    made.close()
+    output = capsys.readouterr().out
+    assert made.wandb is None and output.count("WARNING: --log-wandb: service is gone. The run goes on without it") == 1
+    assert output.count("WARNING: --tensorboard: service is gone.") == 1 and "more" not in output
+
+
+def test_an_end_that_fails_is_said(capsys):
+    class Broken:
+        finish = fails(RuntimeError())
+    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0)
+    made.wandb = Broken()
+    made.close()
+    assert "WARNING: --log-wandb: RuntimeError." in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loggers.plot, "available", lambda: True)
+    monkeypatch.setattr(loggers.plot, "draw", fails(AttributeError("no such backend")))
+    made = loggers.Loggers(ARGS(["--dataset", "a.csv", "--save-path", str(tmp_path)]), "name", 0)
+    made.row({"step": 1, "val_loss": 1.0})
+    made.close()
+    assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1
 
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):

@@ -32,6 +32,17 @@ def test_one_run_and_several(tmp_path, capsys):
     assert (tmp_path / "both.png").stat().st_size > (tmp_path / "one" / "curves.png").stat().st_size
 
 
+def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch):
+    one, empty = a_run(tmp_path / "one"), tmp_path / "empty"
+    empty.mkdir()
+    RunLog(str(empty), 100, bar=False)
+    monkeypatch.setattr(plot, "available", lambda: True)
+    monkeypatch.setattr(plot, "draw", lambda runs, path: None)
+    assert plot.main([one, str(empty), "--output", str(tmp_path / "both.png")]) == 0
+    assert capsys.readouterr().err == f"Note: {empty}: left out, the log has no rows yet\n"
+    assert plot.main([one]) == 0 and capsys.readouterr().err == ""
+
+
 @needs_matplotlib
 def test_a_run_draws_its_own(tmp_path):
     code, _ = run_inside(train_mixer.main, "--train-data", write_rows(tmp_path / "train.csv", 16), "--val-data", write_rows(tmp_path / "val.csv", 6, 100), *TINY,

@@ -87,6 +87,86 @@ def test_half_written_and_damaged_rows_are_left_out(run):
     assert [row["step"] for row in watch.read(str(folder)).rows] == [100, 200, 300, 300] and "step 300 of" in text(folder)
 
 
+def add_row(folder, **cells):
+    """A row of step 400, as damaged as `cells` make it."""
+    row = {**ROW, "step": 400, "samples": 25600, "train_loss": 1.25, **cells}
+    with open(folder / "logs.csv", "a", encoding="utf-8") as file:
+        file.write(",".join(str(row.get(name, "")) for name in COLUMNS) + "\n")
+
+
+@pytest.mark.parametrize("cells", [{"lr": ""}, {"epoch": ""}, {"samples": ""}, {"samples_per_sec": "nan"}, {"samples_per_sec": "inf"},
+                                   {"samples_per_sec": "-1"}, {"samples_per_sec": "1e-300"}, {"lr": "nan"}])
+def test_what_a_row_lacks_is_left_out(run, cells):
+    folder, _ = run
+    add_row(folder, **cells)
+    with run_lock(str(folder)):
+        found = text(folder)
+    assert "step 400 of 1,000" in found and "1.2500  lowest 1.0000" in found and ("25,600 samples" in found) == ("samples" not in cells)
+    assert ("epoch 1" in found) == ("epoch" not in cells) and ("learning rate" in found) == (cells.get("lr") != "")
+
+
+@pytest.mark.parametrize("cells", [{"step": "4" * 400}, {"step": "4" * 300}, {"epoch": "inf"}, {"epoch": "nan"}, {"samples": "nan"},
+                                   {"samples": "-inf"}, {"samples": "1e300"}, {"epoch": "-1"}])
+def test_rows_without_a_countable_place_are_left_out(run, cells):
+    folder, _ = run
+    add_row(folder, **cells)
+    with run_lock(str(folder)):
+        assert "step 300 of 1,000" in text(folder) and "1.5000  lowest 1.0000" in text(folder)
+
+
+def test_a_step_beyond_the_end_fills_the_bar(run):
+    folder, _ = run
+    add_row(folder, step=9_000_000)
+    with run_lock(str(folder)):
+        assert "100%  step 9,000,000 of 1,000" in text(folder) and "time left   0s" in text(folder)
+
+
+@pytest.mark.parametrize("name, change, said", [
+    ("status.json", {"step": None}, "step"), ("status.json", {"step": "3"}, "step"), ("status.json", {"step": float("nan")}, "step"),
+    ("status.json", {"step": True}, "step"), ("status.json", {"stop_step": 10 ** 400}, "stop_step"),
+    ("status.json", {"total_steps": [1]}, "total_steps"),
+    ("status.json", {"updated": "now"}, "updated"), ("status.json", {"updated": float("inf")}, "updated"),
+    ("status.json", {"updated": None}, "updated"),
+    ("status.json", {"state": 3}, "state"), ("status.json", {"warning": {}}, "warning"),
+    ("status.json", {"stop_step": None, "step": -1}, "step, stop_step"),
+    ("args.json", {"model_size": 3}, "model_size"), ("args.json", {"dataset": 3}, "dataset"), ("args.json", {"train_data": ["a", 3]}, "train_data"),
+    ("args.json", {"train_data": 3}, "train_data"), ("args.json", {"train_data": "a.csv"}, "train_data")])
+def test_damaged_files_are_named(run, capsys, name, change, said):
+    folder, _ = run
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
+    assert watch.main([str(folder), "--once"]) == 2
+    assert capsys.readouterr().err == f"error: {folder / name}: is damaged; missing or not what a run writes: {said}\n"
+
+
+@pytest.mark.parametrize("entry", ["step", "stop_step", "total_steps"])
+def test_entries_that_are_missing_are_named(run, capsys, entry):
+    folder, _ = run
+    status = json.loads((folder / STATUS).read_text())
+    del status[entry]
+    (folder / STATUS).write_text(json.dumps(status))
+    assert watch.main([str(folder), "--once"]) == 2 and f"not what a run writes: {entry}\n" in capsys.readouterr().err
+
+
+def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
+    folder, log = run
+    looks = []
+
+    def sleep(_):
+        looks.append((folder / STATUS).exists())
+        if len(looks) == 1:
+            (folder / STATUS).rename(folder / "away")
+        elif len(looks) == 2:
+            (folder / STATUS).write_text(json.dumps({"state": "running"}))
+        else:
+            log.close("finished")
+    monkeypatch.setattr(watch.time, "sleep", sleep)
+    with run_lock(str(folder)):
+        assert watch.main([str(folder)]) == 0
+    found = capsys.readouterr()
+    assert looks == [True, False, True] and found.out.count("step 300 of") == 4 and found.out.count("it looks again") == 2 and found.err == ""
+    assert "state       finished" in found.out
+
+
 def test_before_the_first_row(tmp_path):
     RunLog(str(tmp_path), 10, bar=False)
     found = text(tmp_path)
