@@ -127,7 +127,7 @@ def _peak_memory(world: World) -> int:
 
 def _of_device(world: World) -> str:
     if world.device.type != "cuda":
-        return " in these steps; in a long run a CPU process holds two to three times that, freed but kept for other sizes"
+        return " (CPU) in these steps; a long run holds two to three times that, freed but kept for other sizes"
     return f" of {torch.cuda.get_device_properties(world.device).total_memory / GB:.0f} GB of its GPU"
 
 
