@@ -364,6 +364,11 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") in ("", "0")
 
 
+def is_first_of_machine() -> bool:
+    """Whether the launcher made this process the first on its machine, known before the processes have met."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def current_world(device: torch.device | str = "cpu") -> World:
     """The world of a process group that the caller has initialised already; one process where there is none."""
     if not dist.is_initialized():

@@ -24,7 +24,7 @@ import torch
 
 from histocc import __version__, cli
 from histocc import seq2seq_mixer_engine as engine
-from histocc.distributed import World, close_world, end_process, init_world, is_first_rank, launcher_environment, lost_contact
+from histocc.distributed import World, close_world, end_process, init_world, is_first_of_machine, is_first_rank, launcher_environment, lost_contact
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
@@ -174,7 +174,7 @@ REACH = "check that every machine runs the same command, that MASTER_ADDR and MA
 def who_is_missing(world: World | None) -> tuple[str, bool]:
     """(what is known of the ranks that do not answer, whether this is the first rank that is left to say it)."""
     if world is None or world.heartbeat is None:
-        return "", is_first_rank()
+        return "", is_first_of_machine()             # nobody has met: the others may not even run
     silent, doing = world.heartbeat.listen()
     text = "".join(f"; rank {other} does not answer, its last word was: {doing.get(other, 'nothing')}" for other in silent)
     return text, all(other in silent for other in range(world.rank))
@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> None:
         worlds.append(init_world(args.distributed or size > 1, world_size=args.world_size, local_rank=args.local_rank, device=args.device, timeout_minutes=args.timeout_minutes))
         examine(args, worlds[0], report)
     except (UserError, TrainingError, RuntimeError) as error:
-        text, speaks = str(error).strip() or type(error).__name__, is_first_rank()
+        text, speaks = str(error).strip() or type(error).__name__, is_first_rank() or bool(getattr(error, "said_by_all", False) and is_first_of_machine())
         if worlds and lost_contact(error):
             who, speaks = who_is_missing(worlds[0])
             text += who
