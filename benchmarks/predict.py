@@ -3,13 +3,16 @@
 
     python benchmarks/predict.py                     # a million rows made from the sample, size tiny, trained a while on it
     python benchmarks/predict.py --rows 100000 --decoders flat
+    python benchmarks/predict.py --draw-from register.csv --ways de-duplicated      # its rows (occ1, lang) again and again, as in a census
 
 Every run is a process of its own, whose peak memory is what the system counted. Prints a table and one JSON line.
 """
 
 import argparse
+import csv
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -22,6 +25,19 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 from histocc.sample.files import write
 from histocc.sample.generate import rows
 from search import train
+
+
+WAYS = {"de-duplicated": [], "every row": ["--no-deduplicate"]}
+
+
+def draw(source: str, number: int, path: str) -> None:
+    """`number` rows of a CSV file with columns occ1 and lang, drawn with replacement."""
+    with open(source, encoding="utf-8", newline="") as file:
+        found = [(row["occ1"], row["lang"]) for row in csv.DictReader(file)]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("id", "occ1", "lang"))
+        writer.writerows((i, *row) for i, row in enumerate(random.Random(1).choices(found, k=number)))
 
 
 def code(model: str, source: str, output: str, threads: int, flags: list[str]) -> dict:
@@ -44,17 +60,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of training, so that most rows get one code")
     parser.add_argument("--model", default=None, help="a run instead of training one")
     parser.add_argument("--decoders", nargs="+", default=["greedy", "flat"])
+    parser.add_argument("--draw-from", default=None, metavar="FILE.csv", help="draw the rows from this file instead of making them")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory(prefix="histocc-bench-") as folder:
         source = str(Path(folder) / "rows.csv")
-        write(rows(args.rows, 1), source)
+        if args.draw_from:
+            draw(args.draw_from, args.rows, source)
+        else:
+            write(rows(args.rows, 1), source)
         model = args.model or train(folder, args.size, args.steps)
         for decoder in args.decoders:
-            for name, flags in (("de-duplicated", []), ("every row", ["--no-deduplicate"])):
-                found[f"{decoder}, {name}"] = code(model, source, str(Path(folder) / "out.csv"), args.threads, ["--decoder", decoder, *flags])
-    print(f"{args.rows:,} rows made from the sample, {args.model or f'size {args.size}, {args.steps} steps'}, one process, {args.threads} threads\n")
+            for name in args.ways:
+                found[f"{decoder}, {name}"] = code(model, source, str(Path(folder) / "out.csv"), args.threads, ["--decoder", decoder, *WAYS[name]])
+    print(f"{args.rows:,} rows {f'drawn from {Path(args.draw_from).name}' if args.draw_from else 'made from the sample'}, {args.model or f'size {args.size}, {args.steps} steps'}, one process, {args.threads} threads\n")
     print("| decoder | rows/s | peak memory, MB |\n|---|---|---|")
     for name, figures in found.items():
         print(f"| {name} | {figures['rows_per_sec']:,.0f} | {figures['peak_mb']:,.0f} |")
