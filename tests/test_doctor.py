@@ -85,7 +85,7 @@ def test_wrong_flags_end_with_2():
 # ---- single findings on machines that are not at hand
 
 def test_old_torch_is_a_fault(monkeypatch):
-    monkeypatch.setattr(machine, "torch", SimpleNamespace(__version__="2.6.0", version=SimpleNamespace(cuda=None)))
+    monkeypatch.setattr(torch, "__version__", "2.6.0")
     assert machine.versions().level == "fault" and "2.10" in machine.versions().remedy
 
 
