@@ -405,13 +405,14 @@ start() {
 
 # run_and_return COMMAND…: runs it, passing signals on to it, for what follows it.
 run_and_return() {
-  local child status=0 signal
+  local child='' status=0 signal early=''             # a signal that comes before the child's number is known waits for it
+  for signal in TERM INT HUP QUIT USR1; do
+    # shellcheck disable=SC2064  # the signal, now
+    trap "early=$signal; [[ -z \$child ]] || kill -$signal \"\$child\" 2>/dev/null || true" "$signal"
+  done
   (trap - INT QUIT; exec "$@") &                      # bash would have a background process ignore both
   child=$!
-  for signal in TERM INT HUP QUIT USR1; do
-    # shellcheck disable=SC2064  # the child's number, now
-    trap "kill -$signal $child 2>/dev/null || true" "$signal"
-  done
+  [[ -z $early ]] || kill "-$early" "$child" 2>/dev/null || true
   while kill -0 "$child" 2>/dev/null; do
     status=0
     wait "$child" || status=$?                        # a signal ends `wait` early
