@@ -150,9 +150,9 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
     group.add_argument("--use-within-block-sep", action="store_true", help="gpf: the tokens of a code are separated by ','")
     group.add_argument("--allow-codes-shorter-than-block-size", action="store_true", help="gpf: accept shorter codes")
     group.add_argument("--drop-bad-labels", action="store_true", help="leave out, and list, rows whose code does not fit")
-    group.add_argument("--missing-code", default=None, metavar="CODE", 
+    group.add_argument("--missing-code", default=None, metavar="CODE",
                        help="code of rows whose first code is missing; without it they are left out, and listed")
-    group.add_argument("--key", metavar="FILE", default=None, 
+    group.add_argument("--key", metavar="FILE", default=None,
                        help="fixes the codes and their order: columns code and system_code (or hisco); without it the codes are those of "
                             "--all-codes-file, else those of the data, in sorted order")
     group.add_argument("--all-codes-file", metavar="FILE", default=None, help="fixes the set of codes: a CSV that lists them")
@@ -188,7 +188,7 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
 
     loader = parser.add_argument_group("loading")
     loader.add_argument("--num-workers", type=count_or_zero, default=0, help="loading processes per process")
-    loader.add_argument("--prefetch-factor", type=count, default=None, 
+    loader.add_argument("--prefetch-factor", type=count, default=None,
                         help="batches that each worker loads ahead, with --num-workers (default: 2)")
     loader.add_argument("--pin-memory", action="store_true", help="page-locked memory, for faster copies to a GPU")
     loader.add_argument("--persistent-workers", action="store_true", help="keep the workers between epochs")
@@ -229,7 +229,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--lr-scaling", choices=("none", "linear", "sqrt"), default="none",
                        help="multiply the learning rate by the number of processes, or its square root")
     group.add_argument("--warmup-pct", type=float, default=0.05, help="share of the schedule spent warming up, 0…1")
-    group.add_argument("--warmup-steps", type=count_or_zero, default=None, 
+    group.add_argument("--warmup-steps", type=count_or_zero, default=None,
                        help="optimizer steps of warm-up, instead of --warmup-pct; without it that share decides")
     group.add_argument("--schedule-steps", type=count, default=None, help="length of the schedule (default: epochs × steps per epoch)")
     group.add_argument("--max-steps", type=count, default=None,
@@ -244,7 +244,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--seq2seq-weight", type=float, default=seq2seq_weight,
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest. From scratch the linear decoder learns "
                             "faster at 0.03, and the other no slower")
-    group.add_argument("--linear-lr-factor", type=float, default=None, metavar="FACTOR",
+    group.add_argument("--linear-lr-factor", type=positive, default=None, metavar="FACTOR",
                        help="learning rate of the linear decoder, as a multiple of that of the rest (default: 30 where it is new, else 1)")
     group.add_argument("--empty-blocks", choices=("all", "first"), default="all",
                        help="blocks behind an observation's codes in which the decoder learns to write nothing")
@@ -314,10 +314,8 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
                                    "warmup_pct", "seq2seq_weight"])
-    for name in ("learning_rate", "linear_lr_factor"):
-        value = getattr(args, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            problems.append(f"{flag(name)} must be above 0, not {value:g}")
+    if not (args.learning_rate > 0 and math.isfinite(args.learning_rate)):
+        problems.append(f"--learning-rate must be above 0, not {args.learning_rate:g}")
     if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):
         problems.append(f"--weight-decay must be a number of at least 0, not {args.weight_decay:g}")
     together = [

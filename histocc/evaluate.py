@@ -57,7 +57,7 @@ def get_args_parser() -> cli.Parser:
     group.add_argument("--language", default=None, help="language of all descriptions, instead of a column (default: as in training)")
     group.add_argument("--language-col", default=None, metavar="COL", help="column with the language of each description (default: as in training)")
     group.add_argument("--delimiter", type=cli.delimiter, default=None, metavar="CHAR", help="what parts the columns (default: found)")
-    group.add_argument("--missing-code", default=None, metavar="CODE", 
+    group.add_argument("--missing-code", default=None, metavar="CODE",
                        help="code of rows whose first code is missing; without it they are left out")
     group.add_argument("--share-val", type=float, default=None,
                        help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)")
