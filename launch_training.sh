@@ -15,7 +15,8 @@ learning rate is taken as given (run_multi_gpu_train.sh multiplies it by NUM).
 
   NUM           number of processes (default: 2; 1 where there is one GPU), or all
   DATA          a CSV or Parquet file, which finetune.py splits into training and
-                validation, or a folder with train.csv and val.csv, for train_mixer.py.
+                validation, or a folder with train.csv and val.csv (or .parquet),
+                for train_mixer.py.
                 Without DATA: a small model on the sample that comes with histocc,
                 and then twelve descriptions coded with it.
 EOF

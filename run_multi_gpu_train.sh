@@ -15,7 +15,8 @@ learning rate is multiplied by the number of processes (--lr-scaling linear), un
 FLAGS hold --lr-scaling or --global-batch-size.
 
   DATA          a CSV or Parquet file, which finetune.py splits into training and
-                validation, or a folder with train.csv and val.csv, for train_mixer.py
+                validation, or a folder with train.csv and val.csv (or .parquet),
+                for train_mixer.py
   NUM           number of processes (default: all GPUs; without GPUs two), or all
 EOF
   usage_of_both

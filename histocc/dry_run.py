@@ -12,13 +12,11 @@ import torch
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.boundary import Boundary, Meter, StopPoll
-from histocc.dataset import MicroBatches
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
-from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up
+from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up, trial_batch
 from histocc.machine import folder_above
 from histocc.run_log import duration
-from histocc.sampler import BatchPlan
 from histocc.stopping import Stopped
 from histocc.text import padded_width
 
@@ -96,9 +94,8 @@ def _longest_texts(args: argparse.Namespace, run: Setup, data: PreparedData, for
     longest = int(np.diff(data.train.offsets).max()) + max(map(len, data.languages)) + len("[SEP]")
     width = padded_width(min(longest, run.config["max_len"] - 2), run.config["max_len"]) if run.config["memory_mask"] else run.config["max_len"]
     rows = -(-run.plan.total // (world.size * run.plan.micro_batches(0)))
-    wide = MicroBatches(data.train, BatchPlan(len(data.train), rows), 0, formatter, data, max_len=run.config["max_len"], shuffle_seed=0, fixed_width=width)
     for _ in range(2):
-        engine.add_gradients(run.model, engine.to_device(wide[0, 0][0], world.device), run.loss_fn, run.precision, 1.0)
+        engine.add_gradients(run.model, trial_batch(data, formatter, run.config, rows, width, world), run.loss_fn, run.precision, 1.0)
     run.model.zero_grad(set_to_none=True)
 
 

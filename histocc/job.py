@@ -239,13 +239,19 @@ def choose_batch_size(args: argparse.Namespace, world: World, data: PreparedData
     width = config["max_len"] if world.device.type == "cuda" or not config["memory_mask"] else None    # a GPU must hold the longest texts
 
     def take(rows: int) -> None:
-        batches = MicroBatches(data.train, BatchPlan(len(data.train), rows), 0, formatter, data, max_len=config["max_len"], shuffle_seed=0,
-                               fixed_width=width)
-        engine.add_gradients(model, engine.to_device(batches[0, 0][0], world.device), loss_fn, precision, 1.0)
+        batch = trial_batch(data, formatter, config, rows, width, world)
+        engine.add_gradients(model, batch, loss_fn, precision, 1.0)
     most = min(-(-args.global_batch_size // world.size), len(data.train))
     args.batch_size = find_batch_size(take, most, world)
     model.zero_grad(set_to_none=True)
     world.print(f"Batch size: {args.batch_size} observations at once per process, found by trying; total batch {args.global_batch_size}")
+
+
+def trial_batch(data: PreparedData, formatter: BlockyFormatter, config: dict, rows: int, width: int | None, world: World) -> dict:
+    """A micro-batch of `rows` training rows on this rank's device, `width` positions wide (None: as wide as they ask for)."""
+    batches = MicroBatches(data.train, BatchPlan(len(data.train), rows), 0, formatter, data, max_len=config["max_len"], shuffle_seed=0,
+                           fixed_width=width)
+    return engine.to_device(batches[0, 0][0], world.device)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ class Loggers:
     def __init__(self, args: argparse.Namespace, name: str, step: int):
         self.writer = self.wandb = None
         self.folder, self.drawing = args.save_path, None
+        self.undrawn = False                         # whether rows came after the last drawing began
         self.said: set[str] = set()
         if args.tensorboard:
             try:
@@ -59,8 +60,11 @@ class Loggers:
                 self._say_once("--log-wandb", error)
                 self.wandb = None                    # finishing it here could wait for a network that is gone; W&B does so as the process ends
         if values.get("val_loss") is not None and plot.available() and (self.drawing is None or not self.drawing.is_alive()):
+            self.undrawn = False
             self.drawing = threading.Thread(target=self._draw, name="drawing")
             self.drawing.start()
+        else:
+            self.undrawn = True
 
     def _say_once(self, what: str, error: Exception) -> None:
         if what not in self.said:
@@ -81,9 +85,10 @@ class Loggers:
             self._say_once(plot.PICTURE, error)
 
     def close(self) -> None:
-        if self.drawing is not None:                 # once more, with what came while it was drawn
+        if self.drawing is not None:
             self.drawing.join()
-            self._draw()
+            if self.undrawn:
+                self._draw()
         self._let_go_of_writer()
         if self.wandb is not None:
             try:

@@ -146,7 +146,7 @@ read_arguments() {
         if [[ $1 == all ]]; then
           set_once NUM "$1"
         else
-          [[ -n $1 ]] || fail "DATA is empty: expected a CSV or Parquet file, or a folder with train.csv and val.csv"
+          [[ -n $1 ]] || fail "DATA is empty: expected a CSV or Parquet file, or a folder with train.csv and val.csv (or .parquet)"
           set_once DATA "$1"
         fi ;;
       *) set_once NUM "$((10#$1))" ;;
@@ -254,22 +254,27 @@ free_port() {
 
 # ---- what to run ----
 
-EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and val.csv'
+EXPECTED='DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and val.csv (or .parquet)'
 
 # data_are_missing USAGE: ends with 2.
 data_are_missing() {
   fail "DATA is missing: $1 [-- FLAGS]" "A launcher takes the data from DATA alone; what FLAGS or a file of --config say of them does not count." "$EXPECTED"
 }
 
+# table_in_data NAME: its path in the folder DATA.
+table_in_data() {
+  local table=${DATA%/}/$1
+  [[ -f $table.csv || -f $table.parquet ]] || fail "$DATA is a folder without $1.csv." "$EXPECTED"
+  [[ ! -f $table.csv || ! -f $table.parquet ]] || fail "$DATA holds both $1.csv and $1.parquet: leave one."
+  if [[ -f $table.csv ]]; then echo "$table.csv"; else echo "$table.parquet"; fi
+}
+
 # Sets SCRIPT, ARGUMENTS and HEADER_OF, the file whose columns count, for DATA.
 choose_script() {
-  local name
   if [[ -d $DATA ]]; then
-    for name in train.csv val.csv; do
-      [[ -f $DATA/$name ]] || fail "$DATA is a folder without $name." "$EXPECTED"
-    done
-    HEADER_OF=${DATA%/}/train.csv
-    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "${DATA%/}/val.csv")
+    HEADER_OF=$(table_in_data train) || exit 2
+    VAL_DATA=$(table_in_data val) || exit 2
+    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "$VAL_DATA")
     return
   fi
   [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"

@@ -30,7 +30,8 @@ logs/train_JOBID.out and .err. Nodes, GPUs and time: the lines at the top of the
 
   NUM           number of processes of a node (default: its GPUs; without GPUs two)
   DATA          a CSV or Parquet file, which finetune.py splits into training and
-                validation, or a folder with train.csv and val.csv, for train_mixer.py
+                validation, or a folder with train.csv and val.csv (or .parquet),
+                for train_mixer.py
   --print-only  print what would run and stop
   -- FLAGS      flags of the training script, as for launch_training.sh
 

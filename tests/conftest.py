@@ -1,8 +1,11 @@
+import signal
 import sys
 from pathlib import Path
 
 SLURM = Path(__file__).resolve().parent / "slurm"
 sys.path.insert(0, str(SLURM))
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:      # a shell does that to what it starts in the background, and children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):

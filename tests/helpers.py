@@ -2,14 +2,20 @@
 
 import contextlib
 import csv
+import functools
 import io
+import multiprocessing.forkserver
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
+PLAIN = REPO / "tests" / "plain"
 TINY = ["--model-size", "tiny", "--device", "cpu"]
 
 
@@ -38,10 +44,10 @@ def write_rows(path, n, start=0):
 
 
 def environment(**more):
-    """This environment without what a launcher sets, one thread per process, and `more`."""
+    """This environment without what a launcher sets and without matplotlib, one thread per process, and `more`."""
     env = {name: value for name, value in os.environ.items()
            if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPO), "CUDA_VISIBLE_DEVICES": ""} | more
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(REPO), str(PLAIN))), "CUDA_VISIBLE_DEVICES": ""} | more
 
 
 def command(script, *args, processes=None, legacy=False):
@@ -56,10 +62,52 @@ def command(script, *args, processes=None, legacy=False):
 
 def run(script, *args, processes=None, legacy=False, code=0, timeout=240, **env):
     """Runs to the end and checks the exit code (of torchrun, where there are `processes`); returns the output."""
-    done = subprocess.run(command(script, *args, processes=processes, legacy=legacy), env=environment(**env),
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, cwd=REPO)
-    assert done.returncode == code, f"exit code {done.returncode} instead of {code}\n{done.stdout}"
-    return done.stdout
+    if processes is None and not env:
+        ended, output = run_forked(script, args, timeout)
+    else:
+        done = subprocess.run(command(script, *args, processes=processes, legacy=legacy), env=environment(**env),
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, cwd=REPO)
+        ended, output = done.returncode, done.stdout
+    assert ended == code, f"exit code {ended} instead of {code}\n{output}"
+    return output
+
+
+@functools.cache
+def fork_server():
+    """Where processes are forked from that have imported torch already: most of a short run's time."""
+    context, here = multiprocessing.get_context("forkserver"), dict(os.environ)
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    os.environ.clear()
+    os.environ.update(environment())
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(here)
+    return context
+
+
+def run_forked(script, args, timeout):
+    """(exit code, output) of a script in a process of its own, in `environment()`."""
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+        process = fork_server().Process(target=_as_script, args=(str(script), [str(arg) for arg in args], output.name))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            raise TimeoutError(f"{script} ran longer than {timeout} s\n{output.read()}")
+        return process.exitcode, output.read()
+
+
+def _as_script(script, args, output):
+    said = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.chdir(REPO)
+    warnings.simplefilter("ignore")
+    sys.path.insert(0, str(Path(script).parent))
+    sys.argv = [script, *args]
+    runpy.run_path(script, run_name="__main__")
 
 
 def run_inside(main, *args):

@@ -82,6 +82,12 @@ def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):  # n
     parquet.write_table(pyarrow.table({"occ1": ["weaver"], "lang": ["en"], "hisco_1": ["75400"]}), path)
     words = command(plan(LAUNCH, path))
     assert after(words, "--dataset") == path and after(words, "--target-cols") == "hisco_1" and after(words, "--language-col") == "lang"
+    folder = tmp_path / "both"
+    folder.mkdir()
+    for name in ("train.parquet", "val.parquet"):
+        shutil.copy(path, folder / name)
+    words = command(plan(LAUNCH, str(folder)))
+    assert after(words, "--train-data") == f"{folder}/train.parquet" and after(words, "--val-data") == f"{folder}/val.parquet"
 
 
 # ---- the job for SLURM ----

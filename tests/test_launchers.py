@@ -158,11 +158,14 @@ def test_wrong_arguments_say_what_was_expected(plan, data, tmp_path):
     (tmp_path / "half").mkdir()
     write_csv(tmp_path / "half" / "train.csv", "occ1,hisco_1")
     (tmp_path / "table.xlsx").write_bytes(b"PK")
+    for name in ("train.csv", "train.parquet", "val.csv"):
+        write_csv(tmp_path / "twice" / name, "occ1,hisco_1")
     for script in (LAUNCH, MULTI):
         for path, reason in (("nowhere.csv", "no such file"), ("empty", "without train.csv"), ("half", "without val.csv"),
                              ("table.xlsx", "neither a table"), ("", "is empty")):
             message = plan(script, path, code=2).stderr
             assert message.startswith("error: ") and reason in message and "train.csv and val.csv" in message
+        assert "both train.csv and train.parquet: leave one" in plan(script, "twice", code=2).stderr
         assert "unknown option --num-epochs" in plan(script, data, "--num-epochs", "3", code=2).stderr
         assert "NUM is given twice" in plan(script, "2", "3", code=2).stderr
         assert "DATA is given twice" in plan(script, data, data, code=2).stderr

@@ -77,3 +77,22 @@ def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
     done = subprocess.run(["sbatch", "--parsable", "--wait", "--gres=none", "--cpus-per-task=1", "--output", str(tmp_path / "out"), "--error",
                            str(tmp_path / "out"), str(JOB), "data.csv"], env=env, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 2 and "is not the folder of histocc" in (tmp_path / "out").read_text()
+
+
+def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tmp_path):
+    write_rows(tmp_path / "data.csv", 160)
+    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
+        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    job = submit(env, "--array=0-1", "--nodes=1", "--gres=none", "--cpus-per-task=2", "--time=10", "--output", tmp_path / "%a.out", "--error",
+                 tmp_path / "%a.out", JOB, 1, tmp_path / "data.csv", "--", *FLAGS, "--max-steps", 300, "--eval-interval", 1000, "--seed", "%a",
+                 "--save-path", tmp_path / "run%a")
+    first, second = (tmp_path / f"{task}.out" for task in range(2))
+    wait_for(lambda: second.exists() and "step 20/" in second.read_text(), "step of the second task", 180)
+    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=env, check=True)          # as SLURM does before the time limit
+    wait_for(lambda: all(state_of(env, f"{job}_{task}")[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") for task in range(2)), "end of both", 400)
+    print(first.read_text(), second.read_text())
+    assert [state_of(env, f"{job}_{task}") for task in range(2)] == [("COMPLETED", 0), ("COMPLETED", 1)]
+    assert "The time limit is near" not in first.read_text() and "Stopped by" not in first.read_text()
+    assert "goes back into the queue" in second.read_text() and "Resuming from step" in second.read_text()
+    runs = [torch.load(tmp_path / f"run{task}" / "last.bin", weights_only=True) for task in range(2)]
+    assert [(run["args"]["seed"], run["step"]) for run in runs] == [(0, 300), (1, 300)]
