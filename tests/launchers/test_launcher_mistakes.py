@@ -4,8 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from test_launchers import (LAUNCH, MULTI, NAMED, REPO, SLURM, after, bin_dir, command, data, option, plan,  # noqa: F401  fixtures too
-                            write_executable)
+from launching import LAUNCH, MULTI, NAMED, REPO, SLURM, after, command, option, write_executable
 
 ON_TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "host1"}
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
@@ -25,11 +24,11 @@ JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str
     ({**ON_TWO, "NODE_RANK": "-1"}, "NODE_RANK=-1, but NNODES=2"),
     ({**ON_TWO, "NODE_RANK": "first"}, "NODE_RANK=first, but NNODES=2"),
     ({"NODE_RANK": "1"}, "NODE_RANK=1, but NNODES=1: set NNODES")])
-def test_a_meeting_point_that_cannot_be_is_refused(plan, data, variables, said):  # noqa: F811
+def test_a_meeting_point_that_cannot_be_is_refused(plan, data, variables, said):
     assert plan(LAUNCH, data, "--", *NAMED, code=2, **variables).stderr.startswith(f"error: {said}")
 
 
-def test_a_meeting_point_at_the_limits_is_taken(plan, data):  # noqa: F811
+def test_a_meeting_point_at_the_limits_is_taken(plan, data):
     words = command(plan(LAUNCH, data, "--", *NAMED, **ON_TWO, MASTER_PORT="65535"))
     assert [option(words, name) for name in ("nnodes", "node-rank", "master-port")] == ["2", "1", "65535"]
     assert option(command(plan(MULTI, data, "--", *NAMED, NNODES="1", NODE_RANK="0")), "node-rank") == "0"
@@ -37,7 +36,7 @@ def test_a_meeting_point_at_the_limits_is_taken(plan, data):  # noqa: F811
 
 # ---- cores ----
 
-def test_cores_are_those_that_the_process_may_use(plan, bin_dir, data):  # noqa: F811
+def test_cores_are_those_that_the_process_may_use(plan, bin_dir, data):
     write_executable(bin_dir / "nproc", "#!/bin/bash\necho \"${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-6}}\"\n")
     done = plan(LAUNCH, "2", data, "--", *NAMED)
     assert "2 process(es) on 6 core(s)" in done.stdout and "OMP_NUM_THREADS=3\n" in done.stdout
@@ -52,7 +51,7 @@ def test_cores_are_those_that_the_process_may_use(plan, bin_dir, data):  # noqa:
 # ---- data ----
 
 @pytest.mark.parametrize("line", ['dataset = "mine.csv"', 'data_dir = "mine.csv"', 'data-root = "mine.csv"', 'train_data = ["mine.csv"]'])
-def test_data_of_a_configuration_are_not_replaced_by_the_sample(plan, data, tmp_path, line):  # noqa: F811
+def test_data_of_a_configuration_are_not_replaced_by_the_sample(plan, data, tmp_path, line):
     (tmp_path / "m.toml").write_text(line + "\n")
     for script, slurm in ((LAUNCH, {}), (MULTI, {}), (SLURM, JOB)):
         message = plan(script, "--", "--config", str(tmp_path / "m.toml"), code=2, **slurm).stderr
@@ -60,14 +59,14 @@ def test_data_of_a_configuration_are_not_replaced_by_the_sample(plan, data, tmp_
     assert after(command(plan(LAUNCH, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"))), "--dataset") == data
 
 
-def test_data_among_the_flags_are_not_replaced_by_the_sample(plan, tmp_path):  # noqa: F811
+def test_data_among_the_flags_are_not_replaced_by_the_sample(plan, tmp_path):
     assert "DATA is missing" in plan(LAUNCH, "--", "--train_data=mine.csv", "--val-data", "v.csv", code=2).stderr
     (tmp_path / "m.toml").write_text("batch_size = 16\n")
     assert "sample/train.csv" in plan(LAUNCH, "--", "--config", "m.toml").stdout
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--prepare-only", "--prepare_only"])
-def test_what_makes_no_model_is_not_followed_by_showing_it(plan, bin_dir, tmp_path, flag):  # noqa: F811
+def test_what_makes_no_model_is_not_followed_by_showing_it(plan, bin_dir, tmp_path, flag):
     assert "histocc.sample.show" not in plan(LAUNCH, "--", flag).stdout
     assert "histocc.sample.show" in plan(LAUNCH).stdout
     write_executable(bin_dir / "python", '#!/bin/bash\n[[ $1 != -m ]] || { echo "$*" >>calls; exit 0; }\n' + (bin_dir / "python").read_text())
@@ -75,7 +74,7 @@ def test_what_makes_no_model_is_not_followed_by_showing_it(plan, bin_dir, tmp_pa
     assert [line.split()[1] for line in (tmp_path / "calls").read_text().splitlines()] == ["histocc.sample", "torch.distributed.run"]
 
 
-def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):  # noqa: F811
+def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
     path = str(tmp_path / "rows.Parquet")
@@ -92,7 +91,7 @@ def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):  # n
 
 # ---- the job for SLURM ----
 
-def test_help_of_the_slurm_job_is_there_without_slurm(plan, bin_dir, tmp_path):  # noqa: F811
+def test_help_of_the_slurm_job_is_there_without_slurm(plan, bin_dir, tmp_path):
     copy = tmp_path / "slurm_script"                             # SLURM runs a copy
     shutil.copy(REPO / SLURM, copy)
     inside = subprocess.run(["bash", str(copy), "2", "-h"], capture_output=True, text=True, cwd=tmp_path, env={"PATH": str(bin_dir), **JOB}, timeout=60)
@@ -102,7 +101,7 @@ def test_help_of_the_slurm_job_is_there_without_slurm(plan, bin_dir, tmp_path): 
     assert "this is a job for SLURM" in plan(SLURM, "x.csv", "--", "--help", code=2).stderr
 
 
-def test_a_requeued_job_starts_nothing_anew(plan, data):  # noqa: F811
+def test_a_requeued_job_starts_nothing_anew(plan, data):
     flags = ["--", *NAMED, "--overwrite", "--num-epochs", "3"]
     for count in ({}, {"SLURM_RESTART_COUNT": "0"}):
         first = plan(SLURM, data, *flags, **JOB, **count)
@@ -114,7 +113,7 @@ def test_a_requeued_job_starts_nothing_anew(plan, data):  # noqa: F811
     assert "is left out" not in plan(SLURM, data, "--", *NAMED, **JOB, SLURM_RESTART_COUNT="1").stdout
 
 
-def test_overwrite_in_a_configuration_is_not_for_slurm(plan, data, tmp_path):  # noqa: F811
+def test_overwrite_in_a_configuration_is_not_for_slurm(plan, data, tmp_path):
     for name, text in (("m.toml", "overwrite = true\n"), ("kept.toml", "overwrite = false\n"), ("args.json", '{"overwrite": true, "language": "en"}')):
         (tmp_path / name).write_text(text)
     message = plan(SLURM, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"), code=2, **JOB).stderr

@@ -1,0 +1,53 @@
+"""A machine with the few tools that launchers need and as many GPUs as wanted, and launchers that print what they would start."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from launching import FAST_PYTHON, REPO, TOOLS, write_csv, write_executable
+
+
+@pytest.fixture
+def bin_dir(tmp_path):
+    """A folder with the few tools that the launchers need, and no nvidia-smi whatever this machine has."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        (folder / tool).symlink_to(shutil.which(tool))
+    write_executable(folder / "python", FAST_PYTHON.replace("REAL", shlex.quote(sys.executable)))
+    return folder
+
+
+@pytest.fixture
+def gpus(bin_dir):
+    """Makes nvidia-smi list so many GPUs."""
+    def listed(count: int) -> None:
+        lines = "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-0{i})'\n" for i in range(count))
+        write_executable(bin_dir / "nvidia-smi", "#!/bin/bash\n" + lines)
+    return listed
+
+
+@pytest.fixture
+def plan(bin_dir, tmp_path):
+    """Runs a launcher in a folder of its own without starting anything. Returns the finished process."""
+    def run(script: str, *arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
+        env = {"PATH": str(bin_dir), "HOME": str(tmp_path), "HISTOCC_LAUNCH_DRY_RUN": "1", "MASTER_PORT": "29511", **variables}
+        done = subprocess.run([str(REPO / script), *arguments], capture_output=True, text=True, cwd=tmp_path, env=env,
+                              stdin=subprocess.DEVNULL, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+    return run
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    return str(write_csv(tmp_path / "my data.csv", "occ1,lang,hisco_1,hisco_2"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    write_csv(tmp_path / "both" / "train.csv", "occ1,OCC1950_1")
+    write_csv(tmp_path / "both" / "val.csv", "occ1,OCC1950_1")
+    return str(tmp_path / "both")

@@ -1,0 +1,81 @@
+"""What the tests of preparation share: settings, a prepared folder read back, and what is refused."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from histocc import prepare as prep
+from histocc.arrays import PreparedData
+from histocc.data_settings import PrepareSettings, file_problems
+from histocc.errors import UserError
+from histocc.formatter import make_formatter
+
+HEADER = ("occ1", "hisco_1", "hisco_2")
+
+
+def quiet(*_):
+    pass
+
+
+def settings_for(train, *, kind="hisco", cols=("hisco_1",), block_size=5, allow_short=False, **more):
+    formatter = make_formatter(kind, list(cols), block_size, allow_short=allow_short)
+    train = [train] if isinstance(train, (str, Path)) else train
+    more = {"share_val": None if "val_files" in more else 0.0, **more}
+    return PrepareSettings([str(path) for path in train], formatter.to_dict(), list(cols), **more)
+
+
+class Result:
+    """A prepared folder, read back as plain Python."""
+
+    def __init__(self, folder: str):
+        self.folder = Path(folder)
+        self.data = PreparedData.open(folder)
+        self.codes, self.report = self.data.codes, self.data.report
+        self.train, self.val = (list(self.rows(part)) for part in (self.data.train, self.data.val))
+        self.rejected = self.table("rejected_rows.csv")[1:]
+
+    def rows(self, part):
+        """(text, language, codes) of each row."""
+        for i in range(len(part)):
+            points, _ = part.texts(np.array([i]))
+            yield ("".join(map(chr, points)), self.data.languages[part.language[i]],
+                   [self.codes[number] for number in part.codes[i] if number >= 0])
+
+    def table(self, name):
+        with open(self.folder / name, encoding="utf-8", newline="") as file:
+            return list(csv.reader(file))
+
+    @property
+    def texts(self):
+        return [text for text, _, _ in self.train]
+
+    @property
+    def reasons(self):
+        return [(int(row[1]), *row[2:4]) for row in self.rejected]
+
+
+def prepare(tmp_path, content: str | bytes, **options) -> Result:
+    """Prepares a file of this content."""
+    path = tmp_path / "data.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    what = settings_for(path, **options)
+    assert file_problems(what) == []
+    return Result(prep.prepare(what, str(tmp_path / "out"), quiet))
+
+
+def refusal(tmp_path, content: str | bytes, **options) -> str:
+    """The message with which a file of this content is refused; nothing may stay behind."""
+    folder = tmp_path / "refused"
+    (folder / "out").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(UserError) as caught:
+        prepare(folder, content, **options)
+    assert list((folder / "out").iterdir()) == []
+    return str(caught.value)
+
+
+def problems(tmp_path, content: str | bytes, **options) -> list[str]:
+    path = tmp_path / "data.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file_problems(settings_for(path, **options))
