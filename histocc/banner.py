@@ -3,14 +3,13 @@
 import argparse
 import math
 import os
-from typing import Any
 
 import torch
 
 from histocc.arrays import PreparedData
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
-from histocc.lr_schedule import scaled_learning_rate
+from histocc.lr_schedule import Schedule, scaled_learning_rate
 from histocc.sampler import BatchPlan
 
 PARALLEL = {"ddp": "DDP (each process holds the whole model)",
@@ -18,8 +17,8 @@ PARALLEL = {"ddp": "DDP (each process holds the whole model)",
 
 
 def say_banner(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module,
-               plan: BatchPlan, files: list[str], schedule: Any, precision: str) -> None:
-    """What is about to run, on rank 0, with the labels that users of the guides look for. schedule: the job's."""
+               plan: BatchPlan, files: list[str], schedule: Schedule, precision: str) -> None:
+    """What is about to run, on rank 0, with the labels that users of the guides look for."""
     gpu = world.device.type == "cuda"
     kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -31,7 +31,7 @@ from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.loggers import Loggers
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
-from histocc.lr_schedule import linear_schedule, scaled_learning_rate
+from histocc.lr_schedule import Schedule, linear_schedule
 from histocc.parallel import is_sharded, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
@@ -44,8 +44,6 @@ from histocc.stopping import Stopped
 
 _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
 
-
-NEW_LINEAR_LR_FACTOR = 30.0   # in benchmarks/LOG.md: at the rate of the rest a new linear decoder learns next to nothing
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}         # smaller ones cost more than padding does
 
@@ -81,31 +79,6 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
 def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer:
     return LossMixer(BlockOrderInvariantLoss(PAD_IDX, formatter.max_num_codes, formatter.block_size, empty_blocks=args.empty_blocks),
                      torch.nn.BCEWithLogitsLoss(), args.seq2seq_weight)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Steps and learning rate of a run. total: of all epochs; length: of the schedule; stop: where this start ends; linear_factor: what
-    the rate of the linear decoder is a multiple by."""
-
-    total: int
-    length: int
-    warmup: int
-    stop: int
-    rate: float
-    linear_factor: float
-
-    @classmethod
-    def of(cls, args: argparse.Namespace, plan: BatchPlan, world: World, resumed: dict | None, new_linear_decoder: bool) -> "Schedule":
-        total = args.num_epochs * plan.steps_per_epoch
-        length = args.schedule_steps or total
-        warmup = args.warmup_steps if args.warmup_steps is not None else round(args.warmup_pct * length)
-        rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)
-        factor = args.linear_lr_factor or (NEW_LINEAR_LR_FACTOR if new_linear_decoder else 1.0)
-        if resumed:                                              # keeps the factors of the first start
-            rates = resumed["scheduler"]["base_lrs"]
-            rate, factor = rates[0], rates[-1] / rates[0]
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor)
 
 
 def run_training(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
@@ -155,7 +128,7 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     plan = batch_plan(args, len(data.train), world)
     if resumed:
         check_total_batch(args, resumed, plan)
-    schedule = Schedule.of(args, plan, world, resumed, new_linear_decoder=not raw_model.linear_decoder.weight.any())
+    schedule = Schedule.of(args, plan.steps_per_epoch, world.size, resumed, new_linear_decoder=not raw_model.linear_decoder.weight.any())
     step = resumed["step"] if resumed else 0
     if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
         world.print(nothing_to_do(args, step, schedule.stop, schedule.total))

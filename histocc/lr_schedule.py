@@ -1,6 +1,11 @@
 """Learning rate of a step: linear warm-up, then linear decay."""
 
+import argparse
+from dataclasses import dataclass
+
 import torch
+
+NEW_LINEAR_LR_FACTOR = 30.0   # in benchmarks/LOG.md: at the rate of the rest a new linear decoder learns next to nothing
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -36,3 +41,28 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
     """Learning rate for `processes` with the rule none, linear (× processes) or sqrt (× √processes)."""
     factors = {"none": 1.0, "linear": float(processes), "sqrt": processes ** 0.5}
     return rate * factors[rule]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this start ends; rate: the
+    peak; linear_factor: the linear decoder's rate as a multiple of it."""
+
+    total: int
+    length: int
+    warmup: int
+    stop: int
+    rate: float
+    linear_factor: float
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, steps_per_epoch: int, processes: int, resumed: dict | None, new_linear_decoder: bool) -> "Schedule":
+        total = args.num_epochs * steps_per_epoch
+        length = args.schedule_steps or total
+        warmup = args.warmup_steps if args.warmup_steps is not None else round(args.warmup_pct * length)
+        rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
+        factor = args.linear_lr_factor or (NEW_LINEAR_LR_FACTOR if new_linear_decoder else 1.0)
+        if resumed:                                              # keeps the factors of the first start
+            rates = resumed["scheduler"]["base_lrs"]
+            rate, factor = rates[0], rates[-1] / rates[0]
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor)
