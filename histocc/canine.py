@@ -208,7 +208,7 @@ class SelfAttention(nn.Module):
         # A chunk of padding alone takes the plain mean of its values, as in the published model. It matters: the
         # convolutions carry the first positions of such a chunk over to the real positions before it.
         blank = ~visible.any(dim=1)                                                # [B]
-        return self.attend(q.masked_fill(blank[:, None, None, None], 0), k, v, visible | blank[:, None])
+        return self.attend(q * (~blank).to(q.dtype)[:, None, None, None], k, v, visible | blank[:, None])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         return attend(q, k, v, visible[:, None, None], self.dropout_prob if self.training else 0.0)
@@ -313,16 +313,16 @@ class Projection(nn.Module):
         around = F.pad(chars, (0, 0, before, len(taps) - 1 - before))              # [B, S + taps − 1, H]
         windows = torch.cat([around[:, tap:tap + length] for tap in range(len(taps))], dim=2)                 # [B, S, taps · H]
         x = F.linear(windows, taps[:, :, :width].transpose(0, 1).flatten(1), self.conv.bias)
-        by_tap = F.linear(molecules, taps[:, :, width:].flatten(0, 1)).unflatten(2, (len(taps), width))       # [B, M, taps, H]
-        around = F.pad(self.spread(by_tap, length), (0, 0, 0, 0, before, len(taps) - 1 - before))
-        for tap in range(len(taps)):
-            x = x + around[:, tap:tap + length, tap]
+        by_tap = F.linear(molecules, taps[:, :, width:].flatten(0, 1)).unflatten(2, (len(taps), width)).unbind(2)   # each [B, M, H]
+        for tap, part in enumerate(by_tap):
+            x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))                       # shifted by some positions
         return self.dropout(self.LayerNorm(self.activation(x)))
 
     def spread(self, molecules: Tensor, length: int) -> Tensor:
-        """[B, M, …] → [B, length, …]: every block's molecule at its characters, the last one up to the end."""
-        block = torch.arange(length, device=molecules.device) // self.rate + 1     # the molecule before the first is that of position 0
-        return molecules.index_select(1, block.clamp_(max=molecules.shape[1] - 1))
+        """[B, M, H] → [B, length, H]: every block's molecule at its characters, the last one up to the end. The first is that of position 0
+        and of no block."""
+        blocks = molecules[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
+        return torch.cat([blocks, molecules[:, -1:].expand(-1, length - blocks.shape[1], -1)], dim=1)
 
 
 class Pooler(nn.Module):

@@ -18,7 +18,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return F.dropout(x, p)
     below = round(p * _STEPS)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
-    return torch.where(bits >= below - _STEPS // 2, x, 0.0) * (_STEPS / (_STEPS - below))
+    exact = torch.promote_types(x.dtype, torch.float32)                            # 16 bits fit into it
+    factors = bits.to(exact)                                                       # floats all the way: where and masked_fill take six times as long
+    torch.ge(factors, below - _STEPS // 2, out=factors)
+    return (x * factors.mul_(_STEPS / (_STEPS - below))).to(x.dtype)
 
 
 class Dropout(nn.Module):
@@ -38,16 +41,19 @@ class Dropout(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, broadcast to [B, heads, queries, keys], or None.
+    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, broadcast to [B, heads, queries, keys], or None;
+    causal: each query sees the keys up to its own position (without `visible`).
 
     torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and forwards with one query, so in
     training on a CPU and for one query the steps are taken here.
     """
-    if q.device.type != "cpu" or causal or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
+    if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
+    if causal:
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
+        scores = scores + torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
     return dropout(scores.softmax(-1), dropout_p) @ v
 
 
