@@ -113,7 +113,7 @@ def test_two_processes_write_the_same_report(trained, report, tmp_path):
     done = subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
                            "histocc.evaluate", "--distributed", "--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "two",
                            "--device", "cpu", "--resamples", "200", "--batch-size", "8"],
-                          env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, cwd=REPO)
+                          env=environment(PYTHONPATH=str(REPO)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, cwd=REPO)
     assert done.returncode == 0 and done.stdout.count("Report: ") == 1, done.stdout
     other = json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8"))
 
