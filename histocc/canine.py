@@ -315,7 +315,7 @@ class Projection(nn.Module):
         x = F.linear(windows, taps[:, :, :width].transpose(0, 1).flatten(1), self.conv.bias)
         by_tap = F.linear(molecules, taps[:, :, width:].flatten(0, 1)).unflatten(2, (len(taps), width)).unbind(2)   # each [B, M, H]
         for tap, part in enumerate(by_tap):
-            x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))                       # shifted by some positions
+            x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))                       # tap t reads position i + t − before
         return self.dropout(self.LayerNorm(self.activation(x)))
 
     def spread(self, molecules: Tensor, length: int) -> Tensor:

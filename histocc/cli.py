@@ -247,7 +247,8 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--linear-lr-factor", type=positive, default=None, metavar="FACTOR",
                        help="learning rate of the linear decoder, as a multiple of that of the rest (default: 30 where it is new, else 1)")
     group.add_argument("--empty-blocks", choices=("all", "first"), default="all",
-                       help="blocks behind an observation's codes in which the decoder learns to write nothing")
+                       help="blocks behind an observation's codes in which the decoder learns to write nothing: all of them, as published, or "
+                            "the first alone, where decoding stops anyway, which is faster")
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument("--eval-only", action="store_true",
                        help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")

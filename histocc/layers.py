@@ -16,10 +16,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    below = round(p * _STEPS)
+    below = min(round(p * _STEPS), _STEPS - 1)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
-    exact = torch.promote_types(x.dtype, torch.float32)                            # 16 bits fit into it
-    factors = bits.to(exact)                                                       # floats all the way: where and masked_fill take six times as long
+    wide = torch.promote_types(x.dtype, torch.float32)                             # bfloat16 and float16 cannot hold every number of 16 bits
+    factors = bits.to(wide)                                                        # floats all the way: torch.where takes six times as long
     torch.ge(factors, below - _STEPS // 2, out=factors)
     return (x * factors.mul_(_STEPS / (_STEPS - below))).to(x.dtype)
 
@@ -50,6 +50,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
     if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
     if causal:
+        if visible is not None:
+            raise ValueError("causal attention takes no further mask")
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:

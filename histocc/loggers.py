@@ -14,6 +14,7 @@ from histocc import plot
 from histocc.errors import UserError
 from histocc.run_log import COLUMNS, numbers
 
+
 class Loggers:
     """Those that `args` asks for. name: of the run; step: that it goes on from, 0 for a new one. Raises UserError."""
 

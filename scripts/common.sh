@@ -264,17 +264,18 @@ data_are_missing() {
 # table_in_data NAME: its path in the folder DATA.
 table_in_data() {
   local table=${DATA%/}/$1
-  [[ -f $table.csv || -f $table.parquet ]] || fail "$DATA is a folder without $1.csv." "$EXPECTED"
+  [[ -f $table.csv || -f $table.parquet ]] || fail "$DATA is a folder without $1.csv or $1.parquet." "$EXPECTED"
   [[ ! -f $table.csv || ! -f $table.parquet ]] || fail "$DATA holds both $1.csv and $1.parquet: leave one."
   if [[ -f $table.csv ]]; then echo "$table.csv"; else echo "$table.parquet"; fi
 }
 
 # Sets SCRIPT, ARGUMENTS and HEADER_OF, the file whose columns count, for DATA.
 choose_script() {
+  local validation
   if [[ -d $DATA ]]; then
     HEADER_OF=$(table_in_data train) || exit 2
-    VAL_DATA=$(table_in_data val) || exit 2
-    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "$VAL_DATA")
+    validation=$(table_in_data val) || exit 2
+    SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "$validation")
     return
   fi
   [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"

@@ -88,24 +88,27 @@ def fork_server():
 
 
 def run_forked(script, args, timeout):
-    """(exit code, output) of a script in a process of its own, in `environment()`."""
+    """(exit code, output) of a script in a process of its own, in `environment()`. What it has registered with atexit is not called."""
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        process = fork_server().Process(target=_as_script, args=(str(script), [str(arg) for arg in args], output.name))
+        process = fork_server().Process(target=_as_script, args=(str(script), [str(arg) for arg in args], output.name, environment()))
         process.start()
         process.join(timeout)
         if process.is_alive():
             process.kill()
+            process.join()
             raise TimeoutError(f"{script} ran longer than {timeout} s\n{output.read()}")
         return process.exitcode, output.read()
 
 
-def _as_script(script, args, output):
+def _as_script(script, args, output, variables):
+    os.environ.clear()
+    os.environ.update(variables)
     said = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.chdir(REPO)
     warnings.simplefilter("ignore")
-    sys.path.insert(0, str(Path(script).parent))
+    sys.path[:] = [str(Path(script).parent), *(folder for folder in sys.path if not Path(folder).is_relative_to(REPO / "tests"))]
     sys.argv = [script, *args]
     runpy.run_path(script, run_name="__main__")
 

@@ -110,6 +110,7 @@ class TestFigures:
 
 @pytest.mark.processes
 def test_two_processes_write_the_same_report(trained, report, tmp_path):
+    # with matplotlib, if it is there, as the report that it is compared with
     done = subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
                            "histocc.evaluate", "--distributed", "--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "two",
                            "--device", "cpu", "--resamples", "200", "--batch-size", "8"],

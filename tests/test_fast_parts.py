@@ -41,18 +41,25 @@ def test_dropout_draws_each_value_alone_and_keeps_the_mean(p):
 def test_dropout_of_nothing_of_all_and_of_what_is_no_probability():
     x = torch.ones(7, dtype=torch.float64)
     assert torch.equal(dropout(x, 0.0), x) and torch.equal(dropout(x, 1.0), 0 * x) and dropout(x, 0.5).dtype == x.dtype
+    assert dropout(x, 1 - 1e-6).shape == x.shape
+    half = dropout(torch.ones(10_000, dtype=torch.bfloat16), 0.1)
+    assert half.dtype == torch.bfloat16 and set(half.tolist()) == {0.0, float(torch.tensor(1 / 0.9).bfloat16())} and 0.87 < float((half != 0).double().mean()) < 0.93
     assert torch.equal(Dropout(0.5).eval()(x), x)
     with pytest.raises(ValueError, match="between 0 and 1"):
         Dropout(1.5)
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_attention_in_steps_is_that_of_the_fused_kernel(masked):
+@pytest.mark.parametrize("kind", ["masked", "causal", "all"])
+def test_attention_in_steps_is_that_of_the_fused_kernel(kind):
     q, k, v = torch.randn(3, 2, 2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    visible = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)[None, None, None] if masked else None
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-    assert torch.allclose(attend(q.requires_grad_(), k, v, visible, 0.0), expected, atol=1e-12)
+    visible = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)[None, None, None] if kind == "masked" else None
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=kind == "causal")
+    q.requires_grad_()
+    assert torch.allclose(attend(q, k, v, visible, 0.0, causal=kind == "causal"), expected, atol=1e-12)
     assert attend(q, k, v, visible, 0.5).count_nonzero() > 0
+    if visible is not None:
+        with pytest.raises(ValueError, match="no further mask"):
+            attend(q, k, v, visible, 0.0, causal=True)
 
 
 def test_one_product_for_several_layers():

@@ -156,6 +156,20 @@ def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatc
     assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1
 
 
+def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(loggers.plot, "available", lambda: True)
+    monkeypatch.setattr(loggers.plot, "draw", lambda runs, path: drawn.append(path))
+    (tmp_path / "logs.csv").write_text("step,val_loss\n1,1.0\n")
+    for later, times in (([], 1), ([{"step": 2, "train_loss": 1.0}], 2)):
+        made = loggers.Loggers(ARGS(["--dataset", "a.csv", "--save-path", str(tmp_path)]), "name", 0)
+        for row in ({"step": 1, "val_loss": 1.0}, *later):
+            made.row(row)
+        made.close()
+        assert len(drawn) == times, later
+        drawn.clear()
+
+
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
     monkeypatch.setattr("histocc.seq2seq_mixer_engine.optimizer_step", lambda *_: (_ for _ in ()).throw(TrainingError("broken")))
     code, output = run_inside(train_mixer.main, *flags)
