@@ -322,6 +322,8 @@ class Projection(nn.Module):
         """[B, M, H] → [B, length, H]: every block's molecule at its characters, the last one up to the end. The first is that of position 0
         and of no block."""
         blocks = molecules[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
+        if blocks.shape[1] == length:
+            return blocks
         return torch.cat([blocks, molecules[:, -1:].expand(-1, length - blocks.shape[1], -1)], dim=1)
 
 

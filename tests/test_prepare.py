@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
 
-from histocc import findings, tables
+from histocc import findings
 from histocc import prepare as prep
 from histocc.data_report import report_lines
 from histocc.data_settings import file_problems
@@ -386,19 +386,3 @@ def test_files_of_their_own_are_not_split(tmp_path):
     val = write_csv(tmp_path / "v.csv", HEADER, [(text, code, "") for text, code in many(50)])
     result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], many(60))).read_bytes(), val_files=[val])
     assert (len(result.train), len(result.val)) == (60, 50)
-
-
-# ---- words
-
-def test_words_of_the_training_texts(tmp_path):
-    val = write_csv(tmp_path / "v.csv", HEADER, [("unseen word", "61110", "")])
-    content = 'occ1,hisco_1\nfarm hand,61110\n"hand, old\thand",61110\nFarm,61110\nrejected,\n'
-    result = prepare(tmp_path, content, val_files=[val])
-    assert result.table("words.csv") == [["word", "freq"], ["hand", "2"], ["Farm", "1"], ["farm", "1"], ["hand,", "1"], ["old", "1"]]
-    assert tables.read_words(str(result.folder / "words.csv")) == {"hand": 2, "Farm": 1, "farm": 1, "hand,": 1, "old": 1}
-
-
-def test_the_most_frequent_words_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_WORDS", 2)
-    result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
-    assert result.table("words.csv")[1:] == [["c", "3"], ["b", "2"]]

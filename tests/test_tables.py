@@ -2,6 +2,7 @@
 
 import pytest
 from helpers import write_csv
+from preparing import HEADER, prepare
 
 from histocc import tables
 from histocc.errors import UserError
@@ -73,3 +74,19 @@ def test_flags_for_the_launchers(tmp_path, capsys):
         assert tables.main([file]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and words in err
+
+
+# ---- words of the training texts
+
+def test_words_of_the_training_texts(tmp_path):
+    val = write_csv(tmp_path / "v.csv", HEADER, [("unseen word", "61110", "")])
+    content = 'occ1,hisco_1\nfarm hand,61110\n"hand, old\thand",61110\nFarm,61110\nrejected,\n'
+    result = prepare(tmp_path, content, val_files=[val])
+    assert result.table("words.csv") == [["word", "freq"], ["hand", "2"], ["Farm", "1"], ["farm", "1"], ["hand,", "1"], ["old", "1"]]
+    assert tables.read_words(str(result.folder / "words.csv")) == {"hand": 2, "Farm": 1, "farm": 1, "hand,": 1, "old": 1}
+
+
+def test_the_most_frequent_words_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_WORDS", 2)
+    result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
+    assert result.table("words.csv")[1:] == [["c", "3"], ["b", "2"]]
