@@ -15,6 +15,7 @@ from histocc.config_file import config_arguments
 from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
                                  say_who_is_missing)
 from histocc.errors import UserError
+from histocc.parallel import MODES
 from histocc.stopping import Stopped, stop_request
 from histocc.table_files import DELIMITERS
 
@@ -270,7 +271,7 @@ def add_process_arguments(parser: Parser, minutes: float = 30.0, timeout_help: s
 
 def _add_machine_arguments(parser: Parser) -> None:
     machine = add_process_arguments(parser)
-    machine.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp",
+    machine.add_argument("--parallel", choices=MODES, default="ddp",
                          help="ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer state, "
                          "which are gathered layer by layer: less memory, more messages, same results")
     machine.add_argument("--float64", action="store_true", help="double precision, for checking results")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import FAST_PYTHON, REPO, TOOLS, write_csv, write_executable
+from launching import FAST_PYTHON, REPO, TOOLS, write_table, write_executable
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def plan(bin_dir, tmp_path):
 
 @pytest.fixture
 def data(tmp_path) -> str:
-    return str(write_csv(tmp_path / "my data.csv", "occ1,lang,hisco_1,hisco_2"))
+    return str(write_table(tmp_path / "my data.csv", "occ1,lang,hisco_1,hisco_2"))
 
 
 @pytest.fixture
 def folder(tmp_path) -> str:
-    write_csv(tmp_path / "both" / "train.csv", "occ1,OCC1950_1")
-    write_csv(tmp_path / "both" / "val.csv", "occ1,OCC1950_1")
+    write_table(tmp_path / "both" / "train.csv", "occ1,OCC1950_1")
+    write_table(tmp_path / "both" / "val.csv", "occ1,OCC1950_1")
     return str(tmp_path / "both")

@@ -28,7 +28,7 @@ def write_executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def command(done: subprocess.CompletedProcess) -> list[str]:
+def printed_command(done: subprocess.CompletedProcess) -> list[str]:
     """The torchrun command line that was printed, as arguments."""
     return shlex.split(next(line for line in done.stdout.splitlines() if "torch.distributed.run" in line))
 
@@ -42,7 +42,7 @@ def after(words: list[str], flag: str) -> str:
     return words[len(words) - words[::-1].index(flag)]
 
 
-def write_csv(path: Path, columns: str, rows: int = 60) -> Path:
+def write_table(path: Path, columns: str, rows: int = 60) -> Path:
     values = {"occ1": "labourer no. {}", "lang": "en"}
     names = columns.split(",")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from launching import LAUNCH, MULTI, NAMED, REPO, SLURM, after, command, option, write_executable
+from launching import LAUNCH, MULTI, NAMED, REPO, SLURM, after, option, printed_command, write_executable
 
 ON_TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "host1"}
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "2", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
@@ -29,9 +29,9 @@ def test_a_meeting_point_that_cannot_be_is_refused(plan, data, variables, said):
 
 
 def test_a_meeting_point_at_the_limits_is_taken(plan, data):
-    words = command(plan(LAUNCH, data, "--", *NAMED, **ON_TWO, MASTER_PORT="65535"))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED, **ON_TWO, MASTER_PORT="65535"))
     assert [option(words, name) for name in ("nnodes", "node-rank", "master-port")] == ["2", "1", "65535"]
-    assert option(command(plan(MULTI, data, "--", *NAMED, NNODES="1", NODE_RANK="0")), "node-rank") == "0"
+    assert option(printed_command(plan(MULTI, data, "--", *NAMED, NNODES="1", NODE_RANK="0")), "node-rank") == "0"
 
 
 # ---- cores ----
@@ -56,7 +56,7 @@ def test_data_of_a_configuration_are_not_replaced_by_the_sample(plan, data, tmp_
     for script, slurm in ((LAUNCH, {}), (MULTI, {}), (SLURM, JOB)):
         message = plan(script, "--", "--config", str(tmp_path / "m.toml"), code=2, **slurm).stderr
         assert message.startswith("error: DATA is missing") and "takes the data from DATA alone" in message
-    assert after(command(plan(LAUNCH, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"))), "--dataset") == data
+    assert after(printed_command(plan(LAUNCH, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"))), "--dataset") == data
 
 
 def test_data_among_the_flags_are_not_replaced_by_the_sample(plan, tmp_path):
@@ -79,13 +79,13 @@ def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):
     from pyarrow import parquet
     path = str(tmp_path / "rows.Parquet")
     parquet.write_table(pyarrow.table({"occ1": ["weaver"], "lang": ["en"], "hisco_1": ["75400"]}), path)
-    words = command(plan(LAUNCH, path))
+    words = printed_command(plan(LAUNCH, path))
     assert after(words, "--dataset") == path and after(words, "--target-cols") == "hisco_1" and after(words, "--language-col") == "lang"
     folder = tmp_path / "both"
     folder.mkdir()
     for name in ("train.parquet", "val.parquet"):
         shutil.copy(path, folder / name)
-    words = command(plan(LAUNCH, str(folder)))
+    words = printed_command(plan(LAUNCH, str(folder)))
     assert after(words, "--train-data") == f"{folder}/train.parquet" and after(words, "--val-data") == f"{folder}/val.parquet"
 
 
@@ -105,11 +105,11 @@ def test_a_requeued_job_starts_nothing_anew(plan, data):
     flags = ["--", *NAMED, "--overwrite", "--num-epochs", "3"]
     for count in ({}, {"SLURM_RESTART_COUNT": "0"}):
         first = plan(SLURM, data, *flags, **JOB, **count)
-        assert "--overwrite" in command(first) and "is left out" not in first.stdout
+        assert "--overwrite" in printed_command(first) and "is left out" not in first.stdout
     again = plan(SLURM, data, *flags, **JOB, SLURM_RESTART_COUNT="1")
-    assert command(again) == [word for word in command(first) if word != "--overwrite"] and "--overwrite is left out" in again.stdout
+    assert printed_command(again) == [word for word in printed_command(first) if word != "--overwrite"] and "--overwrite is left out" in again.stdout
     alone = plan(SLURM, data, "--", "--overwrite", **JOB, SLURM_RESTART_COUNT="2")
-    assert "--overwrite" not in command(alone)
+    assert "--overwrite" not in printed_command(alone)
     assert "is left out" not in plan(SLURM, data, "--", *NAMED, **JOB, SLURM_RESTART_COUNT="1").stdout
 
 

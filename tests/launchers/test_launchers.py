@@ -3,14 +3,14 @@
 import socket
 
 import pytest
-from launching import LAUNCH, MULTI, NAMED, REPO, SLURM, after, command, option, write_csv, write_executable
+from launching import LAUNCH, MULTI, NAMED, REPO, SLURM, after, option, printed_command, write_table, write_executable
 
 # ---- arguments ----
 
 @pytest.mark.parametrize("script", [LAUNCH, MULTI])
 def test_arguments_in_every_order(plan, data, script):
     flags = ["--", *NAMED, "--num-epochs", "3"]
-    lines = {tuple(command(plan(script, *words, *flags))) for words in
+    lines = {tuple(printed_command(plan(script, *words, *flags))) for words in
              ([data, "3"], ["3", data], ["--print-only", "3", data], ["3", "--print-only", data])}
     assert len(lines) == 1
     words = list(lines.pop())
@@ -22,7 +22,7 @@ def test_arguments_in_every_order(plan, data, script):
 
 @pytest.mark.parametrize("script", [LAUNCH, MULTI])
 def test_a_folder_goes_to_train_mixer(plan, folder, script):
-    words = command(plan(script, folder + "/", "--", *NAMED))
+    words = printed_command(plan(script, folder + "/", "--", *NAMED))
     assert str(REPO / "train_mixer.py") in words
     assert after(words, "--train-data") == f"{folder}/train.csv"
     assert after(words, "--val-data") == f"{folder}/val.csv"
@@ -31,7 +31,7 @@ def test_a_folder_goes_to_train_mixer(plan, folder, script):
 
 def test_without_data_the_sample_is_trained_and_shown(plan, tmp_path):
     done = plan(LAUNCH)
-    words = command(done)
+    words = printed_command(done)
     assert after(words, "--train-data") == "./output/sample/train.csv"
     assert after(words, "--model-size") == "tiny"
     assert option(words, "nproc-per-node") == "2"
@@ -49,17 +49,17 @@ def test_the_plan_says_what_will_run(plan, data):
 
 @pytest.mark.parametrize("flag", [["--save-path", "x"], ["--save_dir=x"], ["--checkpoint-dir", "x"]])
 def test_a_save_path_among_the_flags_is_the_only_one(plan, data, flag):
-    words = command(plan(LAUNCH, data, "--", *NAMED, *flag))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED, *flag))
     assert "./output" not in words and words[-len(flag):] == flag
 
 
 def test_wrong_arguments_say_what_was_expected(plan, data, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "half").mkdir()
-    write_csv(tmp_path / "half" / "train.csv", "occ1,hisco_1")
+    write_table(tmp_path / "half" / "train.csv", "occ1,hisco_1")
     (tmp_path / "table.xlsx").write_bytes(b"PK")
     for name in ("train.csv", "train.parquet", "val.csv"):
-        write_csv(tmp_path / "twice" / name, "occ1,hisco_1")
+        write_table(tmp_path / "twice" / name, "occ1,hisco_1")
     for script in (LAUNCH, MULTI):
         for path, reason in (("nowhere.csv", "no such file"), ("empty", "without train.csv"), ("half", "without val.csv"),
                              ("table.xlsx", "neither a table"), ("", "is empty")):
@@ -80,19 +80,19 @@ def test_help(plan, script):
 
 
 def test_the_learning_rate_is_scaled_by_one_launcher_only(plan, data):
-    assert after(command(plan(MULTI, data, "--", *NAMED)), "--lr-scaling") == "linear"
-    assert "--lr-scaling" not in command(plan(LAUNCH, data, "--", *NAMED))
-    assert after(command(plan(MULTI, data, "--", *NAMED, "--lr-scaling", "sqrt")), "--lr-scaling") == "sqrt"
-    assert command(plan(MULTI, data, "--", *NAMED, "--lr_scaling=none")).count("--lr-scaling") == 0
-    assert "--lr-scaling" not in command(plan(MULTI, data, "--", *NAMED, "--global-batch-size", "32"))
+    assert after(printed_command(plan(MULTI, data, "--", *NAMED)), "--lr-scaling") == "linear"
+    assert "--lr-scaling" not in printed_command(plan(LAUNCH, data, "--", *NAMED))
+    assert after(printed_command(plan(MULTI, data, "--", *NAMED, "--lr-scaling", "sqrt")), "--lr-scaling") == "sqrt"
+    assert printed_command(plan(MULTI, data, "--", *NAMED, "--lr_scaling=none")).count("--lr-scaling") == 0
+    assert "--lr-scaling" not in printed_command(plan(MULTI, data, "--", *NAMED, "--global-batch-size", "32"))
 
 
 def test_model_size_and_port_from_the_environment(plan, data):
-    words = command(plan(LAUNCH, data, "--", *NAMED, MODEL_SIZE="small", MASTER_PORT="31234"))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED, MODEL_SIZE="small", MASTER_PORT="31234"))
     assert after(words, "--model-size") == "small" and option(words, "master-port") == "31234"
-    words = command(plan(LAUNCH, data, "--", *NAMED, "--model-size", "tiny", MODEL_SIZE="small"))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED, "--model-size", "tiny", MODEL_SIZE="small"))
     assert words.count("--model-size") == 1 and "small" not in words
-    assert 1024 <= int(option(command(plan(LAUNCH, data, "--", *NAMED, MASTER_PORT="")), "master-port")) < 65536
+    assert 1024 <= int(option(printed_command(plan(LAUNCH, data, "--", *NAMED, MASTER_PORT="")), "master-port")) < 65536
 
 
 def test_a_port_in_use_is_replaced_on_one_machine(plan, data):
@@ -102,13 +102,13 @@ def test_a_port_in_use_is_replaced_on_one_machine(plan, data):
         port = str(held.getsockname()[1])
         done = plan(MULTI, data, "--", *NAMED, MASTER_PORT=port)
         assert f"Port {port} (MASTER_PORT) is in use: another one is taken" in done.stdout
-        assert option(command(done), "master-port") not in ("", port)
+        assert option(printed_command(done), "master-port") not in ("", port)
         several = plan(MULTI, data, "--", *NAMED, MASTER_PORT=port, NNODES="2", NODE_RANK="0", MASTER_ADDR="host1")
-        assert option(command(several), "master-port") == port               # the others expect it
+        assert option(printed_command(several), "master-port") == port               # the others expect it
 
 
 def test_several_machines_from_the_environment(plan, data):
-    words = command(plan(LAUNCH, "3", data, "--", *NAMED, NNODES="2", NODE_RANK="1", MASTER_ADDR="host1", MASTER_PORT=""))
+    words = printed_command(plan(LAUNCH, "3", data, "--", *NAMED, NNODES="2", NODE_RANK="1", MASTER_ADDR="host1", MASTER_PORT=""))
     assert [option(words, name) for name in ("nnodes", "node-rank", "master-addr", "master-port", "nproc-per-node")] == ["2", "1", "host1", "29500", "3"]
     assert "Processes:   3 on each of 2 machines" in plan(LAUNCH, "3", data, "--", *NAMED, NNODES="2", NODE_RANK="0", MASTER_ADDR="a").stdout
     for missing in ("NODE_RANK", "MASTER_ADDR"):
@@ -122,15 +122,15 @@ def test_what_a_configuration_says_is_not_said_again(plan, data, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('save_path = "./elsewhere"\ntarget_cols = ["hisco_1"]\nlanguage = "en"\nglobal_batch_size = 64\n')
     done = plan(MULTI, data, "--", "--config", str(file))
-    words = command(done)
+    words = printed_command(done)
     assert not {"--save-path", "--target-cols", "--lr-scaling", "--language-col"} & set(words) and words[-2:] == ["--config", str(file)]
     assert "Save path:   ./elsewhere" in done.stdout and "the learning rate of the script, whatever" in done.stdout
-    assert "--lr-scaling" in command(plan(MULTI, data, "--", "--config", "missing.toml", *NAMED))       # the script says that it is not there
+    assert "--lr-scaling" in printed_command(plan(MULTI, data, "--", "--config", "missing.toml", *NAMED))       # the script says that it is not there
 
 
 def test_a_script_of_ones_own(plan, data, tmp_path):
     (tmp_path / "mine.py").write_text("")
-    words = command(plan(LAUNCH, data, "--", *NAMED, SCRIPT="mine.py"))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED, SCRIPT="mine.py"))
     assert "mine.py" in words and str(REPO / "finetune.py") not in words and "--dataset" in words
     assert "SCRIPT=no.py: no such file" in plan(LAUNCH, data, "--", *NAMED, code=2, SCRIPT="no.py").stderr
 
@@ -150,11 +150,11 @@ def test_the_slurm_job_is_for_slurm(plan, data):
 def test_the_slurm_job_says_what_it_will_run(plan, data):
     done = plan(SLURM, "3", data, "--", *NAMED, SLURM_JOB_ID="17", SLURM_JOB_NUM_NODES="4", SLURM_JOB_NODELIST="gpu[1-4]", SLURM_SUBMIT_DIR=str(REPO),
                 SLURM_CPUS_PER_TASK="12", MASTER_ADDR="gpu1", SLURM_RESTART_COUNT="1")
-    words = command(done)
+    words = printed_command(done)
     assert [option(words, name) for name in ("nnodes", "master-addr", "master-port", "nproc-per-node")] == ["4", "gpu1", "29511", "3"]
     array = plan(SLURM, "3", data, "--", *NAMED, "--save-path", "run%a", SLURM_JOB_ID="17", SLURM_JOB_NUM_NODES="4", SLURM_SUBMIT_DIR=str(REPO),
                  SLURM_ARRAY_JOB_ID="15", SLURM_ARRAY_TASK_ID="2", MASTER_ADDR="gpu1")
-    assert after(command(array), "--save-path") == "run2" and "Job:         15_2 on 4 node(s)" in array.stdout
+    assert after(printed_command(array), "--save-path") == "run2" and "Job:         15_2 on 4 node(s)" in array.stdout
     assert "--node-rank" not in done.stdout and "Job:         17 on 4 node(s): gpu[1-4], start number 2" in done.stdout
     assert "OMP_NUM_THREADS=4" in done.stdout
     elsewhere = plan(SLURM, data, code=2, SLURM_JOB_ID="17", SLURM_SUBMIT_DIR="/")
@@ -162,7 +162,7 @@ def test_the_slurm_job_says_what_it_will_run(plan, data):
 
 
 def test_torchrun_is_told_about_signals_and_threads(plan, data):
-    words = command(plan(LAUNCH, data, "--", *NAMED))
+    words = printed_command(plan(LAUNCH, data, "--", *NAMED))
     assert option(words, "signals-to-handle") == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     assert int(option(words, "shutdown-timeout")) > 30
     many = plan(LAUNCH, "1000", data, "--", *NAMED).stdout
@@ -171,20 +171,20 @@ def test_torchrun_is_told_about_signals_and_threads(plan, data):
 
 
 def test_columns_are_found_in_the_file(plan, data, folder):
-    words = command(plan(LAUNCH, data))
+    words = printed_command(plan(LAUNCH, data))
     at = words.index("--formatter")
     assert words[at:at + 5] == ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2"]
     assert after(words, "--language-col") == "lang"
-    words = command(plan(LAUNCH, folder))
+    words = printed_command(plan(LAUNCH, folder))
     assert after(words, "--formatter") == "occ1950" and after(words, "--target-cols") == "OCC1950_1"
     assert "--language-col" not in words
-    words = command(plan(LAUNCH, data, "--", "--formatter", "gpf", "--language", "en"))
+    words = printed_command(plan(LAUNCH, data, "--", "--formatter", "gpf", "--language", "en"))
     assert words.count("--formatter") == 1 and after(words, "--target-cols") == "hisco_1"
     assert "--language-col" not in words
 
 
 def test_a_file_without_known_columns_says_which_flag_names_them(plan, tmp_path):
-    path = write_csv(tmp_path / "other.csv", "occ1,code")
+    path = write_table(tmp_path / "other.csv", "occ1,code")
     assert "--target-cols" in plan(LAUNCH, str(path), code=2).stderr
 
 
@@ -207,7 +207,7 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
 def test_processes_by_the_gpus_there_are(plan, gpus, data):
     def processes(script, *words, **variables):
         done = plan(script, data, *words, "--", *NAMED, **variables)
-        return option(command(done), "nproc-per-node"), done.stdout
+        return option(printed_command(done), "nproc-per-node"), done.stdout
 
     gpus(4)
     assert processes(MULTI)[0] == "4" and "4 of 4 GPU(s)" in processes(MULTI)[1]
@@ -228,11 +228,11 @@ def test_more_processes_than_gpus_is_an_error_that_says_what_to_do(plan, gpus, d
         message = plan(script, data, "8", "--", *NAMED, code=2).stderr
         assert "8 processes" in message and "4 can be used" in message and "--device cpu" in message
         assert "CUDA_VISIBLE_DEVICES=0,1" in plan(script, data, "3", "--", *NAMED, code=2, CUDA_VISIBLE_DEVICES="0,1").stderr
-    words = command(plan(LAUNCH, data, "8", "--", *NAMED, "--device", "cpu"))
+    words = printed_command(plan(LAUNCH, data, "8", "--", *NAMED, "--device", "cpu"))
     assert option(words, "nproc-per-node") == "8"
 
 
 def test_without_a_working_nvidia_smi_cpus_are_used(plan, bin_dir, data):
     assert "TRAINING ON CPUS" in plan(MULTI, data, "--", *NAMED).stdout
     write_executable(bin_dir / "nvidia-smi", "#!/bin/bash\necho 'NVIDIA-SMI has failed because it could not talk to the driver'\nexit 9\n")
-    assert option(command(plan(MULTI, data, "--", *NAMED, CUDA_VISIBLE_DEVICES="0,1")), "nproc-per-node") == "2"
+    assert option(printed_command(plan(MULTI, data, "--", *NAMED, CUDA_VISIBLE_DEVICES="0,1")), "nproc-per-node") == "2"

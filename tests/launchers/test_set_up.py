@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import MULTI, REPO, SHELL_FILES, write_csv, write_executable
+from launching import MULTI, REPO, SHELL_FILES, write_table, write_executable
 
 
 # ---- environment ----
@@ -131,7 +131,7 @@ def test_signals_reach_what_is_followed_by_something(tmp_path):
 
 @pytest.mark.processes
 def test_a_run_on_two_processes(tmp_path):
-    data = write_csv(tmp_path / "rows.csv", "occ1,lang,hisco_1")
+    data = write_table(tmp_path / "rows.csv", "occ1,lang,hisco_1")
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
            "MODEL_SIZE": "tiny", "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
