@@ -143,6 +143,7 @@ class Bench:
         self.optimizer = job.make_optimizer(self.run, self.model, 2e-5)
         self.scheduler = linear_schedule(self.optimizer, 0, 10**6)
         modes = {name: Precision(name, self.device) for name in precisions}
+        Precision("float32", self.device).use()                              # the reference, too, has TF32 where there is any
         times = {name: [] for name in ["reference", *precisions]}
         for round_number in range(self.args.rounds + 1):                     # the first one warms up
             if not self.args.no_reference:

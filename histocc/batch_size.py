@@ -1,6 +1,7 @@
 """How many observations go through the model at once: `--batch-size auto`, and what to do where they do not fit into memory."""
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 
@@ -16,24 +17,29 @@ class AutoBatchSize(int):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and re.search("can't allocate memory|ALLOC_FAILED", str(error)) is not None)
 
 
-def find_batch_size(run: Callable[[int], None], most: int, world: World) -> int:
+def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
     """The largest number of observations, up to `most`, that fits into the memory of every GPU; on CPUs the fastest one. All ranks.
 
-    run(rows): takes so many through the model, forward and backward. The sizes tried are 8, 16, 32 … and `most`.
+    run(rows): takes so many through the model, forward and backward. The sizes tried are 8, 16, 32 … and `most`. still_to_come: bytes that
+    a step needs besides.
     """
     device, found, fastest = world.device, 1, 0.0
     sizes = [size for size in (FIRST << i for i in range(12)) if size < most] + [most]
     for size in sizes:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()                 # what smaller sizes left behind does not count
+            torch.cuda.reset_peak_memory_stats(device)
         seconds, fits = _try(run, size, device)
+        if device.type == "cuda":
+            fits = fits and (torch.cuda.max_memory_allocated(device) + still_to_come
+                             < FULL * torch.cuda.get_device_properties(device).total_memory)
         if not all(world.gather(fits)):
             break
         if device.type == "cuda":
             found = size
-            if not all(world.gather(torch.cuda.max_memory_reserved(device) < FULL * torch.cuda.get_device_properties(device).total_memory)):
-                break
         else:
             rate = size * world.size / world.sum_over_ranks({"seconds": seconds})["seconds"]
             if rate < GAIN * fastest:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from histocc.device_clock import DeviceClock
 from histocc.distributed import World
 from histocc.errors import TrainingError
 from histocc.parallel import PeerWait
@@ -20,7 +21,7 @@ GPU_LOOKS_EVERY = 10          # steps
 class Meter:
     """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
 
-    def __init__(self, samples: int = 0, state: dict | None = None, peers: PeerWait | None = None):
+    def __init__(self, samples: int = 0, state: dict | None = None, peers: PeerWait | None = None, device: torch.device | None = None):
         self.samples = samples                       # observations of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
         self.count: Tensor | float = state["count"] if state else 0              # observations of all ranks since the last row
@@ -28,7 +29,7 @@ class Meter:
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0   # steps since the last row
         self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
-        self.peers = peers or PeerWait()
+        self.peers, self._data = peers or PeerWait(), DeviceClock(device)
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -47,11 +48,16 @@ class Meter:
         self.sums, self.count, self.seconds_data, self.grad_norm, self.skipped = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
-        """What `fetch` returns; its time counts as waiting for data."""
-        started = time.perf_counter()
+        """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to do."""
+        started = self._data.now()
         found = fetch()
-        self.seconds_data += time.perf_counter() - started
+        self._data.add(started, self._data.now())
+        self._take_data()
         return found
+
+    def _take_data(self) -> None:
+        self.seconds_data += self._data.seconds
+        self._data.seconds = 0.0
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
@@ -69,6 +75,9 @@ class Meter:
 
     def row(self, world: World) -> dict:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+        self._data.settle()
+        self.peers.settle()
+        self._take_data()
         elapsed = time.perf_counter() - self.timed_from
         waited = self.seconds_data - self.timed_data
         total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from histocc import __version__
 from histocc.batch_size import AutoBatchSize
 from histocc.config_file import config_arguments
-from histocc.distributed import (World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact,
-                                 say_who_is_missing)
+from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact
 from histocc.errors import UserError
+from histocc.heartbeat import say_who_is_missing
 from histocc.parallel import MODES
 from histocc.stopping import Stopped, stop_request
 from histocc.table_files import DELIMITERS
@@ -383,14 +383,13 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
             except RuntimeError as error:
                 if world.size == 1 or not lost_contact(error):
                     raise
-                say_who_is_missing(world, error)
+                say_who_is_missing(world.heartbeat, error)
             except Stopped:
                 stop.acted = True
                 world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command "
                             "starts again.")
-            finally:
-                gc.collect()
-                close_world(world)
+            gc.collect()
+            close_world(world)
     code = stop.exit_code if stop.acted else 0
     if world.backend:
         end_process(code)

@@ -27,4 +27,5 @@ def missing_compiler(device: torch.device) -> str | None:
         import triton  # noqa: F401
     except ImportError:
         return "the package triton (pip install triton)"
-    return None
+    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]           # triton builds what starts its kernels
+    return None if any(map(shutil.which, compilers)) else f"a C compiler ({', '.join(compilers)}: not there; apt-get install gcc)"

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from histocc.errors import TrainingError, UserError
-from histocc.heartbeat import Heartbeat
+from histocc.heartbeat import Heartbeat, end_without
 from histocc.stopping import Stopped, StopRequest
 
 LEAST_TORCH = (2, 10)
@@ -248,7 +249,7 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
         raise UserError(f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
                         "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.")
     torch.cuda.set_device(local_rank)
-    torch.backends.cudnn.deterministic = True         # a resumed run repeats the sums of its convolutions
+    torch.backends.cuda.enable_cudnn_sdp(False)       # cuDNN's attention plans anew for every shape, and shapes change from batch to batch
     return torch.device("cuda", local_rank)
 
 
@@ -280,7 +281,10 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     own_store = dist.PrefixStore("histocc", store)
-    return World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
+    world = World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
+    if backend == "nccl":                             # a host that waits for its device, which waits for a dead peer, sees no exception
+        world.heartbeat.watch(lambda silent, doing: end_without(world.heartbeat, silent, doing, "it gives no sign of life"))
+    return world
 
 
 def torch_is_too_old() -> bool:
@@ -331,22 +335,6 @@ def lost_contact(error: Exception) -> bool:
         r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", str(error), re.IGNORECASE) is not None)
 
 
-def say_who_is_missing(world: World, error: Exception) -> None:
-    """After a collective has failed: the living find out who is missing, and the first of them says it. Does not return.
-
-    Nothing is saved: that needs all processes. Exit code 1.
-    """
-    own = world.heartbeat.doing
-    silent, doing = world.heartbeat.listen()
-    if all(rank in silent for rank in range(world.rank)):
-        who = "; ".join(f"rank {rank} does not answer any more, its last word was: {doing.get(rank, 'nothing')}" for rank in silent)
-        print(f"error: {who or 'the connection between the processes failed, though all answer'}. Rank {world.rank} waited for it in: "
-              f"{own} ({str(error).strip().splitlines()[-1][:200]}). The last checkpoint is good: the same command (without --overwrite) goes on.",
-              file=sys.stderr, flush=True)
-    time.sleep(1.0)                                  # others may still be listening
-    os._exit(1)
-
-
 def end_process(code: int) -> None:
     """Ends a process that has done its work and left its process group. Does not return.
 
@@ -382,8 +370,13 @@ def current_world(device: torch.device | str = "cpu") -> World:
 def errors_end_all_ranks():
     """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
 
-    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is gone.
+    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is gone. Where a process group
+    is still there, the process ends without leaving it: NCCL would wait in it for those that are stuck in a collective.
     """
+    def leave(code: int) -> None:
+        if dist.is_initialized():
+            end_process(code)
+        sys.exit(code)
     try:
         yield
     except (UserError, TrainingError) as error:
@@ -393,4 +386,11 @@ def errors_end_all_ranks():
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
             time.sleep(HEARD_PATIENCE_SECONDS if getattr(error, "heard_from_main", False) else PEER_PATIENCE_SECONDS)
-        sys.exit(code)
+        leave(code)
+    except Exception:
+        if not dist.is_initialized():
+            raise
+        traceback.print_exc()
+        leave(1)
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)

@@ -30,6 +30,7 @@ from histocc.findings import OUTSIDE_KEY
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.job_data import on_every_node
 from histocc.outcomes import RANKED, Outcomes
+from histocc.precision import Precision
 from histocc.prepared_folder import is_whole
 from histocc.report import decoders_report
 from histocc.run_log import COLUMNS
@@ -195,6 +196,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         facts = data_facts(args, file, state, data, rows)
         world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
 
+    Precision("float32", world.device).use()         # as in training
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
     loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, known_languages(data, state["languages"]), max_len=state["config"]["max_len"],
                                       fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"]))

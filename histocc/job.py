@@ -215,7 +215,8 @@ def choose_batch_size(args: argparse.Namespace, world: World, data: PreparedData
         batch = trial_batch(data, formatter, config, rows, width, world)
         engine.add_gradients(model, batch, loss_fn, precision, 1.0)
     most = min(-(-args.global_batch_size // world.size), len(data.train))
-    args.batch_size = find_batch_size(take, most, world)
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    args.batch_size = find_batch_size(take, most, world, still_to_come=3 * trained)       # AdamW's two means, DDP's buckets
     model.zero_grad(set_to_none=True)
     world.print(f"Batch size: {args.batch_size} observations at once per process, found by trying; total batch {args.global_batch_size}")
 

@@ -163,15 +163,15 @@ def device_of(given: str | torch.device | None) -> torch.device:
 
 @contextlib.contextmanager
 def settings_of_torch():
-    """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's determinism. A run sets them."""
-    threads, precision, deterministic = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's attention. A run sets them."""
+    threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        torch.backends.cudnn.deterministic = True
+        torch.backends.cuda.enable_cudnn_sdp(False)
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.deterministic = deterministic
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 def finetune_parser() -> cli.Parser:

@@ -4,17 +4,15 @@ In both, the gradients of a step are averaged over the processes. Weights that a
 """
 
 import contextlib
-import time
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from histocc.device_clock import DeviceClock
 from histocc.distributed import World
 from histocc.layers import is_share, whole_tensor
 
@@ -33,7 +31,8 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
         return model
     if mode == "ddp":
         return DistributedDataParallel(
-            model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True)
+            model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True,
+            broadcast_buffers=False)                # they are constants
     from torch.distributed.device_mesh import init_device_mesh          # these take seconds, so only where they are used
     from torch.distributed.fsdp import fully_shard
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")     # nothing changes logits in place
@@ -112,45 +111,38 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
 class PeerWait:
     """How long this process waits for others at the end of its backward passes: from the moment when it has all its own gradients
     until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
-
-    On a GPU two events are recorded, and read when they are over: nothing waits for the device.
     """
 
     def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
-        self.seconds, self._since = 0.0, None
-        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._on_gpu = device is not None and device.type == "cuda"
-        self._hook = None
-        if isinstance(model, DistributedDataParallel):
-            self._hook = register_multi_grad_hook([p for p in model.parameters() if p.requires_grad], self._own_part_done)
+        self._clock, self._since, self._hooks = DeviceClock(device), None, []
+        if isinstance(model, DistributedDataParallel):         # counted one by one: a hook for all of them would keep, and so copy, every gradient
+            trained = [p for p in model.parameters() if p.requires_grad]
+            self._missing = self._all = len(trained)
+            self._hooks = [p.register_hook(self._one_more) for p in trained]
 
     @property
     def measures(self) -> bool:
-        return self._hook is not None
+        return bool(self._hooks)
 
-    def _own_part_done(self, _) -> None:
-        self._since = self._now()
+    @property
+    def seconds(self) -> float:
+        return self._clock.seconds
+
+    def _one_more(self, _) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._missing, self._since = self._all, self._clock.now()
 
     def backward_done(self) -> None:
         """To be called after a backward pass whose gradients were averaged over the processes."""
-        if self._since is None:
-            return
-        since, self._since, now = self._since, None, self._now()
-        if not self._on_gpu:
-            self.seconds += now - since
-            return
-        self._events.append((since, now))
-        while self._events and self._events[0][1].query():
-            first, last = self._events.popleft()
-            self.seconds += first.elapsed_time(last) / 1000
+        if self._since is not None:
+            self._clock.add(self._since, self._clock.now())
+            self._since = None
 
-    def _now(self):
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def settle(self) -> None:
+        """Waits for the device, so that `seconds` is complete."""
+        self._clock.settle()
 
     def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()

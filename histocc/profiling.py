@@ -4,6 +4,7 @@ import contextlib
 import os
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from histocc.errors import UserError
@@ -57,8 +58,8 @@ class StepProfiler:
         if self.steps < 1:
             return
         events = self.profile.key_averages()
-        lines = self._phases({event.key: event.cpu_time_total / 1e6 for event in events})
-        operations = events.table(sort_by="self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total", row_limit=40)
+        lines = self._phases(events)
+        operations = events.table(sort_by="self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total", row_limit=40)
         try:
             with open(os.path.join(self.folder, "profile.txt"), "w", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n\n" + operations)
@@ -67,9 +68,14 @@ class StepProfiler:
             raise UserError(f"{self.folder}: the profile could not be written: {error.strerror}") from None
         self.say("\n".join([*lines, f"Operations: {self.folder}/profile.txt; trace: {self.folder}/trace.json"]))
 
-    def _phases(self, seconds: dict[str, float]) -> list[str]:
+    def _phases(self, events) -> list[str]:
+        """The table, out of `key_averages()`. A GPU's timeline repeats the names of the phases: those of the CPU, which waits for it, count."""
+        on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
+        seconds = {event.key: event.cpu_time_total / 1e6 for event in on_cpu}
         whole = sum(seconds.get(name, 0.0) for name in PHASES)
         lines = [f"Profile of {self.steps} steps of rank 0, {whole / self.steps:.4f} s each:"]
         lines += [f"  {name:26} {seconds.get(name, 0.0) / self.steps:9.4f} s {seconds.get(name, 0.0) / whole:5.0%}" for name in PHASES]
-        reduce = sum(value for name, value in seconds.items() if name.startswith(("gloo:all_reduce", "nccl:all_reduce")))
+        reduce = sum(value for name, value in seconds.items() if name.startswith("gloo:all_reduce"))
+        reduce += sum(event.device_time_total / 1e6 for event in events if event.device_type != DeviceType.CPU
+                      and event.key.startswith("nccl") and "AllReduce" in event.key)                      # kernels
         return lines + [f"  {'all-reduce, on the way':26} {reduce / self.steps:9.4f} s"] * (reduce > 0)

@@ -112,7 +112,7 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
     precision = precision or Precision("float32", device)
     if boundary is None:
         printer = RunLog(None, stop_step or current_step + _length(data_loader), world.is_main and is_main_process, current_step, bar=False)
-        boundary = Boundary(world, Meter(), log_interval=log_interval, log=printer.row)
+        boundary = Boundary(world, Meter(device=device), log_interval=log_interval, log=printer.row)
     meter = boundary.meter
     model.train()
     batches, opens_step = iter(data_loader), True
@@ -285,7 +285,7 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
     steps_per_epoch = steps_per_epoch or len(loader)
     position = position or {}
     running = position.get("running") or []
-    meter = Meter(position.get("samples", 0), _own_share(running, world), PeerWait(model, device))
+    meter = Meter(position.get("samples", 0), _own_share(running, world), PeerWait(model, device), device)
     boundary = Boundary(
         world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,

@@ -19,7 +19,7 @@ MODULES = {".".join(path.relative_to(ROOT / "histocc").with_suffix("").parts): p
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**MODULES, **SCRIPTS}.items()}
 
 LEVELS = [                                                            # the lowest first; imports only point down
-    {"__init__", "counter_rng", "compiling", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
+    {"__init__", "counter_rng", "compiling", "device_clock", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
     {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
     {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
     {"cli", "tables", "data_report", "saver"},

@@ -111,13 +111,13 @@ def test_devices_by_name(model):  # noqa: F811
 def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
     def run_as_asked(*_, **__):
         torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.deterministic = True
+        torch.backends.cuda.enable_cudnn_sdp(False)
         raise UserError("ends")
     monkeypatch.setattr(occ_canine.dry_run, "run_as_asked", run_as_asked)
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     with pytest.raises(UserError, match="ends"):
         coder.finetune(write_rows(tmp_path / "data.csv", 20), target_cols=["hisco_1"], share_val=0, save_path=str(tmp_path / "out"))
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic) == before
+    assert (torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()) == before
 
 
 def test_arguments_of_finetune_are_those_of_the_script():
