@@ -373,10 +373,6 @@ def errors_end_all_ranks():
     The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is gone. Where a process group
     is still there, the process ends without leaving it: NCCL would wait in it for those that are stuck in a collective.
     """
-    def leave(code: int) -> None:
-        if dist.is_initialized():
-            end_process(code)
-        sys.exit(code)
     try:
         yield
     except (UserError, TrainingError) as error:
@@ -386,11 +382,12 @@ def errors_end_all_ranks():
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
             time.sleep(HEARD_PATIENCE_SECONDS if getattr(error, "heard_from_main", False) else PEER_PATIENCE_SECONDS)
-        leave(code)
-    except Exception:
+        if dist.is_initialized():
+            end_process(code)
+        sys.exit(code)
+    except (Exception, SystemExit) as error:
         if not dist.is_initialized():
             raise
-        traceback.print_exc()
-        leave(1)
-    except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
