@@ -50,7 +50,9 @@ train_on_sample() {
   run_and_return "${COMMAND[@]}"
   ((${#show[@]} > 0)) || return 0
   "${show[@]}"
-  echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s. Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
+  echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
+  [[ $PYTHON != "$REPO/.venv/"* || ${VIRTUAL_ENV:-} == "$REPO/.venv" ]] || echo "For the commands of README.md: source .venv/bin/activate"
+  echo "Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
 }
 
 read_arguments "$@"

@@ -55,6 +55,12 @@ class Meter:
         self._take_data()
         return found
 
+    def leave_out(self, work: Callable[[], None]) -> None:
+        """Does what is no part of the training: its time does not count."""
+        started = time.perf_counter()
+        work()
+        self.timed_from += time.perf_counter() - started
+
     def _take_data(self) -> None:
         self.seconds_data += self._data.seconds
         self._data.seconds = 0.0
@@ -180,7 +186,7 @@ class Boundary:
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
         if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
             raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} steps in a row (--max-bad-steps). They "
-                                "changed nothing, and the last checkpoint is good. Lower --learning-rate, or look for damaged "
+                                "changed nothing, and checkpoints are whole. Lower --learning-rate, or look for damaged "
                                 "weights or data.")
 
     def save_stopped(self, step: int) -> None:

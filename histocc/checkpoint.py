@@ -225,7 +225,7 @@ def export(source: str, form: str, target: str) -> str:
     try:
         from safetensors.torch import save
     except ImportError:
-        raise UserError("writing safetensors needs the safetensors package: pip install 'histocc[hub]'") from None
+        raise UserError("writing safetensors needs the safetensors package: pip install safetensors") from None
     content = save({name: value.contiguous() for name, value in state["model"].items()}, {"format": "pt", "key": json.dumps(state["key"])})
     write_atomic(target, lambda out: out.write(content))
     beside = os.path.join(os.path.dirname(target), "config.json")

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from histocc import __version__
 from histocc.batch_size import AutoBatchSize
@@ -41,8 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else list(args)
-        args = [arg if not arg.startswith("--") else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]):]
-                for arg in args]
+        args = [arg if not arg.startswith("--") else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]):] for arg in args]
         files = [args[i + 1] if arg == "--config" else arg[len("--config="):] for i, arg in enumerate(args)
                  if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)]
         if files and "--config" in self._option_string_actions:
@@ -50,12 +50,13 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message):
-        raise UserError(f"{message}\n  {self.prog} --help lists the flags")
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        near = sum((get_close_matches(word.partition("=")[0], self._option_string_actions, 1) for word in unknown if word.startswith("--")), [])
+        raise UserError(message + (f" (is {' or '.join(near)} meant?)" if near else "") + f"\n  {self.prog} --help lists the flags")
 
 
 def make_parser(prog: str, description: str) -> Parser:
-    return Parser(prog=prog, description=description, allow_abbrev=False,
-                  formatter_class=_Defaults)
+    return Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=_Defaults)
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -311,7 +312,7 @@ def _not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
 
 def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments themselves, a line each."""
-    problems = [f"{flag(dest)} needs the package {package}: pip install 'histocc[{package}]'" for dest, package in EXTRAS.items()
+    problems = [f"{flag(dest)} needs the package {package}: pip install {package}" for dest, package in EXTRAS.items()
                  if getattr(args, dest) and importlib.util.find_spec(package) is None]
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
@@ -380,14 +381,16 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
                                device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
             try:
                 run(args, world)
-            except RuntimeError as error:
-                if world.size == 1 or not lost_contact(error):
-                    raise
-                say_who_is_missing(world.heartbeat, error)
             except Stopped:
                 stop.acted = True
                 world.print(f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The same command "
                             "starts again.")
+            except BaseException as error:
+                if world.size > 1 and lost_contact(error):
+                    say_who_is_missing(world.heartbeat, error)
+                if world.heartbeat is not None:
+                    world.heartbeat.fall_silent()
+                raise
             gc.collect()
             close_world(world)
     code = stop.exit_code if stop.acted else 0

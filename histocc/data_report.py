@@ -183,7 +183,7 @@ def report_lines(report: dict) -> list[str]:
     unusable = f", {report['unusable_rows']:,} that stop the run; what follows is without them" if report["unusable_rows"] else ""
     lines = [*report["read"],
              f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for validation" + unusable,
-             f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"]
+             f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one (text, language and codes)"]
     if report["length"]:
         lines.append("Length in characters: " + ", ".join(f"{name} {value:,}" for name, value in report["length"].items()))
     lines += [f"Codes: {report['codes_used']:,} used" + (f" of {report['codes']:,} in the key" if report["codes"] > report["codes_used"] else "")

@@ -329,7 +329,7 @@ def close_world(world: World) -> None:
         dist.destroy_process_group()
 
 
-def lost_contact(error: Exception) -> bool:
+def lost_contact(error: BaseException) -> bool:
     """Whether an exception says that a collective failed because another process did not take part."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(
         r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", str(error), re.IGNORECASE) is not None)

@@ -221,7 +221,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         world.print(f"{report_text.NAMES[name]}: {each['accuracy']:.1%} of rows, "
                     f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts")
     if not report["pictures"]:
-        world.print("No pictures: they need matplotlib (pip install 'histocc[plots]')")
+        world.print("No pictures: they need matplotlib (pip install matplotlib)")
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
 
 

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from textwrap import shorten
 from typing import Any
 
 BEAT_SECONDS = 0.5
@@ -27,9 +28,13 @@ class Heartbeat:
     def did(self, doing: str) -> None:
         self.doing = doing
 
+    def fall_silent(self) -> None:
+        """No more beats, as from a process that is dead."""
+        self._ended.set()
+
     def stop(self) -> None:
         """This process leaves; where others `watch`, it tells them that its silence is no bad sign from now on."""
-        self._ended.set()
+        self.fall_silent()
         if self._watches:
             self._beating.join(BEAT_SECONDS)
             self._tell(LEFT)
@@ -108,7 +113,7 @@ class Heartbeat:
 def say_who_is_missing(own: Heartbeat, error: Exception) -> None:
     """After a collective has failed: the living find out who is missing, and the first of them says it. Does not return."""
     doing = own.doing
-    end_without(own, *own.listen(), str(error).strip().splitlines()[-1][:200], doing)
+    end_without(own, *own.listen(), shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …"), doing)
 
 
 def end_without(own: Heartbeat, silent: list[int], said: dict[int, str], reason: str, doing: str | None = None) -> None:
@@ -117,8 +122,8 @@ def end_without(own: Heartbeat, silent: list[int], said: dict[int, str], reason:
     said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved: that needs all processes. Exit code 1.
     """
     if all(rank in silent for rank in range(own.rank)):
-        who = "; ".join(f"rank {rank} does not answer any more, its last word was: {said.get(rank, 'nothing')}" for rank in silent)
+        who = "; ".join(f"rank {rank} does not answer any more, its last word was: {said.get(rank, 'nothing')} (it spoke twice a second)" for rank in silent)
         print(f"error: {who or 'the connection between the processes failed, though all answer'}. Rank {own.rank} waited for it in: "
-              f"{doing or own.doing} ({reason}). The last checkpoint is good: the same command (without --overwrite) goes on.", file=sys.stderr, flush=True)
+              f"{doing or own.doing} ({reason}). Checkpoints are whole: the same command (without --overwrite) goes on from the newest, or starts again where there is none.", file=sys.stderr, flush=True)
     time.sleep(1.0)                                  # others may still be listening
     os._exit(1)

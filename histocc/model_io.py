@@ -236,7 +236,7 @@ def find_weights(path: str, said: str) -> str:
     if file is None and path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not path.endswith((".bin", ".safetensors")):
         file = published.find_weights(published.from_hub(path))
     if file is None:
-        raise UserError(f"{said}: no checkpoint there")
+        raise UserError(f"{said}: no checkpoint there" + ("" if os.path.exists(path) else " (no such file or folder)"))
     return file
 
 

@@ -4,6 +4,7 @@ In both, the gradients of a step are averaged over the processes. Weights that a
 """
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -30,9 +31,11 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
         return model
     if mode == "ddp":
+        options = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"       # its newer name, and its older
         return DistributedDataParallel(
             model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True,
-            broadcast_buffers=False)                # they are constants
+            **{buffers: False})                     # they are constants
     from torch.distributed.device_mesh import init_device_mesh          # these take seconds, so only where they are used
     from torch.distributed.fsdp import fully_shard
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")     # nothing changes logits in place

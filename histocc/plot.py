@@ -54,7 +54,7 @@ def get_args_parser():
 def run(argv: list[str] | None) -> str:
     args = get_args_parser().parse_args(argv)
     if not available():
-        raise UserError("pictures need matplotlib: pip install 'histocc[plots]'")
+        raise UserError("pictures need matplotlib: pip install matplotlib")
     if args.output is None and len(args.runs) > 1:
         raise UserError("several runs in one picture: --output names its file")
     logs = [os.path.join(folder, "logs.csv") for folder in args.runs]

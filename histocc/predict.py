@@ -250,7 +250,7 @@ def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, sec
                 f"needs_review, {counts.get('no_code', 0):,} of them without a code ({counts.get('empty', 0):,} texts are empty)")
     if counts["unknown"]:
         names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items())
-        world.print(f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}")
+        world.print(f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}; it knows {', '.join(job.coder.languages)}")
     if job.descriptions is not None:
         without = sum(code not in job.descriptions for code in job.coder.codes)
         if without:

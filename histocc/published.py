@@ -45,7 +45,7 @@ def from_hub(name: str) -> str:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise UserError(f"{name}: no such file or folder. If it is a name on the hub, install what loads from there: "
-                        "pip install 'histocc[hub]'") from None
+                        "pip install huggingface_hub") from None
     try:
         return snapshot_download(name, allow_patterns=[*WEIGHTS, "config.json"])
     except Exception as error:                        # no connection, no such name, no permission: the library's own words
@@ -75,7 +75,7 @@ def read_safetensors(file: str) -> dict:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
-        raise UserError(f"{file}: files of this kind are read by the safetensors package: pip install 'histocc[hub]'") from None
+        raise UserError(f"{file}: files of this kind are read by the safetensors package: pip install safetensors") from None
     try:
         with safe_open(file, "pt") as found:
             key = json.loads((found.metadata() or {}).get("key", "{}"))

@@ -145,7 +145,7 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         scheduler.step()
         current_step += 1
         if step_done is not None:
-            step_done()
+            meter.leave_out(step_done)
         with phase("log, validation, saving"):
             boundary(current_step, epoch, learning_rate)
     return current_step

@@ -2,10 +2,11 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 import finetune
-from helpers import FINETUNE, TINY, TRAIN_MIXER, command, environment, run, run_inside, write_csv, write_rows
+from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, command, environment, run, run_inside, write_csv, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +175,14 @@ def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
     code, output = run_inside(finetune.main, "--dataset", path, "--target-cols", "hisco_1", "--formatter", "hisco", "--share-val", 0,
                               "--save-path", tmp_path / "run", "--prepare-only")
     assert code == 0 and "1 × rows inside a cell" in output and "1 × NUL character" in output and "2 for training" in output
+
+
+def test_a_flag_that_is_nearly_right_is_named():
+    code, output = run_inside(finetune.main, "--dataset", "x.csv", "--bach_size", 8, "--nothing-like-it", "--seeed=3")
+    assert code == 2 and "unrecognized arguments: --bach-size 8 --nothing-like-it --seeed=3 (is --batch-size or --seed meant?)" in output
+
+
+def test_a_python_without_torch_says_where_it_may_be():
+    hidden = "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *more: None if name == 'torch' else found(name, *more); import histocc"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 1 and "torch is not there for this Python" in done.stderr.splitlines()[-1] and "source .venv/bin/activate" in done.stderr

@@ -81,7 +81,7 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
     found = importlib.util.find_spec
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == package else found(name))
     code, output = run_inside(train_mixer.main, *flags, flag)
-    assert code == 2 and f"{flag} needs the package {package}: pip install 'histocc[{package}]'" in output
+    assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output
     assert not (tmp_path / "run").exists()
 
 

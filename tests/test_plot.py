@@ -60,4 +60,4 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     RunLog(str(empty), 100, bar=False)
     assert plot.main([str(empty)]) == 2 and "has no rows yet" in capsys.readouterr().err
     monkeypatch.setattr(plot, "available", lambda: False)
-    assert plot.main([one]) == 2 and "pip install 'histocc[plots]'" in capsys.readouterr().err
+    assert plot.main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err

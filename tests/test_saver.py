@@ -114,3 +114,17 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
     (tmp_path / "run.lock").mkdir()
     with pytest.raises(UserError, match="cannot be written: Is a directory"), run_lock(str(tmp_path)):
         pass
+
+
+def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def work(seconds):
+        clock[0] += seconds
+    meter = Meter()
+    work(2.0)
+    meter.leave_out(lambda: work(50.0))
+    meter.samples += 12
+    work(1.0)
+    assert meter.row(World())["samples_per_sec"] == 4.0
