@@ -29,13 +29,7 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
     device, found, fastest = world.device, 1, 0.0
     sizes = [size for size in (FIRST << i for i in range(12)) if size < most] + [most]
     for size in sizes:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()                 # what smaller sizes left behind does not count
-            torch.cuda.reset_peak_memory_stats(device)
-        seconds, fits = _try(run, size, device)
-        if device.type == "cuda":
-            fits = fits and (torch.cuda.max_memory_allocated(device) + still_to_come
-                             < FULL * torch.cuda.get_device_properties(device).total_memory)
+        seconds, fits = _try(run, size, device, still_to_come)
         if not all(world.gather(fits)):
             break
         if device.type == "cuda":
@@ -50,9 +44,12 @@ def find_batch_size(run: Callable[[int], None], most: int, world: World, still_t
     return found
 
 
-def _try(run: Callable[[int], None], size: int, device: torch.device) -> tuple[float, bool]:
-    """(seconds, whether it fits); the better of two times."""
+def _try(run: Callable[[int], None], size: int, device: torch.device, still_to_come: int) -> tuple[float, bool]:
+    """(seconds, whether it fits and on a GPU leaves room for `still_to_come` bytes); the better of two times."""
     best = float("inf")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()                     # what smaller sizes left behind does not count
+        torch.cuda.reset_peak_memory_stats(device)
     for _ in range(2):
         started = time.perf_counter()
         try:
@@ -64,6 +61,8 @@ def _try(run: Callable[[int], None], size: int, device: torch.device) -> tuple[f
                 raise
             return best, False
         best = min(best, time.perf_counter() - started)
+    if device.type == "cuda":
+        return best, torch.cuda.max_memory_allocated(device) + still_to_come < FULL * torch.cuda.get_device_properties(device).total_memory
     return best, True
 
 

@@ -25,34 +25,33 @@ class Meter:
         self.samples = samples                       # observations of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
         self.count: Tensor | float = state["count"] if state else 0              # observations of all ranks since the last row
-        self.seconds_data = state["seconds_data"] if state else 0.0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0   # steps since the last row
         self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
-        self.peers, self._data = peers or PeerWait(), DeviceClock(device)
+        self.peers, self.data = peers or PeerWait(), DeviceClock(device)         # waits for other ranks, and for data since the last row
+        self.data.seconds = state["seconds_data"] if state else 0.0
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.seconds_data
+        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.data.seconds
         self.timed_peers = self.peers.seconds
 
     def state(self) -> dict:
         return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": int(self.count),
-                "seconds_data": self.seconds_data, "skipped": int(self.skipped),
+                "seconds_data": self.data.seconds, "skipped": int(self.skipped),
                 "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
 
     def snapshot(self) -> tuple:
-        return dict(self.sums), self.count, self.seconds_data, self.grad_norm, self.skipped
+        return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
 
     def restore(self, snapshot: tuple) -> None:
-        self.sums, self.count, self.seconds_data, self.grad_norm, self.skipped = snapshot
+        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
         """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to do."""
-        started = self._data.now()
+        started = self.data.now()
         found = fetch()
-        self._data.add(started, self._data.now())
-        self._take_data()
+        self.data.add(started, self.data.now())
         return found
 
     def leave_out(self, work: Callable[[], None]) -> None:
@@ -60,10 +59,6 @@ class Meter:
         started = time.perf_counter()
         work()
         self.timed_from += time.perf_counter() - started
-
-    def _take_data(self) -> None:
-        self.seconds_data += self._data.seconds
-        self._data.seconds = 0.0
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
@@ -81,12 +76,11 @@ class Meter:
 
     def row(self, world: World) -> dict:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
-        self._data.settle()
+        self.data.settle()
         self.peers.settle()
-        self._take_data()
         elapsed = time.perf_counter() - self.timed_from
-        waited = self.seconds_data - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.seconds_data, "_waited": waited})
+        waited = self.data.seconds - self.timed_data
+        total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
         count = int(self.count)
         peers = world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9)) if self.peers.measures else None
         row = {f"train_{name}": total[name] / count for name in self.sums if count}
@@ -95,7 +89,7 @@ class Meter:
                 "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
                "peer_share": min(1.0, sum(peers) / world.size) if peers else None, "peer_shares": peers,
                "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
-        self.sums, self.count, self.seconds_data, self.skipped = {}, 0, 0.0, 0
+        self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
         return row
 
