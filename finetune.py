@@ -19,15 +19,16 @@ from histocc import cli, dry_run, job_data
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("finetune.py", __doc__.split("\n", 1)[0])
     parser.add_argument("--dataset", "--data-dir", "--data-root", dest="dataset", required=True, metavar="FILE.csv",
-                        help="descriptions and codes")
+                        help="descriptions and codes; or a folder with one table, or with train and val")
     cli.add_finetune_arguments(parser)
     return parser
 
 
 def run(args, world):
     """All ranks."""
-    data, formatter = job_data.prepared(args, world, train_files=[args.dataset], val_files=[])
-    dry_run.run_as_asked(args, world, data, formatter, files=[args.dataset])
+    train_files, val_files = job_data.dataset_files(args.dataset)
+    data, formatter = job_data.prepared(args, world, train_files, val_files)
+    dry_run.run_as_asked(args, world, data, formatter, files=train_files)
 
 
 def main(argv=None):

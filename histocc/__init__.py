@@ -16,6 +16,9 @@ _WHERE = {
     "BlockOrderInvariantLoss": "histocc.loss",
     "OrderInvariantSeq2SeqCrossEntropy": "histocc.loss",
     "LossMixer": "histocc.loss",
+    "EvalEngine": "histocc.compat.evaluation",
+    "TopKEvalEngine": "histocc.compat.evaluation",
+    "DATASETS": "histocc.compat.datasets",
 }
 __all__ = [*_WHERE, "__version__"]
 

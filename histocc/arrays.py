@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from histocc.text_rules import AS_IS
+
 PREPARED_FORMAT = 3
 ARRAYS = {"chars": np.dtype("<u4"), "offsets": np.dtype("<i8"), "language": np.dtype("u1"), "codes": np.dtype("<i4"),
           "text_hash": np.dtype("<u8")}
@@ -67,7 +69,8 @@ class RowSet:
 @dataclass(frozen=True)
 class PreparedData:
     """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all characters of its descriptions
-    (sorted code points) and what was found."""
+    (sorted code points), by which rule texts were cleaned, how many of the codes come from the initial weights of the run,
+    whether the columns of codes held numbers of the HISCO key, and what was found."""
 
     folder: str
     train: RowSet
@@ -78,6 +81,9 @@ class PreparedData:
     max_codes: int
     fingerprint: str
     report: dict
+    clean_text: str = AS_IS
+    kept_codes: int = 0
+    hisco_numbers: bool = False
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
@@ -85,4 +91,5 @@ class PreparedData:
             meta = json.load(file)
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         return cls(folder, parts["train"], parts["val"], meta["codes"], meta["languages"], meta["alphabet"],
-                   meta["max_codes"], meta["fingerprint"], meta["report"])
+                   meta["max_codes"], meta["fingerprint"], meta["report"], meta.get("clean_text", AS_IS), meta.get("kept_codes", 0),
+                   meta.get("hisco_numbers", False))

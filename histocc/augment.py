@@ -13,6 +13,7 @@ import unicodedata
 import numpy as np
 
 from histocc.counter_rng import below, chance, draw, streams
+from histocc.text_rules import ascii_lower
 
 KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
 MAX_EDGE = 20                                             # most characters that "edges" puts on one side
@@ -94,6 +95,12 @@ _ALPHABETS = ["".join(map(case, letters)) for letters in (_LATIN * 9 + _NATIONAL
 _BLANKS = [len(alphabet) // 26 for alphabet in _ALPHABETS]
 _ALPHABET_FLAT, _ALPHABET_START, _ALPHABET_SIZE = _ragged([a + " " * n for a, n in zip(_ALPHABETS, _BLANKS)])
 _LETTER_COUNT = _ALPHABET_SIZE - np.array(_BLANKS)
+
+
+# A letter of a–z for each letter that noise puts in; other characters of the table stay.
+_IN_ASCII = np.arange(_TABLE, dtype=np.uint32)
+for _letter in _NATIONAL:
+    _IN_ASCII[ord(_letter)] = ord(ascii_lower(_letter)[0])
 
 
 def noise_characters() -> np.ndarray:
@@ -298,12 +305,13 @@ class Augmenter:
     keyboard slips, collapses white space when it moves words, adds a space also at an end that gets no letters, and
     can leave an empty text.
 
-    kinds: names out of `KINDS` to draw from instead of all. Raises ValueError for arguments out of range.
+    kinds: names out of `KINDS` to draw from instead of all. only_ascii: for texts in ASCII; a letter of another language becomes one of
+    a–z. Raises ValueError for arguments out of range.
     """
 
     def __init__(self, seed: int, num_transformations: int = 3, augmentation_prob: float = 0.3,
                  unk_lang_prob: float = 0.25, words: list[str] | None = None, word_weights=None, *,
-                 kinds: tuple[str, ...] | None = None):
+                 kinds: tuple[str, ...] | None = None, only_ascii: bool = False):
         for name, value in (("augmentation_prob", augmentation_prob), ("unk_lang_prob", unk_lang_prob)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, not {value}")
@@ -318,7 +326,7 @@ class Augmenter:
         if "insert_word" in kinds and self.lexicon is None:
             raise ValueError("insert_word needs words")
         self.seed, self.kinds, self.num_transformations = seed, tuple(kinds), num_transformations
-        self.augmentation_prob, self.unk_lang_prob = augmentation_prob, unk_lang_prob
+        self.augmentation_prob, self.unk_lang_prob, self.only_ascii = augmentation_prob, unk_lang_prob, only_ascii
 
     def hide_language(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """True where the language of a row (int64 [B]) is to be replaced by `unk` in this epoch; bool [B]."""
@@ -345,6 +353,8 @@ class Augmenter:
         text, length, stream = flat[piece_ranges(starts[altered], lengths[altered])], lengths[altered], stream[altered]
         for number in range(self.num_transformations):
             text, length = self._transformed(text, length, stream, number)
+        if self.only_ascii:
+            text = _IN_ASCII[np.minimum(text, _TABLE - 1)]
         starts[altered], lengths[altered] = len(flat) + np.cumsum(length) - length, length
         return (np.concatenate([flat, text])[piece_ranges(starts, lengths)],
                 np.concatenate([[0], np.cumsum(lengths)]))

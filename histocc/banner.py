@@ -11,6 +11,7 @@ from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.lr_schedule import Schedule, scaled_learning_rate
 from histocc.sampler import BatchPlan
+from histocc.text_rules import AS_IS
 
 PARALLEL = {"ddp": "DDP (each process holds the whole model)",
             "fsdp": "FSDP (each process holds a share of weights, gradients and optimizer state)"}
@@ -49,7 +50,11 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         f"Model: {args.model_size} (width {model.encoder.config.hidden_size}, {model.encoder.config.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
-        f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})",
+        f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})"
+        + (f", the first {data.kept_codes:,} those of the initial checkpoint, the others new (--shrink-key: those of the data alone)"
+           if data.kept_codes else ""),
+        *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
+        *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
         f"Batch size per {per}: {'at most ' if uneven else ''}{args.batch_size} × {world.size} processes × {accumulation} "
         f"accumulation steps{'; ' if uneven else ' = '}Total batch size: {plan.total}",
         *([f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding"]

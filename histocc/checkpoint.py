@@ -5,9 +5,8 @@ A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`
 `position` make it enough to predict with, and to go on from, without any other file.
 """
 
-import argparse
 import contextlib
-import json
+import importlib
 import os
 import pickle
 import re
@@ -23,6 +22,7 @@ from histocc.prepared_folder import sync
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
+SECOND_NAME = "model_state_dict"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 _CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
 _LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json|curves\.png)\.tmp\d+|(logs\.csv|status\.json)\.tmp|\..*\.new")
@@ -78,8 +78,12 @@ def link_atomic(source: str, path: str) -> None:
 
 
 def save(folder: str, names: list[str], state: dict) -> None:
-    """Writes `state` once and gives it every name of `names` in `folder`, last.bin first. Rank 0 only. Raises OSError."""
+    """Writes `state` once and gives it every name of `names` in `folder`, last.bin first. Rank 0 only. Raises OSError.
+
+    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts read.
+    """
     state, names = to_cpu(state), sorted(names, key=lambda name: name != LAST)
+    state[SECOND_NAME] = state["model"]
     first = os.path.join(folder, names[0])
     write_atomic(first, lambda file: torch.save(state, file))
     for name in names[1:]:
@@ -125,6 +129,8 @@ def load_plain(path: str) -> dict:
         raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})") from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: is not a checkpoint of histocc: it holds no dict with an entry 'model'")
+    if "model" in state:
+        state.pop(SECOND_NAME, None)
     return state
 
 
@@ -204,49 +210,9 @@ def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_ke
     return len(shared)
 
 
-def export(source: str, form: str, target: str) -> str:
-    """Writes the weights of a run or checkpoint in a form that other tools read; returns what was written.
-
-    form: "published", a `.bin` of model, key and step; "safetensors", a file of weights with the key in its metadata, and the
-    encoder's config.json beside it. Names are the published ones in both. Raises UserError.
-    """
-    file = find(source, (BEST, LAST))
-    if file is None:
-        raise UserError(f"{source}: no checkpoint there (neither {BEST} nor {LAST})")
-    if os.path.exists(target):
-        raise UserError(f"{target} exists; choose another name")
-    state = load(file)
-    if not isinstance(state.get("key"), dict) or not isinstance(state.get("config"), dict):
-        raise UserError(f"{file}: is not a whole checkpoint of histocc, so there is nothing to export")
-    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
-    if form == "published":
-        write_atomic(target, lambda out: torch.save({"model": state["model"], "key": state["key"], "step": state.get("step", 0)}, out))
-        return target
-    try:
-        from safetensors.torch import save
-    except ImportError:
-        raise UserError("writing safetensors needs the safetensors package: pip install safetensors") from None
-    content = save({name: value.contiguous() for name, value in state["model"].items()}, {"format": "pt", "key": json.dumps(state["key"])})
-    write_atomic(target, lambda out: out.write(content))
-    beside = os.path.join(os.path.dirname(target), "config.json")
-    config = {"model_type": "canine", "architectures": ["Seq2SeqMixerOccCANINE"], **state["config"]}
-    write_atomic(beside, lambda out: out.write(json.dumps(config, indent=1).encode()))
-    return f"{target} and {beside}"
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m histocc.checkpoint", description="Weights of a run for other tools.")
-    command = parser.add_subparsers(dest="command", required=True).add_parser("export", help="write the weights in a published form")
-    command.add_argument("run", metavar="RUN", help="save folder of a run, or a checkpoint")
-    command.add_argument("--to", choices=("published", "safetensors"), required=True, help="a .bin of model and key, or weights alone")
-    command.add_argument("file", metavar="FILE", help="file to write")
-    args = parser.parse_args(argv)
-    try:
-        print(f"Written: {export(args.run, args.to, args.file)}")
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """`python -m histocc.checkpoint export …`, the older name of `python -m histocc.export`."""
+    return importlib.import_module("histocc.export").main(argv)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from difflib import get_close_matches
 
 from histocc import __version__
-from histocc.batch_size import AutoBatchSize
-from histocc.config_file import config_arguments
+from histocc.arguments import (FLAGS_OF_ONE_SCRIPT, Parser, batch_size, count, count_or_zero, delimiter, flag,  # noqa: F401  used as cli.…
+                               make_parser, positive)
 from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact
-from histocc.errors import UserError
+from histocc.errors import UserError  # noqa: F401  used as cli.UserError
 from histocc.heartbeat import say_who_is_missing
 from histocc.parallel import MODES
 from histocc.stopping import Stopped, stop_request
-from histocc.table_files import DELIMITERS
+from histocc.text_rules import TEXT_RULES
 
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
-
-# script: flags that no other script has, to tell whose a file of --config is
-FLAGS_OF_ONE_SCRIPT = {"finetune.py": {"dataset", "share_val"}, "train_mixer.py": {"train_data", "val_data", "target_col_naming"}}
 
 # What a resumed run may change: the rest decides the result and must stay.
 MAY_DIFFER_ON_RESUME = {
@@ -32,78 +28,10 @@ MAY_DIFFER_ON_RESUME = {
     "prefetch_factor", "pin_memory", "persistent_workers", "device", "float64", "no_fp16", "distributed", "local_rank",
     "world_size", "batch_size", "accumulate_steps", "global_batch_size", "length_groups", "max_steps", "num_epochs", "timeout_minutes",
     "stop_after", "config", "tensorboard", "log_wandb", "wandb_project_name", "max_bad_steps", "check_replicas_every",
-    "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "only_encoder", "memory_mask", "model_size",
+    "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "initial_key", "only_encoder", "model_size",
+    "memory_mask", "published_target_mask", "clean_text",                                  # what came of them is compared instead
     "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", "compile",
 }
-
-
-class Parser(argparse.ArgumentParser):
-    """Takes long flags with hyphens or underscores; a mistake is a UserError, so that one rank speaks for all."""
-
-    def parse_known_args(self, args=None, namespace=None):
-        args = sys.argv[1:] if args is None else list(args)
-        args = [arg if not arg.startswith("--") else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]):] for arg in args]
-        files = [args[i + 1] if arg == "--config" else arg[len("--config="):] for i, arg in enumerate(args)
-                 if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)]
-        if files and "--config" in self._option_string_actions:
-            args = config_arguments(files[-1], self._actions, FLAGS_OF_ONE_SCRIPT) + args
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message):
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        near = sum((get_close_matches(word.partition("=")[0], self._option_string_actions, 1) for word in unknown if word.startswith("--")), [])
-        raise UserError(message + (f" (is {' or '.join(near)} meant?)" if near else "") + f"\n  {self.prog} --help lists the flags")
-
-
-def make_parser(prog: str, description: str) -> Parser:
-    return Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=_Defaults)
-
-
-class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but not that there is none."""
-
-    def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    if not text.lstrip("+").isdecimal() or len(text) > 12 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """A finite number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a number above 0")
-    return value
-
-
-def count_or_zero(text: str) -> int:
-    if not text.lstrip("+").isdecimal() or len(text) > 12:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def delimiter(text: str) -> str:
-    """A character or the name of one, for argparse."""
-    found = {**DELIMITERS, "\\t": "\t"}.get(text, text)
-    if len(found) != 1 or found in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r} is not one character, nor comma, semicolon, tab or pipe")
-    return found
-
-
-def batch_size(default: int) -> Callable[[str], int]:
-    """For argparse: a count, or auto, which stands for `default` until the run has found its own."""
-    def parse(text: str) -> int:
-        return AutoBatchSize(default) if text == "auto" else count(text)
-    parse.__name__ = "batch size"
-    return parse
 
 
 def add_finetune_arguments(parser: Parser) -> None:
@@ -155,10 +83,14 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
     group.add_argument("--missing-code", default=None, metavar="CODE",
                        help="code of rows whose first code is missing; without it they are left out, and listed")
     group.add_argument("--key", metavar="FILE", default=None,
-                       help="fixes the codes and their order: columns code and system_code (or hisco); without it the codes are those of "
-                            "--all-codes-file, else those of the data, in sorted order")
+                       help="fixes the codes and their order: columns code and system_code (or hisco), or the word hisco for the 1,919 "
+                            "codes of the published models; without it the codes are those of --all-codes-file, else those of "
+                            "--initial-checkpoint, then those of the data, in sorted order")
     group.add_argument("--all-codes-file", metavar="FILE", default=None, help="fixes the set of codes: a CSV that lists them")
     group.add_argument("--all-codes-col", default=None, help="column of --all-codes-file (default: the first target column)")
+    group.add_argument("--clean-text", choices=TEXT_RULES, default=None,
+                       help="what happens to texts before a model sees them; ascii-lower: lower case, transliterated to ASCII, as the "
+                            "published models have them (default: as in --initial-checkpoint, else as-is)")
     if use_val_share:
         group.add_argument("--share-val", type=float, default=0.1, help="share of texts set aside for validation, 0…1")
     group.add_argument("--max-len", type=count, default=128, help="most positions of an input; longer descriptions are cut")
@@ -201,11 +133,21 @@ def add_model_arguments(parser: Parser) -> None:
     group.add_argument("--model-size", choices=("tiny", "small", "base"), default=None,
                        help="size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as google/canine-s "
                             "(default: that of --initial-checkpoint, else base)")
-    group.add_argument("--initial-checkpoint", metavar="PATH", default=None,
-                       help="what to take the first weights from: a run folder, a checkpoint, a published encoder, mixer or flat classifier "
-                            "(.bin, .safetensors, folder, or name on the hub); not used when resuming")
-    group.add_argument("--memory-mask", action="store_true",
-                       help="the decoder of a published mixer no longer looks at padding: faster, but not what it was trained with")
+    group.add_argument("--initial-checkpoint", "--model-name", metavar="PATH", default=None,
+                       help="what to take the initial weights from: a run folder, a checkpoint, a published encoder, mixer or flat "
+                            "classifier (.bin, .safetensors, folder, or name on the hub, for example OccCANINE_s2s_mix); not used when "
+                            "resuming")
+    group.add_argument("--initial-key", metavar="FILE", default=None,
+                       help="the codes of the linear outputs of --initial-checkpoint (default: those that it holds, else those of --key, or "
+                            "the HISCO key for a published HISCO model)")
+    group.add_argument("--memory-mask", action=argparse.BooleanOptionalAction, default=None,
+                       help="whether the decoder leaves out padding of the text. Published mixers look at it, at 128 positions, which is "
+                            "slower (default: as in --initial-checkpoint, else it does)")
+    group.add_argument("--published-target-mask", action="store_true",
+                       help="the decoder looks at PAD among the codes as that of the published program does, for models that it shall code with")
+    group.add_argument("--shrink-key", action="store_true",
+                       help="the codes are those of the data alone; without it those of --initial-checkpoint stay, in their order, and new "
+                            "ones are appended")
     group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")
@@ -268,6 +210,15 @@ def add_process_arguments(parser: Parser, minutes: float = 30.0, timeout_help: s
     machine.add_argument("--world-size", type=count, default=None, help="number of processes, checked against the launcher's")
     machine.add_argument("--timeout-minutes", type=positive, default=minutes, help=timeout_help)
     return machine
+
+
+def add_published_arguments(group: argparse._ArgumentGroup) -> None:
+    """What a user says of a published model that it does not say itself; `published.Given`."""
+    group.add_argument("--formatter", choices=("hisco", "occ1950", "gpf"), default=None, help="system of a published model that does not show it")
+    group.add_argument("--key", default=None, metavar="FILE",
+                       help="codes of a published model that does not hold them; the word hisco: those of the published HISCO models")
+    group.add_argument("--use-within-block-sep", action="store_true",
+                       help="the tokens of a code of a published general-purpose model are separated by ',', where its key does not show it")
 
 
 def _add_machine_arguments(parser: Parser) -> None:
@@ -339,10 +290,6 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.wandb_project_name is not None and not args.log_wandb, "--wandb-project-name needs --log-wandb"),
     ]
     return problems + [text for wrong, text in together if wrong]
-
-
-def flag(dest: str) -> str:
-    return "--" + dest.replace("_", "-")
 
 
 def save_path_problem(path: str) -> str | None:

@@ -23,10 +23,9 @@ class CodeBook(dict):
     repaired and SHORT where it is filled up; BLANK and WORD are no code; `fault` explains lower ones.
     """
 
-    def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None = None, numbered: bool = False):
+    def __init__(self, formatter: BlockyFormatter, fixed_codes: list[str] | None = None, by_number: list[str] | None = None):
         super().__init__()
-        self.formatter = formatter
-        self.by_number = fixed_codes if numbered else None
+        self.formatter, self.by_number = formatter, by_number         # by_number: cells hold numbers of these codes
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}              # code → provisional number
         self.faults: list[tuple[str, str]] = []      # (kind, message)

@@ -34,7 +34,7 @@ _OWN = re.compile(r"run\.lock|((settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.
 
 @dataclass
 class Scan:
-    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent: texts and languages that
+    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent: cleaned texts and languages that
     occur more than once, the most frequent first; encoding: of a CSV file."""
 
     rows: int
@@ -104,9 +104,10 @@ class CodedFile:
             if name != LOCK and _OWN.fullmatch(name):
                 os.remove(self.path(name))
 
-    def scan(self, path: str, delimiter: str | None, columns: list[str], known: Callable[[str], str], frequent: bool,
-             check: Callable[[], None]) -> None:
-        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where there is one."""
+    def scan(self, path: str, delimiter: str | None, columns: list[str], clean: Callable[[str], str], known: Callable[[str], str],
+             frequent: bool, check: Callable[[], None]) -> None:
+        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where there is one; clean, known: what
+        the model reads of these."""
         if os.path.exists(self.path(SCAN)):
             return
         encoding = None if is_parquet(path) else detect_encoding(path)
@@ -118,13 +119,13 @@ class CodedFile:
             chunks += 1
             if frequent:
                 languages = map(known, chunk.columns[1]) if len(columns) > 1 else [""] * len(chunk.lines)
-                counts.update(zip(map(str.strip, chunk.columns[0]), languages))
+                counts.update(zip(map(clean, chunk.columns[0]), languages))
                 if len(counts) > 16 * MOST_FREQUENT:                        # what is rare so far is forgotten: a bound for the memory
                     counts = Counter({key: number for key, number in counts.items() if number > 1} if len(counts) < 32 * MOST_FREQUENT
                                      else dict(counts.most_common(MOST_FREQUENT)))
         of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
         parts = -(-chunks // of_part)
-        often = [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0]] if parts > 1 else []
+        often = [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0].strip()] if parts > 1 else []
         write_json(self.path(SCAN), {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often})
 
     def join(self, header: list[str], parts: int) -> dict:

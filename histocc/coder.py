@@ -12,8 +12,11 @@ from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX
 from histocc.precision import Precision
+from histocc.published import Given
 from histocc.search import CodeSearch, CodeTree
 from histocc.text import UNKNOWN_LANGUAGE, encode
+from histocc.text_rules import cleaner
+from histocc.thresholds import Thresholds
 
 DECODERS = {
     "greedy": "writes the codes digit by digit",
@@ -43,7 +46,8 @@ class Coder:
     """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them; batch_size: texts at once; check:
     called between batches, may raise to stop.
 
-    Texts count without blanks around them; one that is empty gets no code. Languages are those that the model was trained on; see `known`.
+    Texts are cleaned by the model's rule, see `text_rules`; one of blanks alone gets no code. Languages are those that the model was
+    trained on; see `known`. thresholds: of the linear decoder, where none are given.
     """
 
     def __init__(self, model: torch.nn.Module, formatter, state: dict, *, batch_size: int = 256, precision: Precision | None = None,
@@ -55,46 +59,60 @@ class Coder:
         self.codes = list(state["key"])
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or model_io.system_name(formatter)
-        self.has_decoder = state.get("kind") != "flat"
+        self.kind = state.get("kind", "mixer")
+        self.text_rule = model_io.text_rule(state["config"])
+        self.clean = cleaner(self.text_rule)
+        self.thresholds = Thresholds.of(state)
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
         self._search: CodeSearch | None = None
         self._code_of: dict[tuple, str] = {}
 
     @classmethod
-    def load(cls, path: str, world: World | None = None, *, formatter: str | None = None, key: str | None = None, **options) -> "Coder":
-        """The coder of a run, checkpoint or published model. Raises UserError."""
+    def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
+        """The coder of a run, checkpoint, exported or published model; given: for the last alone. Raises UserError."""
         world = world or World()
-        return cls(*model_io.load_model(path, world.device, formatter=formatter, key=key), **options)
+        return cls(*model_io.load_model(path, world.device, given), **options)
 
     def need(self, decoder: str) -> None:
         """Raises UserError where the model has no such decoder."""
-        if decoder != "flat" and not self.has_decoder:
-            raise UserError(f"--decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes; use flat")
+        if decoder != "flat" and self.kind == "flat":
+            raise UserError(f"decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes; use flat")
+        if decoder == "flat" and self.kind == "seq2seq":
+            raise UserError("decoder flat: this model has no linear decoder; use greedy, topk or full")
 
     def known(self, language: str) -> str:
         """The language as the model knows it: itself, or unk."""
         language = language.strip()
         return language if language in self.languages else UNKNOWN_LANGUAGE
 
-    def code(self, texts: list[str], languages: list[str], decoder: str = "greedy", k: int = 5, threshold: float | dict[str | None, float] = 0.5,
-             deduplicate: bool = True) -> list[Coded]:
-        """Codes of each text. languages: one per text. threshold: for flat, by language, None for all others, or one number.
+    def code(self, texts: list[str], languages: list[str], decoder: str = "greedy", k: int = 5,
+             threshold: float | dict[str | None, float] | None = None, deduplicate: bool = True, cleaned: bool = False,
+             in_any_order: bool = True) -> list[Coded]:
+        """Codes of each text. languages: one per text. threshold: for flat, by language, None for all others, or one number; where none
+        is given, the model's.
 
-        deduplicate: code the same text in the same language once. Raises UserError, ValueError.
+        deduplicate: code the same text in the same language once. cleaned: the texts are what `clean` gave. in_any_order: False: conf of
+        greedy is the probability of the tokens as they were written. Raises UserError, ValueError.
         """
         if decoder not in DECODERS:
             raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
         self.need(decoder)
-        return self._each(texts, languages, deduplicate, lambda ids, mask, languages: self._batch(ids, mask, languages, decoder, k, threshold), NOTHING)
+        thresholds = self.thresholds.with_given(threshold)
 
-    def probabilities(self, texts: list[str], languages: list[str], decoder: str = "flat", deduplicate: bool = True) -> np.ndarray:
-        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full; an empty text has NaN."""
+        def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> Iterator[Coded]:
+            return self._batch(ids, mask, languages, decoder, k, thresholds, in_any_order)
+        return self._each(texts, languages, deduplicate, batch, NOTHING, cleaned)
+
+    def probabilities(self, texts: list[str], languages: list[str], decoder: str = "flat", deduplicate: bool = True,
+                      logits: bool = False) -> np.ndarray:
+        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full; an empty text has NaN. logits: what
+        the linear decoder puts out instead, for flat alone."""
         self.need(decoder)
 
         def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
-            found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask).sigmoid()
-            return list(found.float().cpu().numpy())
+            found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask)
+            return list((found if decoder == "full" or logits else found.sigmoid()).float().cpu().numpy())
         return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
 
     def embeddings(self, texts: list[str], languages: list[str], deduplicate: bool = True) -> np.ndarray:
@@ -122,14 +140,14 @@ class Coder:
                 found[i] = row
         return found
 
-    def _each(self, texts: list[str], languages: list[str], deduplicate: bool, batch: Callable, nothing) -> list:
+    def _each(self, texts: list[str], languages: list[str], deduplicate: bool, batch: Callable, nothing, cleaned: bool = False) -> list:
         """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length; `nothing` for an empty one."""
-        rows = [(text.strip(), self.known(language)) for text, language in zip(texts, languages, strict=True)]
+        rows = [(text if cleaned else self.clean(text), self.known(language)) for text, language in zip(texts, languages, strict=True)]
         if deduplicate:
-            distinct = list(dict.fromkeys(row for row in rows if row[0]))
+            distinct = list(dict.fromkeys(row for row in rows if row[0].strip()))
             found = dict(zip(distinct, self._in_batches(distinct, batch)))
             return [found.get(row, nothing) for row in rows]
-        at = [i for i, row in enumerate(rows) if row[0]]
+        at = [i for i, row in enumerate(rows) if row[0].strip()]
         results = [nothing] * len(rows)
         for i, result in zip(at, self._in_batches([rows[i] for i in at], batch)):
             results[i] = result
@@ -153,19 +171,20 @@ class Coder:
         with decoding.evaluating(self.model):
             return decoding.widened(self.model.classify(self.model.encode(ids, mask)[1]))
 
-    def _batch(self, ids: Tensor, mask: Tensor, languages: list[str], decoder: str, k: int, threshold) -> Iterator[Coded]:
+    def _batch(self, ids: Tensor, mask: Tensor, languages: list[str], decoder: str, k: int, thresholds: Thresholds,
+               in_any_order: bool) -> Iterator[Coded]:
         if decoder == "greedy":
-            return self._greedy(ids, mask, k)
+            return self._greedy(ids, mask, k, in_any_order)
         if decoder == "flat":
-            return self._flat(ids, mask, languages, k, threshold)
+            return self._flat(ids, mask, languages, k, thresholds)
         if decoder == "topk":
             numbers, probs = self.search().topk(ids, mask, k)
         else:
             probs, numbers = (found[:, :k] for found in self.search().full(ids, mask).sort(dim=1, descending=True, stable=True))       # as topk orders ties
         return (Coded([self.codes[i] for i in row], of_row, of_row[0]) for row, of_row in zip(numbers.tolist(), probs.tolist()))
 
-    def _greedy(self, ids: Tensor, mask: Tensor, k: int) -> Iterator[Coded]:
-        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter)
+    def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
+        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
             there = [(self._name(tuple(block)), prob) for block, prob in zip(row, of_row) if any(token != PAD_IDX for token in block)][:k]
             yield Coded([code for code, _ in there], [prob for _, prob in there], conf)
@@ -176,9 +195,8 @@ class Coder:
             code = self._code_of[block] = self.formatter.decode_block(block)
         return code
 
-    def _flat(self, ids: Tensor, mask: Tensor, languages: list[str], k: int, threshold: float | dict[str | None, float]) -> Iterator[Coded]:
-        logits = self._flat_logits(ids, mask)
-        least = [threshold if not isinstance(threshold, dict) else threshold.get(language, threshold[None]) for language in languages]
+    def _flat(self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds) -> Iterator[Coded]:
+        logits, least = self._flat_logits(ids, mask), list(map(thresholds.least, languages))
         logit, number = logits.topk(min(k, logits.shape[1]))
         prob = logit.sigmoid()
         on = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]                # [B, k], the most probable first

@@ -129,17 +129,18 @@ class DecoderStack(nn.Module):
 class TransformerDecoder(nn.Module):
     """Token embedding · √H plus positions, post-norm decoder layers, linear head over the vocabulary.
 
-    `pad_idx` is the token that is never looked at in `step`; `dropout` is a probability 0…1, applied to the embedding
+    target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them as at any other, and in `forward`
+    those of the mask that is given count 1 more in the scores, since the published training adds its float mask. `dropout` is a probability 0…1, applied to the embedding
     and inside the layers, never to the logits. Starts like `torch.nn.TransformerDecoderLayer`, each layer with its
     own draw.
     """
 
     def __init__(self, vocab_size: int, width: int, dim_feedforward: int, *, num_layers: int = 3, heads: int = 8,
-                 dropout: float = 0.0, max_positions: int = 128, pad_idx: int = 1):
+                 dropout: float = 0.0, max_positions: int = 128, pad_idx: int = 1, target_mask: bool = True):
         super().__init__()
         if width % heads:
             raise ValueError(f"the decoder's width {width} is not a multiple of its {heads} heads")
-        self.pad_idx = pad_idx
+        self.pad_idx, self.target_mask = pad_idx, target_mask
         self.max_positions = max_positions
         self.token_emb = TokenEmbedding(vocab_size, width)
         self.positional_encoding = PositionalEncoding(width, dropout, max_positions)
@@ -158,14 +159,20 @@ class TransformerDecoder(nn.Module):
         self.check_length(target.shape[1])
         visible = None
         if target_padding_mask is not None:
-            keys = ~target_padding_mask.bool()                                     # [B, T]
-            keys = torch.cat([torch.ones_like(keys[:, :1]), keys[:, 1:]], dim=1)
-            visible = keys[:, None, None, :].expand(-1, 1, target.shape[1], -1).tril()  # [B, 1, T, T]
+            visible = self._visible_targets(target_padding_mask.bool())            # [B, 1, T, T]
         memory_visible = visible_memory(memory_padding_mask)
         x = self.positional_encoding(self.token_emb(target))                       # [B, T, H]
         for layer in self.decoder.layers:
             x = layer(x, memory, visible, memory_visible)
         return self.head(x)
+
+    def _visible_targets(self, padding: Tensor) -> Tensor:
+        """What each position of the target sees, or what is added to its scores: [B, 1, T, T] for padding bool [B, T]."""
+        if self.target_mask:
+            keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
+            return keys[:, None, None, :].expand(-1, 1, padding.shape[1], -1).tril()
+        later = torch.ones(padding.shape[1], padding.shape[1], dtype=torch.bool, device=padding.device).triu(1)
+        return padding.to(self.head.weight.dtype)[:, None, None, :].masked_fill(later, float("-inf"))
 
     @torch.no_grad()
     def start(self, memory: Tensor, memory_padding_mask: Tensor | None = None,
@@ -189,13 +196,13 @@ class TransformerDecoder(nn.Module):
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
         """Logits [B, vocabulary] of the token after `tokens` (int64 [B]), which are appended to the cache.
 
-        Equal to the last position of `forward` over all tokens so far with PAD masked. Raises ValueError where the
+        Equal to the last position of `forward` over all tokens so far with PAD masked, or, without `target_mask`, with no mask. Raises ValueError where the
         cache is full.
         """
         t = cache.length
         if t >= cache.visible.shape[1]:
             raise ValueError(f"the cache is full after {t} steps")
-        cache.visible[:, t] = tokens != self.pad_idx if t else True
+        cache.visible[:, t] = tokens != self.pad_idx if t and self.target_mask else True
         visible = cache.visible[:, None, None, :t + 1]                             # [B, 1, 1, t + 1]
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)     # [B, 1, H]
         for i, layer in enumerate(self.decoder.layers):

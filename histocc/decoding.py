@@ -19,12 +19,14 @@ class GreedyResult(NamedTuple):
     """tokens int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks; block_probs float
     [B, max_codes], product of the probabilities of a block's tokens, 0 for a block that is not written;
     linear_logits float [B, classes] of the linear decoder, None where only the memory was there; end_probs float [B], probability of
-    the PAD that ended the row, 1 where all blocks are written."""
+    the first PAD that began a block, 1 where none did; sequence_probs float [B], product of the probabilities of all tokens that were
+    chosen."""
 
     tokens: Tensor
     block_probs: Tensor
     linear_logits: Tensor | None
     end_probs: Tensor
+    sequence_probs: Tensor
 
 
 @contextmanager
@@ -45,8 +47,9 @@ def greedy(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tens
     """The most probable token at each position, given those before it.
 
     input_ids int64 [B, S], attention_mask bool or 0/1 [B, S]; max_codes and block_size are the formatter's. A row is
-    finished when a block starts with PAD; what it gets depends on its own text alone. Raises ValueError where
-    max_codes · block_size is more than the decoder's positions.
+    finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what should be EOS behind them, as its
+    published program does. What a row gets depends on its own text alone. Raises ValueError where max_codes · block_size is more than
+    the decoder's positions.
     """
     with evaluating(model):
         memory, pooled = model.encode(input_ids, attention_mask)
@@ -98,6 +101,8 @@ def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padd
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
+    if not model.target_mask:
+        return _greedy_to_the_end(model, memory, memory_padding_mask, tokens, block_size)
     block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=number, device=memory.device)
     end_log_probs = torch.zeros(batch, dtype=number, device=memory.device)
     rows = torch.arange(batch, device=memory.device)                               # those that are not finished
@@ -118,27 +123,61 @@ def greedy_from_memory(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padd
                 block_log_probs[rows, block] = 0.0
             tokens[rows, position] = token
             block_log_probs[rows, block] += log_prob
-    return GreedyResult(tokens, block_log_probs.exp(), None, end_log_probs.exp())
+    all_log_probs = block_log_probs.masked_fill(block_log_probs.isinf(), 0.0).sum(1) + end_log_probs
+    return GreedyResult(tokens, block_log_probs.exp(), None, end_log_probs.exp(), all_log_probs.exp())
 
 
-def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, formatter: BlockyFormatter) -> tuple[Tensor, Tensor, Tensor]:
-    """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no code or one that stands there
-    already; block_probs float [B, max_codes]; set_probs float [B], the probability of the set of codes, see `set_probs`)."""
+def _greedy_to_the_end(model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, tokens: Tensor,
+                       block_size: int) -> GreedyResult:
+    """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in sequence_probs alone."""
+    log_probs = []
+    with evaluating(model):
+        cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
+        for position in range(1, tokens.shape[1]):
+            logits = model.decoder.step(tokens[:, position - 1], cache)            # [B, V]
+            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)      # [B], [B]
+            log_probs.append(log_prob)
+            if position < tokens.shape[1] - 1:
+                tokens[:, position] = token
+    written = torch.stack(log_probs, dim=1)                                        # [B, T − 1]
+    blocks = tokens[:, 1:-1].unflatten(1, (-1, block_size))                        # [B, M, block_size]
+    of_blocks = written[:, :-1].unflatten(1, (-1, block_size))
+    begins_empty = blocks[..., 0] == PAD_IDX                                       # [B, M]
+    first_empty = begins_empty & (begins_empty.cumsum(1) == 1)
+    block_log_probs = of_blocks.sum(-1).masked_fill((blocks == PAD_IDX).all(-1), float("-inf"))
+    ends = of_blocks[..., 0].masked_fill(~first_empty, 0.0).sum(1)
+    return GreedyResult(tokens, block_log_probs.exp(), None, ends.exp(), written.sum(1).exp())
+
+
+def greedy_sets(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, formatter: BlockyFormatter,
+                in_any_order: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no code or, but for a model
+    without `target_mask`, one that is listed already; block_probs float [B, max_codes]; float [B], the probability of the set of
+    codes, see `set_probs`, or, not in_any_order, that of the tokens as they were written)."""
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
         written = greedy_from_memory(model, memory, padding, **sizes)
-        blocks, sets = sets_of(model, memory, padding, written, formatter)
-    return blocks, written.block_probs, sets
+        if in_any_order:
+            blocks, probs = sets_of(model, memory, padding, written, formatter)
+        else:
+            blocks, probs = distinct_blocks(formatter.canonical_blocks(written.tokens)), written.sequence_probs
+        if not model.target_mask:
+            blocks = formatter.canonical_blocks(written.tokens)
+    return blocks, written.block_probs, probs
+
+
+def distinct_blocks(blocks: Tensor) -> Tensor:
+    """Canonical blocks [B, max_codes, block_size] with PAD in place of those that an earlier block holds already."""
+    again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)               # [B, max_codes]
+    return blocks.masked_fill(again[..., None], PAD_IDX)
 
 
 def sets_of(model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, written: GreedyResult, formatter: BlockyFormatter) -> tuple[Tensor, Tensor]:
-    """(blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory."""
+    """(distinct blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory."""
     with evaluating(model):
-        blocks = formatter.canonical_blocks(written.tokens)
-        again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)           # [B, max_codes]
-        blocks = blocks.masked_fill(again[..., None], PAD_IDX)
+        blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
         at_first = torch.full_like(blocks, PAD_IDX)
         at_first[:, 0] = blocks[:, 0]
         plain = (at_first.flatten(1) == written.tokens[:, 1:-1]).all(1)                    # at most one code, written as it is

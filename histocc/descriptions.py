@@ -18,9 +18,10 @@ from histocc.formatter import BlockyFormatter
 from histocc.table_files import column_problems, read_header
 from histocc.tables import read_columns
 from histocc.text import code_points, join_texts
+from histocc.text_rules import ASCII_LOWER, ascii_lower, cleaner
 
 CODE_COLUMNS = ("system_code", "hisco", "code")
-TEXT_COLUMNS = ("description", "en_hisco_text", "text")
+TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
 def find_columns(args: argparse.Namespace) -> list[str]:
@@ -94,7 +95,7 @@ def load_descriptions(args: argparse.Namespace, data: PreparedData, formatter: B
     """What the arguments ask for; None without --include-descriptions. Raises UserError."""
     if not args.include_descriptions:
         return None
-    columns = find_columns(args)
+    columns, clean = find_columns(args), cleaner(data.clean_text)
     place = {code: i for i, code in enumerate(data.codes)}
     texts: list[np.ndarray] = []
     numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
@@ -106,13 +107,32 @@ def load_descriptions(args: argparse.Namespace, data: PreparedData, formatter: B
         if language and language[0] in data.languages:
             named[at, data.languages.index(language[0])] = len(texts)
         numbers[at, numbers[at] < 0] = len(texts)                                       # the first of its code
-        texts.append(code_points(text))
+        texts.append(code_points(clean(text)))
     for (code, language), number in named.items():
         numbers[code, language] = number
     if not texts:
         raise UserError(f"--descriptions-file {args.descriptions_file}: none of the {len(data.codes):,} codes of the data stands in "
                         f"column {columns[0]!r}")
-    template = [None if piece == "{occ}" else "desc" if piece == "{desc}" else code_points(piece)
+    between = ascii_lower if data.clean_text == ASCII_LOWER else str
+    template = [None if piece == "{occ}" else "desc" if piece == "{desc}" else code_points(between(piece))
                 for piece in re.split(r"(\{occ\}|\{desc\})", args.description_template) if piece]
     flat, offsets = join_texts(texts)
     return Descriptions(seed, args.description_prob, template, numbers, flat, offsets)
+
+
+def read_descriptions(path: str, codes: list[str], formatter: BlockyFormatter, required: bool = True) -> dict[str, str]:
+    """Code → description, from a table of both. Raises UserError where it has no such columns or none of `codes`; without `required`
+    that is no description."""
+    header, _ = read_header(path)
+    names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
+    if None in names:
+        if not required:
+            return {}
+        raise UserError(f"--descriptions {path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions "
+                        f"({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}")
+    found: dict[str, str] = {}
+    for code, text in read_columns(path, names):
+        found.setdefault(formatter.repair(code)[0], text)
+    if required and not set(codes) & found.keys():
+        raise UserError(f"--descriptions {path}: none of the {len(codes):,} codes of the model stands in column {names[0]!r}")
+    return found

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from histocc.devices import check_one_process_per_gpu, choose_device
 from histocc.errors import TrainingError, UserError
 from histocc.heartbeat import Heartbeat, end_without
 from histocc.stopping import Stopped, StopRequest
@@ -59,10 +60,10 @@ class World:
     def nodes(self) -> int:
         return max(1, self.size // max(1, self.local_size))
 
-    def print(self, *words: object) -> None:
+    def print(self, *words: object, sep: str = " ") -> None:
         """Rank 0 only; flushed, so that the line is in the log when a job dies."""
         if self.is_main:
-            print(*words, flush=True)
+            print(*words, sep=sep, flush=True)
 
     def did(self, doing: str) -> None:
         """Notes what this rank does next, for the message if it dies in it."""
@@ -205,6 +206,7 @@ def launcher_environment(distributed: bool, world_size: int | None, local_rank: 
     Raises UserError where they are missing, incomplete or contradict each other.
     """
     values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
+    local_rank = None if local_rank == -1 else local_rank         # so scripts for the older launcher say that there is none
     if "LOCAL_RANK" not in values and local_rank is not None and values:
         values["LOCAL_RANK"] = str(local_rank)       # launchers from before torchrun pass it as a flag alone
     if not values:
@@ -236,23 +238,6 @@ def launcher_environment(distributed: bool, world_size: int | None, local_rank: 
     return rank, local, size
 
 
-def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of this process. `name`: auto, cpu or cuda. Raises UserError where there is none for it."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cuda" and not gpus:
-        raise UserError("--device cuda, but this machine shows no CUDA device to torch "
-                        f"{torch.__version__}. Use --device cpu, or install torch with CUDA.")
-    if name == "cpu" or not gpus:
-        return torch.device("cpu")
-    highest = max(local_rank, local_size - 1)
-    if highest >= gpus:
-        raise UserError(f"LOCAL_RANK={highest} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
-                        "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.")
-    torch.cuda.set_device(local_rank)
-    torch.backends.cuda.enable_cudnn_sdp(False)       # cuDNN's attention plans anew for every shape, and shapes change from batch to batch
-    return torch.device("cuda", local_rank)
-
-
 def init_world(distributed: bool = False, *, world_size: int | None = None, local_rank: int | None = None,
                device: str = "auto", timeout_minutes: float = 30.0, stop: StopRequest | None = None) -> World:
     """Reads the launcher's variables and joins the other processes. All ranks.
@@ -277,10 +262,12 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
         raise not_met(rank, error) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
     store = dist.PrefixStore(f"attempt_{attempt}", store)         # the launcher's store still holds what the dead wrote
+    own_store = dist.PrefixStore("histocc", store)
+    if backend == "nccl":                             # before NCCL itself meets two processes on one GPU
+        check_one_process_per_gpu(own_store, rank, local, local_size)
     dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
                             timeout=timeout, device_id=chosen if backend == "nccl" else None)
     control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-    own_store = dist.PrefixStore("histocc", store)
     world = World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
     if backend == "nccl":                             # a host that waits for its device, which waits for a dead peer, sees no exception
         world.heartbeat.watch(lambda silent, doing: end_without(world.heartbeat, silent, doing, "it gives no sign of life"))

@@ -1,4 +1,4 @@
-"""How good a model is on data with known codes: accuracy, precision, recall, calibration, thresholds, confusions, for both decoders.
+"""How good a model is on data with known codes: accuracy, precision, recall, calibration, thresholds, confusions, for each decoder.
 
     python -m histocc.evaluate --model RUN_OR_FILE --data test.csv --target-cols hisco_1 hisco_2 --language-col lang
 
@@ -14,8 +14,9 @@ import shutil
 from dataclasses import asdict, replace
 
 import numpy as np
+import torch
 
-from histocc import cli, job, model_io, prepare, report_text
+from histocc import checkpoint, cli, job, model_io, prepare, report_text, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData, RowSet
 from histocc.boundary import StopPoll
@@ -27,20 +28,24 @@ from histocc.decoding import sets_of
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.findings import OUTSIDE_KEY
-from histocc.formatter import BlockyFormatter, make_formatter
+from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job_data import on_every_node
 from histocc.outcomes import RANKED, Outcomes
 from histocc.precision import Precision
 from histocc.prepared_folder import is_whole
+from histocc.published import KINDS, SETTINGS, Given
 from histocc.report import decoders_report
 from histocc.run_log import COLUMNS
 from histocc.sampler import BatchPlan
 from histocc.search import CodeSearch, CodeTree
 from histocc.stopping import Stopped
 from histocc.text import UNKNOWN_LANGUAGE
+from histocc.thresholds import Thresholds
 
 JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
 LOSS = {"empty_blocks": "all", "seq2seq_weight": 0.1}    # of models that do not say how they were trained
+NOT_OF_KIND = {"mixer": (), "seq2seq": ("val_loss", "val_loss_linear", "flat_acc"),
+               "flat": ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")}         # figures of a decoder that the model lacks
 OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
 
 
@@ -50,8 +55,10 @@ def get_args_parser() -> cli.Parser:
     group.add_argument("--model", required=True, metavar="RUN_OR_FILE", help="folder of a run (its best checkpoint), a checkpoint, or a published model")
     group.add_argument("--data", nargs="+", required=True, metavar="FILE", help="CSV or Parquet files of descriptions and codes")
     group.add_argument("--output", default=None, metavar="DIR", help="folder for the report (default: evaluation, in the model's folder; here for a name on the hub)")
-    group.add_argument("--formatter", choices=("hisco", "occ1950"), default=None, help="system of a published model that does not show it")
-    group.add_argument("--key", default=None, metavar="FILE", help="codes of a published model that does not hold them")
+    cli.add_published_arguments(group)
+    group.add_argument("--fit-thresholds", action="store_true",
+                       help="store the best threshold of the linear decoder (F1), by language where there are rows enough, in the checkpoint "
+                            "that was evaluated; coding then uses them. The rows should be none that it was trained on: --share-val")
     group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
     group.add_argument("--input-col", default=None, help="column with the descriptions (default: as in training)")
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL", help="columns with the codes (default: as in training)")
@@ -68,6 +75,21 @@ def get_args_parser() -> cli.Parser:
     cli.add_process_arguments(parser)
     parser.set_defaults(stop_after=None)
     return parser
+
+
+def number_codes(args: argparse.Namespace, columns: list[str], state: dict, formatter: BlockyFormatter) -> list[str] | None:
+    """The codes that the cells of `columns` are numbers of, or None for columns of codes. They are those of --key, else of the --key of
+    the training, else of the HISCO key. Raises UserError where a model of another system does not say."""
+    trained_on_them = tables.hold_numbers(formatter.target_cols) and "args" in state
+    if not tables.hold_numbers(columns) or trained_on_them and not (args.key or state["args"].get("key") or state.get("hisco_numbers")):
+        return None                                  # or codes in columns of such names, as earlier versions took them
+    if args.key:
+        return [formatter.repair(code)[0] for code in tables.read_key(args.key)]
+    if trained_on_them and state["args"].get("key"):
+        return list(state["key"])
+    if formatter.kind != "hisco":
+        raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
+    return list(hisco_key())
 
 
 def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
@@ -88,11 +110,14 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
     if len(columns) > formatter.max_num_codes:
         problems.append(f"--target-cols names {len(columns)} columns, but the model writes at most {formatter.max_num_codes} codes")
         columns = columns[:formatter.max_num_codes]
-    own = make_formatter(formatter.kind, columns, formatter.block_size, formatter.within_block_sep is not None, formatter.allow_short)
+    own = make_formatter(formatter.kind, columns, formatter.block_size, formatter.within_block_sep is not None, formatter.allow_short,
+                         formatter.chars)
+    numbers = number_codes(args, columns, state, formatter)
     settings = PrepareSettings(
         train_files=args.data, formatter=own.to_dict(), target_cols=columns, share_val=args.share_val, input_col=args.input_col,
         language=args.language, language_col=args.language_col, max_len=max_len, missing_code=args.missing_code, drop_bad_labels=True,
-        fixed_codes=sorted(state["key"], key=state["key"].get), delimiter=args.delimiter)
+        fixed_codes=sorted(state["key"], key=state["key"].get), delimiter=args.delimiter, clean_text=model_io.text_rule(state["config"]),
+        numbered=numbers is not None, number_codes=numbers)
     problems += file_problems(settings)
     if args.missing_code is not None and args.missing_code not in state["key"]:
         problems.append(f"--missing-code: {args.missing_code!r} is not among the codes of the model")
@@ -187,9 +212,10 @@ def run(args: argparse.Namespace, world: World) -> None:
     """All ranks."""
     file = model_io.find_weights(args.model, args.model)
     args.output = args.output or os.path.join(os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation")
-    model, formatter, state = model_io.load_model(file, world.device, formatter=args.formatter, key=args.key)
-    if state.get("kind") == "flat":
-        raise UserError(f"{args.model}: is a flat classifier, and a report is on both decoders; python -m histocc.predict codes with it")
+    model, formatter, state = load(args, file, world)
+    kind, thresholds = state.get("kind", "mixer"), Thresholds.of(state)
+    if kind != "mixer":
+        world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
     data = prepared(args, world, state, formatter)
     rows = data.train if args.share_val is None else data.val
     if world.is_main:
@@ -197,14 +223,19 @@ def run(args: argparse.Namespace, world: World) -> None:
         world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
 
     Precision("float32", world.device).use()         # as in training
+    read_as = known_languages(data, state["languages"])
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
-    loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, known_languages(data, state["languages"]), max_len=state["config"]["max_len"],
+    loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, read_as, max_len=state["config"]["max_len"],
                                       fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"]))
-    outcomes, search = Outcomes(formatter, np.asarray(rows.language)), CodeSearch(model, CodeTree(list(state["key"]), formatter))
+    outcomes = Outcomes(formatter, np.asarray(rows.language), list(map(thresholds.least, read_as.languages)))
+    search = None if kind == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
 
     def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
         blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
-        ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
+        if search is None:
+            ranking = torch.full((len(blocks), RANKED), -1, device=blocks.device)
+        else:
+            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
         outcomes.add(batch, blocks, set_probs, ranking, linear_logits)
     figures = engine.evaluate(model, loader, job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter), world.device, formatter=formatter,
                               stop=StopPoll(world.stop_agreed), world=world, each=each)
@@ -213,9 +244,11 @@ def run(args: argparse.Namespace, world: World) -> None:
     found = outcomes.gathered(world)
     if not world.is_main:
         return
-    decoders = decoders_report(found, formatter, rows, data.codes, data.languages, facts["rows_outside_key"], args.resamples, args.seed)
+    decoders = decoders_report(found, formatter, rows, data.codes, data.languages, facts["rows_outside_key"], args.resamples, args.seed, kind)
+    if "linear" in decoders:
+        decoders["linear"]["codes_above"] = str(thresholds)
     report = {"model": {"file": file, "step": state.get("step"), "system": state["system"], "codes": len(state["key"])}, "data": facts,
-              "validation": {name: figures[name] for name in COLUMNS if name in figures}, "resamples": args.resamples, "seed": args.seed, "decoders": decoders}
+              "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]}, "resamples": args.resamples, "seed": args.seed, "decoders": decoders}
     write_report(args, report, data.folder)
     for name, each in decoders.items():
         world.print(f"{report_text.NAMES[name]}: {each['accuracy']:.1%} of rows, "
@@ -223,6 +256,35 @@ def run(args: argparse.Namespace, world: World) -> None:
     if not report["pictures"]:
         world.print("No pictures: they need matplotlib (pip install matplotlib)")
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
+    if args.fit_thresholds:
+        fitted = {name: each for name, each in decoders["linear"]["thresholds"].items() if name in ("all", *state["languages"])}
+        store_thresholds(file, fitted, facts["texts_trained_on"], world)
+
+
+def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
+    """The model, for which --key names numbers alone where it brings its own key and the columns hold numbers. Raises UserError."""
+    content = model_io.load_state(file)
+    own = model_io.brings_settings(content)
+    trained = (content.get(SETTINGS, content).get("formatter") or {}).get("target_cols") if own else None
+    key = None if own and tables.hold_numbers(args.target_cols or trained or ["-"]) else args.key
+    model, formatter, state = model_io.model_of(file, content, Given(args.formatter, key, args.target_cols, args.use_within_block_sep))
+    if args.fit_thresholds and (not own or file.endswith(".safetensors")):
+        raise UserError(f"--fit-thresholds: {file} is not a .bin of histocc, so it is not written to; python -m histocc.export makes one of it")
+    if args.fit_thresholds and state.get("kind") == "seq2seq":
+        raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
+    return model.to(world.device), formatter, state
+
+
+def store_thresholds(file: str, found: dict, texts_trained_on: int | None, world: World) -> None:
+    """Puts the fitted thresholds into the checkpoint. Rank 0 only."""
+    fitted = {"default": found["all"]["threshold_f1"], "source": "fitted",
+              "by_language": {name: each["threshold_f1"] for name, each in found.items() if name != "all"}}
+    content = checkpoint.load_plain(file)
+    content.get(SETTINGS, content)["thresholds"] = fitted
+    checkpoint.save(os.path.dirname(file), [os.path.basename(file)], content)
+    world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
+    if texts_trained_on:
+        world.print(f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give better ones")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,10 +7,16 @@ HISCO, OCC1950 and general systems ("gpf") are settings of one class (Dahl, Joha
     [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7, 1]
 """
 
+import csv
+import importlib
+import math
+import numbers
 import re
 import string
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +51,13 @@ _SYSTEMS = {
 }
 
 
+@cache
+def hisco_key() -> tuple[str, ...]:
+    """The 1,919 HISCO codes in the order of the linear outputs of the published models; `histocc/hisco_key.csv` is a key file."""
+    with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(row["system_code"] for row in csv.DictReader(file))
+
+
 class CodeError(ValueError):
     """A code that does not fit the formatter. ``kind`` is "short", "long", "character" or "empty"."""
 
@@ -65,15 +78,17 @@ class BlockyFormatter:
     use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead of one token
         per character, so that a token may have several characters.
     allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either way.
+    chars : gpf only. The tokens in the order of their ids, for published models that have others than -999 … 999, letters and
+        punctuation; None for these.
 
-    Raises ValueError for an unknown kind, or a number of columns or a block size out of range.
+    Raises ValueError for an unknown kind, tokens that cannot be told apart, or a number of columns or a block size out of range.
 
     Attributes: kind, target_cols, max_num_codes, block_size, max_seq_len, num_classes, map_char_idx, map_idx_char,
-    sep_value, within_block_sep, allow_short.
+    sep_value, within_block_sep, allow_short, chars.
     """
 
     def __init__(self, kind: str, target_cols: Sequence[str] | None = None, block_size: int = 5,
-                 use_within_block_sep: bool = False, allow_short: bool = False):
+                 use_within_block_sep: bool = False, allow_short: bool = False, chars: Sequence[str | int] | None = None):
         if kind not in _SYSTEMS:
             raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
         system = _SYSTEMS[kind]
@@ -90,15 +105,13 @@ class BlockyFormatter:
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general
 
-        self.map_char_idx = {token: i for i, token in enumerate(system.tokens, start=FIRST_TOKEN_IDX)}
+        self.chars = None if chars is None else _checked_tokens(chars, general)
+        self.map_char_idx = {token: i for i, token in enumerate(self.chars or system.tokens, start=FIRST_TOKEN_IDX)}
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
-        # Tokens that a code can hold: in gpf without a separator each is one character, so "12" is two tokens, never one.
-        one_char = general and self.within_block_sep is None
-        self._in_codes = {i: token for i, token in self.map_idx_char.items() if not one_char or len(token) == 1}
         ids = range(max(self.map_idx_char) + 2)              # the last stands for every id out of range
-        self._tables = [torch.tensor([i in members for i in ids]) for members in (self._in_codes, self._whole)]
+        self._tables = [torch.tensor([i in members for i in ids]) for members in (self.map_idx_char, self._whole)]
 
     def _check_columns(self, system: _System) -> None:
         count, most = len(self.target_cols), system.max_codes
@@ -138,7 +151,7 @@ class BlockyFormatter:
             return np.full(self.block_size, self.map_char_idx[code], dtype=np.int64)
         tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
         for token in tokens:
-            if self.map_char_idx.get(token) not in self._in_codes:
+            if token not in self.map_char_idx:
                 hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
                 raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}", "character")
         count, size = len(tokens), self.block_size
@@ -150,11 +163,19 @@ class BlockyFormatter:
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
 
-    def transform_label(self, label: str | None) -> np.ndarray | None:
+    def transform_label(self, label: Any) -> np.ndarray | None:
         """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None.
 
-        Raises CodeError as ``encode_code`` does, and ValueError for more codes than blocks.
+        label may also be a row of a table, as a Series, a frame of one row or a dict: its target columns, or code1, code2 … with
+        numbers of the HISCO key; the first cell without a code ends them. Raises CodeError as ``encode_code`` does, and ValueError
+        for more codes than blocks and for a row without such columns.
         """
+        if is_missing(label):
+            return None
+        if isinstance(label, numbers.Integral):
+            label = self.repair(str(label))[0]
+        elif not isinstance(label, str):
+            label = self._label_of_row(label)
         if label is None:
             return None
         codes = label.split(self.sep_value)
@@ -166,28 +187,44 @@ class BlockyFormatter:
         sequence[1:1 + used] = np.concatenate([self.encode_code(code) for code in codes])
         return sequence
 
+    def _label_of_row(self, row: Any) -> str | None:
+        of_key = [f"code{i}" for i in range(1, self.max_num_codes + 1)]
+        numbered = self.kind == "hisco" and self.target_cols[0] not in row and of_key[0] in row
+        columns = [name for name in (of_key if numbered else self.target_cols) if name in row]
+        if not columns:
+            raise ValueError(f"the row has none of the columns {', '.join(self.target_cols)}")
+        codes = []
+        for name in columns:
+            cell = row[name].iloc[0] if hasattr(row[name], "iloc") else row[name]
+            if is_missing(cell) or not str(cell).strip():
+                break
+            cell = int(cell) if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell) else cell
+            if numbered and not (str(cell).isdecimal() and int(cell) < len(hisco_key())):
+                raise ValueError(f"column {name!r} holds numbers of the HISCO key, 0 … {len(hisco_key()) - 1}; found {cell!r}")
+            codes.append(hisco_key()[int(cell)] if numbered else self.repair(str(cell))[0])
+        return self.sep_value.join(codes) or None
+
     # ---- tokens -> text
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
         """The code in one block of ``block_size`` token ids, or None where there is none.
 
         HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no code; a first
-        token of -1, -2 or -3 is the whole code. gpf: the code ends at the first EOS, PAD, BOS and SEP before it are passed
-        over; nothing left, or an id that no code can hold, is no code. Raises ValueError for another number of ids.
+        token of -1, -2 or -3 is the whole code. gpf: PAD, BOS, EOS and SEP are passed over, wherever they stand, as published;
+        nothing left, or an id that stands for no token, is no code. Raises ValueError for another number of ids.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
             raise ValueError(f"a block has {self.block_size} tokens, not {len(ids)}")
         if self.kind == "gpf":
-            ids = ids[:ids.index(EOS_IDX)] if EOS_IDX in ids else ids
-            ids = [i for i in ids if i not in (PAD_IDX, BOS_IDX, SEP_IDX)]
+            ids = [i for i in ids if i not in (PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX)]
         elif PAD_IDX in ids:
             return None
         elif ids[0] in self._whole:
             return self.map_idx_char[ids[0]]
-        if not ids or any(i not in self._in_codes for i in ids):
+        if not ids or any(i not in self.map_idx_char for i in ids):
             return None
-        return (self.within_block_sep or "").join(self._in_codes[i] for i in ids)
+        return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
 
     def clean_pred(self, ids: Sequence[int]) -> str:
         """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; "" without a code.
@@ -199,7 +236,8 @@ class BlockyFormatter:
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
     def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving the device.
+        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving the device (but for
+        gpf without a separator, where tokens of several characters are not taken apart: 12, 3 is not 1, 2, 3).
 
         tokens : integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; what follows the blocks is not read.
         Returns int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills its block,
@@ -214,12 +252,10 @@ class BlockyFormatter:
         ids = torch.where((blocks < 0) | (blocks > last), last, blocks)
         is_token = in_codes[ids]                             # [B, M, bs]
         if self.kind == "gpf":
-            open_ = (blocks == EOS_IDX).cumsum(-1) == 0      # before the first EOS
-            passed_over = (blocks == PAD_IDX) | (blocks == BOS_IDX) | (blocks == SEP_IDX)
-            kept = is_token & open_
-            valid = kept.any(-1) & (is_token | passed_over | ~open_).all(-1)
-            front = torch.argsort((~kept).long(), dim=-1, stable=True)  # kept tokens first, in their order
-            canonical = torch.where(kept, blocks, EOS_IDX).gather(-1, front)
+            passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
+            valid = is_token.any(-1) & (is_token | passed_over).all(-1)
+            front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens first, in their order
+            canonical = torch.where(is_token, blocks, EOS_IDX).gather(-1, front)
         else:
             first_is_whole = whole[ids[..., :1]]             # [B, M, 1]
             canonical = torch.where(first_is_whole, blocks[..., :1], blocks)
@@ -232,22 +268,39 @@ class BlockyFormatter:
         """Settings as plain types."""
         return {"kind": self.kind, "block_size": self.block_size, "max_codes": self.max_num_codes,
                 "sep_value": self.sep_value, "within_block_sep": self.within_block_sep,
-                "target_cols": list(self.target_cols), "allow_short": self.allow_short}
+                "target_cols": list(self.target_cols), "allow_short": self.allow_short,
+                **({} if self.chars is None else {"chars": list(self.chars)})}
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
         """The formatter that ``to_dict`` described. Raises ValueError where the settings contradict each other."""
         formatter = cls(settings["kind"], settings["target_cols"], settings["block_size"],
-                        settings["within_block_sep"] is not None, settings["allow_short"])
+                        settings["within_block_sep"] is not None, settings["allow_short"], settings.get("chars"))
         if formatter.to_dict() != settings:
             raise ValueError(f"formatter settings do not fit together: {settings}, expected {formatter.to_dict()}")
         return formatter
 
 
-def make_formatter(kind: str, target_cols: Sequence[str] | None, block_size: int = 5,
-                   use_within_block_sep: bool = False, allow_short: bool = False) -> BlockyFormatter:
-    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last three settings matter to gpf alone."""
-    return BlockyFormatter(kind, target_cols, block_size, use_within_block_sep, allow_short)
+def is_missing(value: Any) -> bool:
+    """Whether it is None or NaN, as pandas has them."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or isinstance(value, numbers.Real) and value != value
+
+
+def _checked_tokens(chars: Sequence[str | int], general: bool) -> tuple[str, ...]:
+    tokens = tuple(map(str, chars))
+    if not general:
+        raise ValueError("only the general-purpose formatter takes tokens of its own")
+    odd = [token for token in tokens if not token or SEP_VALUE in token or tokens.count(token) > 1]
+    if odd or not tokens:
+        raise ValueError(f"tokens of a formatter must differ, be not empty and hold no {SEP_VALUE!r}; found "
+                         + (repr(odd[0]) if odd else "none at all"))
+    return tokens
+
+
+def make_formatter(kind: str, target_cols: Sequence[str] | None, block_size: int = 5, use_within_block_sep: bool = False,
+                   allow_short: bool = False, chars: Sequence[str | int] | None = None) -> BlockyFormatter:
+    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last four settings matter to gpf alone."""
+    return BlockyFormatter(kind, target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
 def hisco_blocky5(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
@@ -261,6 +314,13 @@ def occ1950_blocky2(target_cols: Sequence[str] | None = None) -> BlockyFormatter
 
 
 def construct_general_purpose_formatter(block_size: int, target_cols: Sequence[str], use_within_block_sep: bool = False,
-                                        allow_short: bool = False) -> BlockyFormatter:
+                                        allow_short: bool = False, chars: Sequence[str | int] | None = None) -> BlockyFormatter:
     """Any system: as many blocks as target columns, ``block_size`` tokens each; see ``BlockyFormatter``."""
-    return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short)
+    return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
+
+
+def __getattr__(name: str):
+    """Names of the published package that stand in `histocc.compat.formatter`."""
+    if name in ("BlockyHISCOFormatter", "BlockyOCC1950Formatter", "occ1950_blocky1", "construct_finetune_formatter"):
+        return getattr(importlib.import_module("histocc.compat.formatter"), name)
+    raise AttributeError(f"module 'histocc.formatter' has no attribute {name!r}")

@@ -11,7 +11,7 @@ LEARNING_SHARE = 0.1          # of the run, after which the loss should have fal
 LEAST_ROWS = 6                # of the log, to say anything about the loss
 FALLEN = 0.98                 # times the first losses
 SWING = 0.25                  # of the loss, from row to row, up and down in turn
-RISEN = 1.5                   # times the lowest loss so far
+RISEN = 1.5                   # times the lowest mean of ROWS rows so far
 
 
 class Hints:
@@ -65,13 +65,14 @@ class Hints:
         if row["step"] < LEARNING_SHARE * self.total_steps or len(self.losses) < LEAST_ROWS:
             return None
         self.said.add("loss")                        # later rows say nothing, whatever this one says
-        first, last = (sum(part) / len(part) for part in (self.losses[:ROWS], self.losses[-ROWS:]))
+        means = [sum(self.losses[i:i + ROWS]) / ROWS for i in range(len(self.losses) - ROWS + 1)]         # of so many rows running
+        first, last = means[0], means[-1]
         swings = [after - before for before, after in zip(self.losses[-LEAST_ROWS:], self.losses[1 - LEAST_ROWS:])]
         if all(a * b < 0 for a, b in zip(swings, swings[1:])) and sum(map(abs, swings)) / len(swings) > SWING * last:
             return self._now(f"the loss goes up and down by {sum(map(abs, swings)) / len(swings):.2g} from row to row: lower --learning-rate (a third), raise "
                              "--warmup-pct, or take a larger total batch (--accumulate-steps)")
-        if last > RISEN * min(self.losses):
-            return self._now(f"the loss rose from {min(self.losses):.4g} to {last:.4g}: lower --learning-rate (a third), raise --warmup-pct, or leave --lr-scaling out")
+        if last > RISEN * min(means):
+            return self._now(f"the loss rose from {min(means):.4g} to {last:.4g}: lower --learning-rate (a third), raise --warmup-pct, or leave --lr-scaling out")
         if last > FALLEN * first:
             return self._now(f"the loss has not fallen in the first {row['step']:,} steps ({first:.4g} → {last:.4g}): try another --learning-rate (three times, or a "
                              "third), and look at the pairs of texts and codes in the data")

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from histocc import checkpoint, model_io, prepare, tables
+from histocc import checkpoint, initial_weights, model_io, prepare, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
@@ -35,12 +35,14 @@ from histocc.lr_schedule import Schedule, linear_schedule
 from histocc.parallel import is_sharded, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
+from histocc.published import Given
 from histocc.resume import check_total_batch, find_resumable, nothing_to_do, restore, set_threads
 from histocc.run_lock import run_lock
 from histocc.run_log import RunLog
 from histocc.sampler import BatchPlan
 from histocc.saver import Saver
 from histocc.stopping import Stopped
+from histocc.text_rules import ASCII_LOWER, cleaner
 
 _SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
 
@@ -58,8 +60,11 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
                  config: dict, plan: BatchPlan) -> dict[str, BatchLoader]:
     """Loaders of this rank's share of training and validation rows."""
     words = tables.read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
-    augmenter = Augmenter(derived_seed(args.seed, _SEED_NOISE), args.num_transformations, args.augmentation_prob,
-                          args.unk_lang_prob, words=list(words), word_weights=list(words.values()))
+    texts = [cleaner(data.clean_text)(word) for word in words]
+    kept = [i for i, word in enumerate(texts) if word.strip()]
+    augmenter = Augmenter(derived_seed(args.seed, _SEED_NOISE), args.num_transformations, args.augmentation_prob, args.unk_lang_prob,
+                          words=[texts[i] for i in kept], word_weights=np.array(list(words.values()))[kept],
+                          only_ascii=data.clean_text == ASCII_LOWER)
     fixed_width = None if config["memory_mask"] else config["max_len"]
     batches = partial(MicroBatches, rank=world.rank, formatter=formatter, data=data, max_len=config["max_len"],
                       fixed_width=fixed_width)
@@ -248,9 +253,9 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     first = None
     if args.initial_checkpoint and not resumed:
         here = {}
-        world.main_first("first weights", lambda: here.update(state=model_io.first_weights(args)))
+        world.main_first("initial weights", lambda: here.update(state=initial_weights.initial_weights(args)))
         first = world.broadcast(here.get("state"), 0)
-    config = resumed["config"] if resumed else model_io.run_config(args, first)
+    config = resumed["config"] if resumed else initial_weights.run_config(args, first)
     args.model_size = model_io.size_name(config)
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
     model = model_io.build_model(config, formatter, len(data.codes), args.dropout)
@@ -259,7 +264,7 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     if resumed:
         model.load_state_dict(resumed["model"])
     if first:
-        model_io.load_first_weights(model, args, first, code_numbers(data), world)
+        initial_weights.load_initial_weights(model, args, first, code_numbers(data), formatter, world)
     model.encoder.requires_grad_(not args.freeze_encoder)
     if args.compile:
         compile_layers(model)
@@ -296,7 +301,8 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
     """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank 0 alone. All ranks. name: what
     all checkpoints of a run have in common."""
     fixed = {"format": checkpoint.FORMAT, "config": run.config, "formatter": formatter.to_dict(), "key": code_numbers(data),
-             "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args),
+             "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args), "kept_codes": data.kept_codes,
+             "hisco_numbers": data.hisco_numbers,
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
     facts = {"total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
              "launchers": sorted(set(world.gather(world.launcher))), "run": name}
@@ -319,8 +325,13 @@ def write_run_files(args: dict, folder: str, data: PreparedData) -> None:
 
 def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter) -> None:
     """Validates a checkpoint and prints the figures; writes nothing. All ranks."""
-    model, own_formatter, state = model_io.load_model(args.initial_checkpoint or args.save_path, world.device)
-    if own_formatter.to_dict() | {"target_cols": None} != formatter.to_dict() | {"target_cols": None}:
+    file = model_io.find_weights(args.initial_checkpoint or args.save_path, args.initial_checkpoint or args.save_path)
+    content = model_io.load_state(file)
+    given = Given(args.formatter, args.initial_key or args.key, args.target_cols, args.use_within_block_sep)
+    model, own_formatter, state = model_io.model_of(file, content, Given() if model_io.brings_settings(content) else given)
+    model.to(world.device)
+    rest = {"target_cols": None, "allow_short": None}
+    if own_formatter.to_dict() | rest != formatter.to_dict() | rest:
         raise UserError(f"the checkpoint was trained with the formatter {own_formatter.to_dict()}, "
                         f"these arguments make {formatter.to_dict()}")
     if list(state["key"]) != data.codes:
@@ -335,4 +346,4 @@ def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, f
                              formatter=formatter, stop=StopPoll(world.stop_agreed), precision=precision, world=world)
     if values is None:
         raise Stopped
-    world.print(RunLog.validation_line({"step": state["step"], **values}))
+    world.print(RunLog.validation_line({"step": state.get("step") or 0, **values}))

@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 
-from histocc import checkpoint, model_io, prepare, tables
+from histocc import checkpoint, initial_weights, model_io, prepare, tables
 from histocc.arrays import PreparedData
 from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
 from histocc.data_report import report_lines
-from histocc.data_settings import PrepareSettings, settings_from
+from histocc.data_settings import PrepareSettings, StartsFrom, settings_from
 from histocc.descriptions import find_columns, load_descriptions
 from histocc.distributed import World
 from histocc.errors import UserError
@@ -27,18 +27,55 @@ def _description_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
-    goes_on = checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
     try:
-        first = model_io.initial_file(args) if args.initial_checkpoint and not goes_on else None
+        first = initial_weights.initial_file(args) if args.initial_checkpoint and not resumes(args) else None
     except UserError as error:
         return [str(error)]
     if first and args.overwrite and os.path.realpath(os.path.dirname(first) or ".") == os.path.realpath(args.save_path):
         return [f"--overwrite would remove {first}, which --initial-checkpoint needs: choose another folder for the new run"]
     if args.eval_only and first is None and checkpoint.find(args.save_path) is None:
         return [f"--eval-only: no checkpoint in {args.save_path}; --initial-checkpoint names one"]
-    if args.eval_only and getattr(args, "share_val", None) == 0:
+    if args.eval_only and getattr(args, "share_val", None) == 0 and not os.path.isdir(args.dataset):
         return ["--eval-only needs rows to validate on, and --share-val 0 leaves none"]
     return []
+
+
+def dataset_files(path: str) -> tuple[list[str], list[str]]:
+    """(training files, validation files) of finetune.py's data set: a file, or a folder with one table, or with train and val.
+
+    Raises UserError for another folder.
+    """
+    if not os.path.isdir(path):
+        return [path], []
+    tables = sorted(name for name in os.listdir(path) if name.lower().endswith((".csv", ".tsv", ".parquet")) and not name.startswith(".")
+                    and name not in (*prepare.LISTS, "logs.csv"))                # of a run in the same folder
+    files = {os.path.splitext(name)[0].lower(): os.path.join(path, name) for name in tables}
+    if len(tables) == 1:
+        return [os.path.join(path, tables[0])], []
+    val = files.get("val") or files.get("validation")
+    if len(tables) == len(files) == 2 and val and "train" in files:
+        return [files["train"]], [val]
+    raise UserError(f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py takes one file, or a folder "
+                    "with one table, or with train and val; train_mixer.py --train-data A B … --val-data V takes several")
+
+
+def resumes(args: argparse.Namespace) -> bool:
+    """Whether the save folder holds a run that is resumed, if it can be read."""
+    return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
+
+
+def _start(args: argparse.Namespace, resumed: dict | None, problems: list[str]) -> StartsFrom:
+    """What the weights that the run starts from, or is resumed from, say of its data. Adds what is wrong to `problems`."""
+    try:
+        if resumed:
+            return initial_weights.resumes_from(resumed)
+        if args.initial_checkpoint:
+            return initial_weights.starts_from(args)
+        if args.eval_only and checkpoint.find(args.save_path):
+            return initial_weights.resumes_from(model_io.own_checkpoint(checkpoint.find(args.save_path)))
+    except UserError as error:
+        problems += [str(error)] if str(error) not in problems else []
+    return StartsFrom()
 
 
 def prepared(args: argparse.Namespace, world: World, train_files: list[str], val_files: list[str],
@@ -54,9 +91,16 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     def first() -> list:
         found = [problem for problem in [save_path_problem(args.save_path)] if problem] + _checkpoint_problems(args)
         found += _description_problems(args)
-        settings = settings_from(args, train_files, val_files, naming, argument_problems(args) + found)
-        if checkpoint.exists_in(args.save_path) and not (args.overwrite or args.prepare_only or args.eval_only):
-            refuse_other_arguments(args, model_io.newest_good(args.save_path)[1])
+        found = argument_problems(args) + found
+        resumed = model_io.newest_good(args.save_path)[1] if resumes(args) and not args.prepare_only else None
+        start = _start(args, resumed, found)
+        settings = settings_from(args, train_files, val_files, naming, found, start)
+        if resumed:
+            refuse_other_arguments(args, resumed)
+        elif start.codes and settings.fixed_codes is None and settings.first_codes is None and not args.shrink_key:
+            world.print(f"Key: the codes of --initial-checkpoint are not kept, since formatter {args.formatter} does not write all of them as "
+                        "they are (--formatter, --block-size, --use-within-block-sep, --allow-codes-shorter-than-block-size): the key is that "
+                        "of the data")
         if args.fn_word_freq:
             tables.read_words(args.fn_word_freq)     # only to find out now whether it can be read
         folder = prepare.prepare(settings, args.save_path, world.print, args.save_path if args.prepare_only else None, check)
@@ -93,6 +137,15 @@ def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
     size = state["args"].get("model_size")
     if args.model_size not in (None, size):
         different.append(f"--model-size was {size!r}, now it is {args.model_size!r}")
+    config = state["config"]
+    if args.shrink_key and "shrink_key" not in state["args"]:
+        different.append("--shrink-key was not there, now it is")
+    if args.memory_mask not in (None, config["memory_mask"]):
+        different.append(f"--{'no-' * config['memory_mask']}memory-mask: its decoder {'leaves out' if config['memory_mask'] else 'looks at'} padding")
+    if args.published_target_mask and config.get("target_mask", True):
+        different.append("--published-target-mask: it was started without")
+    if args.clean_text not in (None, model_io.text_rule(config)):
+        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {args.clean_text!r}")
     if args.num_epochs < state["args"]["num_epochs"]:
         different.append(f"--num-epochs was {state['args']['num_epochs']}, now it is {args.num_epochs}; only more can go on")
     if different:

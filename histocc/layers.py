@@ -41,12 +41,14 @@ class Dropout(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, broadcast to [B, heads, queries, keys], or None;
-    causal: each query sees the keys up to its own position (without `visible`).
+    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, or float that is added to the scores, broadcast to
+    [B, heads, queries, keys], or None; causal: each query sees the keys up to its own position (without `visible`).
 
     torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and forwards with one query, so in
     training on a CPU and for one query the steps are taken here.
     """
+    if visible is not None and visible.is_floating_point():
+        visible = visible.to(q.dtype)
     if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
     if causal:
@@ -55,7 +57,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: f
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:
-        scores = scores + torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
+        added = visible if visible.is_floating_point() else torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
+        scores = scores + added
     return dropout(scores.softmax(-1), dropout_p) @ v
 
 

@@ -31,24 +31,24 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     num_classes_flat: number of codes of the linear decoder. dropout_rate: probability 0…1 (None is 0) in the decoder
     and on the input of the linear layer, never on logits. decoder_dim_feedforward: None for the encoder's width.
     config: encoder sizes, None for base. memory_mask: whether the decoder leaves out padded positions of the memory;
-    published models look at all of them. model_domain is accepted for compatibility with the published class.
+    published models look at all of them. target_mask: the same of PAD among the tokens, see `TransformerDecoder`. model_domain is accepted for compatibility with the published class.
     """
 
     def __init__(self, num_classes: list[int], num_classes_flat: int, dropout_rate: float | None = None,
                  decoder_dim_feedforward: int | None = None, *, config: CanineConfig | None = None,
-                 memory_mask: bool = True, model_domain: str = "Multilingual_CANINE"):
+                 memory_mask: bool = True, target_mask: bool = True, model_domain: str = "Multilingual_CANINE"):
         super().__init__()
         if model_domain != "Multilingual_CANINE":
             raise ValueError(f"model_domain {model_domain!r} is not 'Multilingual_CANINE'")
         self.config = config or CanineConfig()
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
-        self.memory_mask = memory_mask
+        self.memory_mask, self.target_mask = memory_mask, target_mask
         width = self.config.hidden_size
         dropout = dropout_rate or 0.0
         self.encoder = CanineEncoder(self.config)
         self.decoder = TransformerDecoder(self.vocab_size, width, decoder_dim_feedforward or width, dropout=dropout,
-                                          max_positions=max(128, self.seq_len), pad_idx=PAD_IDX)
+                                          max_positions=max(128, self.seq_len), pad_idx=PAD_IDX, target_mask=target_mask)
         self.linear_dropout = Dropout(dropout)
         self.linear_decoder = nn.Linear(width, num_classes_flat)
 

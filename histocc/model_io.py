@@ -1,18 +1,25 @@
-"""Models out of checkpoints, and the first weights of a new run."""
+"""Models out of checkpoints, exported files and what others published."""
 
-import argparse
 import contextlib
 import os
+import re
 
 import torch
 
 from histocc import checkpoint, published, tables
 from histocc.canine import CanineConfig
-from histocc.distributed import World
 from histocc.errors import UserError
-from histocc.formatter import BlockyFormatter, CodeError, make_formatter
+from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.published import Given, Published
 from histocc.text import LANGUAGES
+from histocc.text_rules import AS_IS, cleaner
+from histocc.thresholds import PUBLISHED
+
+Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
+
+# What a kind of model lacks: its tensors begin with this.
+LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
 
 
 def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
@@ -20,18 +27,22 @@ def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: f
     return Seq2SeqMixerOccCANINE(
         num_classes=formatter.num_classes, num_classes_flat=codes, dropout_rate=dropout,
         decoder_dim_feedforward=config["decoder_dim_feedforward"], config=CanineConfig.from_dict(config),
-        memory_mask=config["memory_mask"])
+        memory_mask=config["memory_mask"], target_mask=config.get("target_mask", True))
 
 
-def load_model(path: str, device: torch.device | str = "cpu", *, formatter: str | None = None,
-               key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
-    """(model in eval mode, formatter, checkpoint) of a checkpoint file, a run's folder, its best one first, or what others published: a
-    file, a folder, or a name on the hub.
+def text_rule(config: dict) -> str:
+    """The rule by which texts of the model are cleaned; checkpoints that name none read texts as they are."""
+    return config.get("text", AS_IS)
 
-    formatter, key: kind of formatter and file of codes, for published models alone. Raises UserError.
+
+def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
+    """(model in eval mode, formatter, checkpoint) of a checkpoint file, a run's folder, its best one first, an exported file, or what
+    others published: a file, a folder, or a name on the hub.
+
+    given: for published models alone. Raises UserError.
     """
     file = find_weights(path, path)
-    model, own, state = model_of(file, load_state(file), formatter, key)
+    model, own, state = model_of(file, load_state(file), given)
     return model.to(device), own, state
 
 
@@ -41,8 +52,8 @@ def load_state(file: str) -> dict:
 
 
 def brings_settings(state: dict) -> bool:
-    """Whether a file of weights is a checkpoint of histocc, which holds formatter and sizes."""
-    return "format" in state or "config" in state
+    """Whether a file of weights is a checkpoint or an export of histocc, which holds formatter and sizes."""
+    return "format" in state or "config" in state or published.SETTINGS in state
 
 
 @contextlib.contextmanager
@@ -50,64 +61,177 @@ def damage_is_said(file: str):
     """What goes wrong inside with weights that do not fit, as a UserError."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ZeroDivisionError) as error:
         said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
 
 
-def model_of(file: str, state: dict, formatter: str | None = None, key: str | None = None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
+def model_of(file: str, state: dict, given: Given = Given()) -> Loaded:
     """As `load_model`, of what `load_state` gave, on the CPU."""
     if not brings_settings(state):
         with damage_is_said(file):
-            model, own, state = published_model(file, state, formatter, key)
+            model, own, state = published_model(file, state, given)
         return model.eval(), own, state
-    if formatter or key:
-        raise UserError(f"{file}: brings its formatter and its key; leave {'--formatter' if formatter else '--key'} out")
-    state = own_checkpoint(file, state)
+    superfluous = [flag for flag, said in (("--formatter", given.formatter), ("--key", given.key)) if said]
+    if superfluous:
+        raise UserError(f"{file}: brings its formatter and its key; leave {superfluous[0]} out")
+    state = own_state(file, state)
     with damage_is_said(file):
         own = BlockyFormatter.from_dict(state["formatter"])
         model = build_model(state["config"], own, len(state["key"]))
-        model.load_state_dict(state["model"])
+        load_weights(file, model, state["model"], state.get("kind", "mixer"))
     return model.eval(), own, state
 
 
-def published_model(file: str, content: dict, kind: str | None, key_file: str | None) -> tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]:
-    """As `load_model`, of weights that come without settings. `kind` in the checkpoint: mixer, or flat, which has no seq2seq decoder.
+def own_state(file: str, content: dict) -> dict:
+    """The checkpoint in a file of histocc, a run's or an exported one. Raises UserError, also for a text rule that this version does not
+    know."""
+    state = exported(file, content) if published.SETTINGS in content else own_checkpoint(file, content)
+    missing = [name for name in ("memory_mask", "max_len", "decoder_dim_feedforward", *CanineConfig.__dataclass_fields__)
+               if name not in state["config"]]
+    if missing:
+        raise UserError(f"{file}: its config has no {', '.join(missing[:3])}; it may be damaged")
+    if not isinstance(state.get("languages"), list) or "kind" not in state["formatter"]:
+        raise UserError(f"{file}: its languages or its formatter are missing or of another type; it may be damaged")
+    try:
+        cleaner(text_rule(state["config"]))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    return state
 
-    A mixer looks at padding too, as it was trained. Raises UserError.
+
+def exported(file: str, content: dict) -> dict:
+    """The checkpoint in an exported file: model, key, config, formatter, system, languages and what else it says. Raises UserError."""
+    settings = content[published.SETTINGS]
+    if not isinstance(settings, dict) or settings.get("format") != checkpoint.FORMAT:
+        found = settings.get("format") if isinstance(settings, dict) else settings
+        raise UserError(f"{file}: its entry {published.SETTINGS!r} is of format {str(found)[:40]!r}; this version reads {checkpoint.FORMAT}")
+    wrong = [name for name, kind in (("config", dict), ("formatter", dict), ("languages", list), ("system", str), ("kind", str))
+             if not isinstance(settings.get(name), kind)]
+    if wrong or settings["kind"] not in LACKING:
+        raise UserError(f"{file}: is not a whole export: {', '.join(wrong) or 'kind'} missing or of another type")
+    weights = content["model"] if isinstance(content.get("model"), dict) else {}
+    return {**settings, "model": published.with_our_names(file, weights)[1], "key": published.checked_key(file, content.get("key") or {})}
+
+
+def load_weights(file: str, model: Seq2SeqMixerOccCANINE, weights: dict, kind: str) -> None:
+    """Copies `weights` into the model; of what a model of this kind lacks, the linear decoder knows no code, and the other writes none.
+
+    Raises UserError where anything else is missing or does not fit.
+    """
+    new, unused = checkpoint.load_matching(model, weights)
+    missing = [name for name in new if not name.startswith(LACKING[kind])] if LACKING[kind] else new
+    if missing or unused:
+        wrong = [f"{verb} {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                 for verb, names in (("misses", by_part(missing, model.state_dict())), ("has", by_part(unused, weights))) if names]
+        raise UserError(f"{file}: its weights do not fit its settings: it {'; it '.join(wrong)}")
+    with torch.no_grad():
+        for part in LACKING[kind]:
+            layer = model.linear_decoder if part == "linear_decoder." else model.decoder.head
+            layer.weight.zero_()
+            layer.bias.zero_()
+            if layer is model.decoder.head:
+                layer.bias[PAD_IDX] = 1.0
+
+
+def published_model(file: str, content: dict, given: Given) -> Loaded:
+    """As `load_model`, of weights that come without settings. `kind` in the checkpoint: mixer, seq2seq, which has no linear decoder, or
+    flat, which has no decoder that writes codes.
+
+    It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a seq2seq decoder looks too.
+    Raises UserError.
     """
     found = published.read(file, content)
-    if found.kind == "encoder" or "linear_decoder.weight" not in found.weights:
+    if found.kind == "encoder":
         raise UserError(f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint")
-    formatter = published_formatter(file, found, kind)
-    codes = tables.read_key(key_file) if key_file else list(found.key)
-    codes, outputs = [formatter.repair(code)[0] for code in codes], len(found.weights["linear_decoder.weight"])
-    if len(codes) != outputs or len(set(codes)) < outputs:
+    codes = published_codes(file, found, given)
+    outputs = len(codes) if found.outputs is None else found.outputs
+    if not codes and found.outputs is None:
+        raise UserError(f"{file}: does not say which codes it knows; --key FILE names them, columns code and system_code (or hisco)")
+    formatter = published_formatter(file, found, given, codes) if len(codes) == outputs else None
+    codes = [formatter.repair(code)[0] for code in codes] if formatter else codes
+    if formatter is None or len(set(codes)) < outputs:
         raise UserError(f"{file}: has {outputs:,} outputs, and its key {len(set(codes)):,} different codes; --key FILE names its codes, columns "
                         "code and system_code (or hisco)")
-    config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
-    model = build_model(config, formatter, outputs)
-    missing = [name for name in checkpoint.load_matching(model, found.weights)[0] if found.kind == "mixer" or not name.startswith("decoder.")]
-    if missing:
-        raise UserError(f"{file}: misses {', '.join(by_part(missing, model.state_dict()))}")
-    state = {**found.as_checkpoint(), "key": {code: i for i, code in enumerate(codes)}, "config": config, "formatter": formatter.to_dict(),
-             "system": formatter.kind, "languages": list(LANGUAGES), "kind": found.kind}
+    model = build_model(found.config, formatter, outputs)
+    load_weights(file, model, found.weights, found.kind)
+    state = {"model": found.weights, "key": {code: i for i, code in enumerate(codes)}, "config": found.config,
+             "formatter": formatter.to_dict(), "system": given.system or system_name(formatter), "languages": list(LANGUAGES),
+             "kind": found.kind, "thresholds": PUBLISHED, "source": "published"}
     return model, formatter, state
 
 
-def published_formatter(file: str, found: published.Published, kind: str | None) -> BlockyFormatter:
-    """The formatter of published weights: `kind`, or the one whose tokens they have. Raises UserError where that is not known or not so."""
-    tokens = found.weights.get("decoder.token_emb.embedding.weight")
-    possible = [make_formatter(name, None) for name in ("hisco", "occ1950") if kind in (None, name)]
-    if tokens is not None:
-        possible = [formatter for formatter in possible if formatter.num_classes[0] + 1 == len(tokens)]
-    elif kind is None:                               # a flat classifier has no tokens, but perhaps codes that only one system has
-        possible = [formatter for formatter in possible if fits(formatter, found.key)]
-    if len(possible) == 1:
-        return possible[0]
-    what = f"{len(tokens)} tokens" if tokens is not None else "no tokens"
-    raise UserError(f"{file}: the weights have {what}, and those of " + (f"formatter {kind} are others" if kind else "neither hisco nor occ1950 alone; "
-                    "--formatter names the system. A general-purpose model brings its settings when it is trained on, with --initial-checkpoint"))
+def published_codes(file: str, found: Published, given: Given) -> list[str]:
+    """Codes of the linear outputs: those of --key, those that the file or key.json beside it names, or the HISCO key where it fits."""
+    if given.key:
+        return tables.read_key(given.key)
+    if found.key or not is_hisco(found) or given.formatter not in (None, "hisco"):
+        return list(found.key)
+    return list(hisco_key())
+
+
+def is_hisco(found: Published) -> bool:
+    """Whether published weights have the outputs of the HISCO key and, where they write codes, its tokens."""
+    return (found.outputs in (None, len(hisco_key())) and found.chars is None
+            and (found.tokens == vocabulary("hisco") or found.tokens is None and found.outputs is not None))
+
+
+def vocabulary(kind: str, chars: list[str] | None = None) -> int:
+    """Tokens of the decoder of a formatter."""
+    return make_formatter(kind, ["code"], chars=chars).num_classes[0] + 1
+
+
+def kind_of_formatter(found: Published, codes: list[str]) -> str | None:
+    """hisco, occ1950 or gpf, as far as tokens and codes tell; None where they leave it open."""
+    if found.tokens is None:                         # a flat classifier: perhaps codes that only one system has
+        possible = [kind for kind in ("hisco", "occ1950") if fits(make_formatter(kind, None), codes)]
+        return possible[0] if len(possible) == 1 else None
+    if found.chars is not None:                      # its program takes such files for general-purpose ones, whatever the tokens
+        return "gpf" if found.tokens == vocabulary("gpf", found.chars) else None
+    return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == vocabulary(kind)), None)
+
+
+def published_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
+    """The formatter of published weights. Raises UserError where that is not known, or not the one that is given."""
+    kind = kind_of_formatter(found, codes)
+    if found.tokens is None and kind is None:
+        kind = given.formatter
+    if kind is None or given.formatter not in (None, kind):
+        what = f"{found.tokens} tokens" if found.tokens is not None else "no tokens"
+        raise UserError(f"{file}: the weights have {what}, and those of " + (f"formatter {given.formatter} are others" if given.formatter else
+                        "no formatter of this version alone; --formatter names the system, chars.json beside the file its tokens"))
+    if kind != "gpf":
+        return make_formatter(kind, given.target_cols)
+    return general_formatter(file, found, given, codes)
+
+
+def general_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
+    """The general-purpose formatter of published weights: block size and separator from the key, as their program finds them; number
+    of codes from config.json beside the file, or the target columns. Raises UserError where these do not tell."""
+    if not codes:
+        raise UserError(f"{file}: a general-purpose model, of which no key is known: --key FILE names its codes, columns code and "
+                        "system_code")
+    separated = given.use_within_block_sep or any(WITHIN_BLOCK_SEP in code for code in codes)
+    block_size = max(code_lengths(codes, separated))
+    columns = given.target_cols
+    if found.positions is not None:
+        count, rest = divmod(found.positions - 2, block_size)
+        if rest or count < 1:
+            raise UserError(f"{file}: config.json beside it says {found.positions} positions, which are no whole blocks of {block_size} "
+                            "tokens as its key has")
+        if columns is not None and len(columns) > count:
+            raise UserError(f"{file}: writes up to {count} codes, and {len(columns)} target columns are named: {', '.join(columns)}")
+        columns = [*(columns or []), *(f"{given.system or 'code'}_{i}" for i in range(len(columns or []) + 1, count + 1))]
+    if columns is None:
+        raise UserError(f"{file}: a general-purpose model that does not say how many codes it writes: --target-cols names the columns "
+                        "with which it was trained, one for each code")
+    short = any(min(code_lengths([code], separated)) < block_size for code in codes if code not in NEVER_SHORT)
+    return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
+
+
+def code_lengths(codes: list[str], separated: bool) -> set[int]:
+    """How many tokens the codes of a general-purpose key have."""
+    return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
 
 
 def fits(formatter: BlockyFormatter, codes) -> bool:
@@ -118,13 +242,21 @@ def fits(formatter: BlockyFormatter, codes) -> bool:
         return False
 
 
+class ForeignCheckpoint(UserError):
+    """Weights that another program has written."""
+
+
 def own_checkpoint(file: str, state: dict | None = None) -> dict:
+    """A checkpoint of a run, its key in the order of the outputs. Raises UserError where it is none."""
     state = checkpoint.load(file) if state is None else state
+    if "format" not in state:
+        raise ForeignCheckpoint(f"{file}: holds weights but not the settings of their model, as another program writes them. It is not of a "
+                                f"run of histocc and stays as it is: start from it with --initial-checkpoint {file} and another --save-path")
     if state.get("format") != checkpoint.FORMAT:
         raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
                         f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
     check_whole(file, state)
-    return state
+    return {**state, "key": published.checked_key(file, state["key"])}
 
 
 def check_whole(file: str, state: dict) -> None:
@@ -144,51 +276,11 @@ def newest_good(folder: str) -> tuple[str, dict, list[str]]:
     for path in checkpoint.newest_first(folder):
         try:
             return path, own_checkpoint(path), wrong
+        except ForeignCheckpoint:
+            raise
         except UserError as error:
             wrong.append(str(error))
     raise UserError("\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts anew", *wrong]))
-
-
-def run_config(args: argparse.Namespace, first: dict | None) -> dict:
-    """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises UserError."""
-    dropouts = {"hidden_dropout_prob": args.encoder_dropout, "attention_probs_dropout_prob": args.encoder_dropout}
-    if first is None:
-        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
-    else:
-        encoder = {**first["config"], **dropouts}
-        if args.model_size and not has_size(encoder, args.model_size):
-            raise UserError(f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another size "
-                            f"(width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave --model-size out")
-    config = {**encoder, "max_len": args.max_len, "memory_mask": True,
-              "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"]}
-    if first is not None and not args.only_encoder:
-        config["memory_mask"] = args.memory_mask or first["config"]["memory_mask"]
-        if args.decoder_dim_feedforward is None:
-            config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
-    return config
-
-
-def load_first_weights(model: Seq2SeqMixerOccCANINE, args: argparse.Namespace, first: dict, key: dict, world: World) -> None:
-    """Weights of --initial-checkpoint where name and shape fit; says what is new."""
-    weights = {name: value for name, value in first["model"].items()
-               if not args.only_encoder or name.startswith("encoder.")}
-    same_key = list(first["key"]) == list(key)
-    if not same_key:
-        linear = {name: weights.pop(name) for name in list(weights) if name.startswith("linear_decoder.")}
-    new, unused = checkpoint.load_matching(model, weights)
-    world.print(f"First weights: {args.initial_checkpoint}, {first['what']}" + (", of which the encoder alone" if args.only_encoder else ""))
-    if not same_key and not args.only_encoder and linear:
-        own = model.state_dict()
-        kept = checkpoint.transfer_linear_rows(own, linear, first["key"], key)
-        model.load_state_dict(own)
-        new = [name for name in new if not name.startswith("linear_decoder.")]
-        world.print(f"  the key differs: {kept:,} of {len(key):,} codes keep their weights in the linear decoder, the others are new")
-    if new:
-        world.print(f"  new, with random weights: {', '.join(by_part(new, model.state_dict()))}")
-    if unused:
-        world.print(f"  in the checkpoint, but of another name or shape: {', '.join(by_part(unused, first['model']))}")
-    if not model.memory_mask:
-        world.print("  its decoder looks at padding too, as it was trained: texts are padded to the full width; --memory-mask makes it faster")
 
 
 def by_part(found: list[str], among: dict) -> list[str]:
@@ -216,41 +308,21 @@ def system_name(formatter: BlockyFormatter) -> str:
     """Name of the output columns: hisco, occ1950, or what the target columns have in common."""
     if formatter.kind != "gpf":
         return formatter.kind
-    return os.path.commonprefix(formatter.target_cols).rstrip("_0123456789") or formatter.target_cols[0]
+    bare = [re.sub(r"_\d+$|(?<=[A-Za-z])\d$", "", name) for name in formatter.target_cols]           # hisco_1, code1, but OCC1950 stays
+    return bare[0] if len(set(bare)) == 1 and bare[0] else os.path.commonprefix(bare).rstrip("_") or formatter.target_cols[0]
 
 
-def initial_file(args: argparse.Namespace) -> str:
-    """The file that --initial-checkpoint names. Raises UserError."""
-    return find_weights(args.initial_checkpoint, f"--initial-checkpoint {args.initial_checkpoint}")
-
-
-def find_weights(path: str, said: str) -> str:
+def find_weights(path: str, said: str, force_download: bool = False) -> str:
     """The file of weights that `path` names: itself, the best or last of a run, the one in a published folder, or of a name on the hub.
 
-    said: what a message begins with. Raises UserError.
+    said: what a message begins with; force_download: of a name on the hub, loads it anew. Raises UserError.
     """
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
     if file is None and os.path.isdir(path):
         raise UserError(f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
                         f"{' nor '.join(published.WEIGHTS)})")
     if file is None and path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not path.endswith((".bin", ".safetensors")):
-        file = published.find_weights(published.from_hub(path))
+        file = published.find_weights(published.from_hub(path, force_download))
     if file is None:
         raise UserError(f"{said}: no checkpoint there" + ("" if os.path.exists(path) else " (no such file or folder)"))
     return file
-
-
-def first_weights(args: argparse.Namespace) -> dict:
-    """model, key and config to start from: a checkpoint of histocc, or what others published. Raises UserError.
-
-    A published mixer was trained with a decoder that looks at padding too; it keeps that unless --memory-mask.
-    """
-    file = initial_file(args)
-    state = published.load_content(file)
-    if state.get("format") == checkpoint.FORMAT:
-        check_whole(file, state)
-        return {"model": state["model"], "key": state["key"], "config": state["config"], "what": "a checkpoint of histocc"}
-    with damage_is_said(file):
-        found = published.read(file, state)
-    config = {**found.config, "memory_mask": found.kind != "mixer", "max_len": 128}
-    return {**found.as_checkpoint(), "config": config, "what": published.KINDS[found.kind]}

@@ -15,10 +15,11 @@ MOST_FLAT_CODES = 50                                  # of one row, the most pro
 
 
 class Outcomes:
-    """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]."""
+    """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]; least: the
+    threshold of each language, float [languages]."""
 
-    def __init__(self, formatter: BlockyFormatter, language: np.ndarray):
-        self.formatter, self.language = formatter, language
+    def __init__(self, formatter: BlockyFormatter, language: np.ndarray, least: list[float]):
+        self.formatter, self.language, self.least = formatter, language, np.array(least, dtype=np.float64)
         self.parts: dict[str, list[np.ndarray]] = {}
         self.thresholds: dict[int, np.ndarray] = {}
 
@@ -26,20 +27,23 @@ class Outcomes:
         """A batch of the engine's evaluation; rows that only fill it up are left out.
 
         blocks [B, M, block_size] and set_probs [B] as `decoding.sets_of` gives them: the confidence of the seq2seq decoder is the probability of its
-        set of codes, in any order. ranking: numbers of the RANKED most probable codes by the search, int64 [B, RANKED]. Confidence of the linear decoder: the probability that exactly its codes are right and no other is, its outputs taken as
-        independent.
+        set of codes, in any order. ranking: numbers of the RANKED most probable codes by the search, int64 [B, RANKED]. Confidence of the linear decoder: the probability that exactly its codes, those above the threshold, are right and no
+        other is, its outputs taken as independent.
         """
         kept = batch["weights"] > 0
         logits, codes = widened(linear_logits)[kept], batch["targets_linear"][kept]                     # [B, C], [B, K]
         has = codes >= 0
         place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)                     # 0: the most probable
         of_true = place.gather(1, codes.clamp(min=0))
-        row, code = ((logits > 0) & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
+        least = self.least[self.language[batch["rows"][kept].cpu().numpy()]]                            # [B]
+        least = torch.from_numpy(least).logit().to(logits)
+        on = logits > least[:, None]                                                                    # [B, C]
+        row, code = (on & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
         hit = ranking[kept][:, None] == codes[..., None]                                                # [B, K, RANKED]
         ranked = torch.where(hit.any(-1), hit.int().argmax(-1), hit.shape[-1])                          # [B, K]
         self._keep(rows=batch["rows"][kept], seq_blocks=blocks[kept].short(), seq_confidence=set_probs[kept].double(),
                    seq_best=ranked.masked_fill(~has, hit.shape[-1]).amin(1), seq_worst=ranked.masked_fill(~has, -1).amax(1),
-                   flat_confidence=(-torch.nn.functional.softplus(-logits.double().abs()).sum(1)).exp(),
+                   flat_confidence=(-torch.nn.functional.softplus(torch.where(on, -logits, logits).double()).sum(1)).exp(),
                    best=of_true.masked_fill(~has, logits.shape[1]).amin(1), worst=of_true.masked_fill(~has, -1).amax(1),
                    flat_rows=batch["rows"][kept][row], flat_codes=code)
         self._count_thresholds(logits.sigmoid(), codes, batch["rows"][kept])
@@ -70,7 +74,7 @@ class Outcomes:
         Arrays in order of the rows: seq_blocks int16 [N, M, bs], seq_confidence and flat_confidence float64 [N], best and worst int64
         [N] (how many codes are more probable than the most and the least probable true one), seq_best and seq_worst the same by the search, at
         most RANKED; flat_rows, flat_codes int64 [P], the
-        codes with probability above 0.5; thresholds: {language: threshold_counts}.
+        codes with a probability above the threshold; thresholds: {language: threshold_counts}.
         """
         own = {name: np.concatenate(values) for name, values in self.parts.items()}
         shares = world.gather_on_main((own, self.thresholds))

@@ -22,16 +22,17 @@ from histocc import cli, model_io
 from histocc.batch_size import is_out_of_memory
 from histocc.coded_file import CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.coder import Coded, Coder
-from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.descriptions import read_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
 from histocc.precision import Precision
-from histocc.predict_arguments import DECIDES, argument_problems, get_args_parser
+from histocc.predict_arguments import DECIDES, DECIDES_SINCE, argument_problems, get_args_parser
+from histocc.published import Given
 from histocc.run_lock import run_lock
 from histocc.stopping import Stopped
 from histocc.table_files import Chunk, column_problems, read_header
-from histocc.tables import read_columns
 from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text_rules import AS_IS
 
 
 class Job:
@@ -44,14 +45,14 @@ class Job:
         self.share = (0, 1)                          # batches done of the part at hand, and how many there are at most
         precision = Precision.of(args, world.device)
         precision.use()
-        self.coder = Coder.load(args.model, world, formatter=args.formatter, key=args.key, batch_size=args.batch_size,
-                                precision=precision, check=self.between_batches)
+        given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep, args.system)
+        self.coder = Coder.load(args.model, world, given=given, batch_size=args.batch_size, precision=precision, check=self.between_batches)
         self.coder.need(args.decoder)
         if args.decoder in ("topk", "full"):
             self.coder.search()
         self.system = args.system or self.coder.system
-        self.thresholds = {None: 0.5, **dict(args.threshold or [])}
-        self.descriptions = read_descriptions(args.descriptions, self.coder) if args.descriptions else None
+        self.thresholds = self.coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
+        self.descriptions = read_descriptions(args.descriptions, self.coder.codes, self.coder.formatter) if args.descriptions else None
 
     def new_columns(self) -> list[str]:
         """Names of what comes behind the columns of the input."""
@@ -74,7 +75,7 @@ class Job:
         there = [name for name in self.new_columns() if name in self.header]
         if there:
             problems.append(f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those of codes, rename the others")
-        strange = [language for language in self.thresholds if language is not None and language not in self.coder.languages]
+        strange = [language for language, _ in args.threshold or [] if language is not None and language not in self.coder.languages]
         if strange:
             problems.append(f"--threshold: the model does not know the language {', '.join(strange)}; it knows {', '.join(self.coder.languages)}")
         if args.language and args.language not in self.coder.languages:
@@ -84,17 +85,22 @@ class Job:
     def settings(self) -> dict:
         args = self.args
         return {"input": fingerprint(args.input), "model": file_hash(model_io.find_weights(args.model, args.model)), "system": self.system,
-                **{name: list(map(list, value)) if name == "threshold" and value else value for name, value in vars(args).items() if name in DECIDES},
-                **{name: getattr(args, name) and file_hash(getattr(args, name)) for name in ("descriptions", "key")}}
+                **{name: value for name, value in vars(args).items() if name in DECIDES},
+                **{name: value for name in DECIDES_SINCE if (value := getattr(args, name))},
+                "threshold": list(map(list, args.threshold)) if args.threshold else None,
+                **({} if self.coder.thresholds.source == "usual" else {"thresholds": str(self.thresholds)}),
+                **{name: file_hash(path) if path and os.path.isfile(path) else path
+                   for name, path in (("descriptions", args.descriptions), ("key", args.key))}}
 
     def languages_of(self, columns: list[list[str]]) -> list[str]:
         if self.args.language_column:
             return columns[self.header.index(self.args.language_column)]
         return [self.args.language or UNKNOWN_LANGUAGE] * len(columns[0])
 
-    def code(self, texts: list[str], languages: list[str]) -> list[Coded]:
-        self.share = (0, -(-len(texts) // self.args.batch_size))
-        return self.coder.code(texts, languages, self.args.decoder, self.args.k, self.thresholds, not self.args.no_deduplicate)
+    def code(self, cleaned: list[str], languages: list[str]) -> list[Coded]:
+        self.share = (0, -(-len(cleaned) // self.args.batch_size))
+        return self.coder.code(cleaned, languages, self.args.decoder, self.args.k, self.thresholds.by_language,
+                               not self.args.no_deduplicate, cleaned=True)
 
     def between_batches(self) -> None:
         if self.world.stop_asked_anywhere():
@@ -106,14 +112,14 @@ class Job:
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
         texts, languages = columns[self.header.index(self.args.column)], self.languages_of(columns)
-        keys = [(text.strip(), self.coder.known(language) if self.args.language_column else "") for text, language in zip(texts, languages)]
+        keys = [(self.coder.clean(text), self.coder.known(language) if self.args.language_column else "") for text, language in zip(texts, languages)]
         rare = [i for i, key in enumerate(keys) if key not in frequent]
         coded = [frequent.get(key) for key in keys]
-        for i, found in zip(rare, self.code([texts[i] for i in rare], [languages[i] for i in rare])):
+        for i, found in zip(rare, self.code([keys[i][0] for i in rare], [languages[i] for i in rare])):
             coded[i] = found
         new = [self.cells(found) for found in coded]
         unknown = Counter(language.strip() for language in languages if self.coder.known(language) != language.strip())
-        noted = {"rows": len(texts), "empty": sum(not text for text, _ in keys), "no_code": sum(not found.codes for found in coded),
+        noted = {"rows": len(texts), "empty": sum(not text.strip() for text, _ in keys), "no_code": sum(not found.codes for found in coded),
                  "review": sum(cells[-1] for cells in new), "unknown": unknown.total(), "unknown_languages": dict(unknown.most_common(1000)),
                  "faults": [list(fault) for chunk in chunks for fault in chunk.faults]}
         file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], noted)
@@ -125,22 +131,6 @@ class Job:
         found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
         review = int(not coded.codes or not coded.conf >= self.args.min_prob)           # NaN is no confidence
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
-
-
-def read_descriptions(path: str, coder: Coder) -> dict[str, str]:
-    """Code → description, of the model's codes. Raises UserError where none of them has one."""
-    header, _ = read_header(path)
-    names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
-    if None in names:
-        raise UserError(f"--descriptions {path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions "
-                        f"({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}")
-    found: dict[str, str] = {}
-    for code, text in read_columns(path, names):
-        found.setdefault(coder.formatter.repair(code)[0], text)
-    own = set(coder.codes) & found.keys()
-    if not own:
-        raise UserError(f"--descriptions {path}: none of the {len(coder.codes):,} codes of the model stands in column {names[0]!r}")
-    return found
 
 
 def refuse(problems: list[str]) -> None:
@@ -185,7 +175,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
         held.enter_context(run_lock(file.folder))
         before = file.begin(args.overwrite)
         try:
-            file.scan(args.input, args.delimiter, job.read_columns, job.coder.known, not args.no_deduplicate, stop_check(world))
+            file.scan(args.input, args.delimiter, job.read_columns, job.coder.clean, job.coder.known, not args.no_deduplicate, stop_check(world))
         except UserError:
             remove_parts(file, held)
             raise
@@ -200,9 +190,9 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
         found["scan"] = file.open_scan()
     world.led("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
-    world.print(f"Coding {scan.rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {world.size} "
-                f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; going on with what is there" if before else ""))
-    job.progress = Progress(file, world.is_main)
+    if not args.non_verbose:
+        world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
+    job.progress = Progress(file, world.is_main and not args.non_verbose)
     job.progress.begin("texts that occur often", len(scan.frequent), scan.pieces, lambda name: name.startswith("frequent"))
 
     def often() -> None:
@@ -230,6 +220,14 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
 
 
+def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
+    """What is about to be done."""
+    texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
+    lines = [f"Coding {rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {texts}{world.size} "
+             f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; resuming with what is there" if resumed else "")]
+    return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
+
+
 def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
     file.clear()
     held.close()                                     # the lock
@@ -246,7 +244,8 @@ def stop_check(world: World):
 
 def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:
     """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not be read."""
-    world.print(f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s; {counts.get('review', 0):,} with "
+    if not args.non_verbose:
+        world.print(f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s; {counts.get('review', 0):,} with "
                 f"needs_review, {counts.get('no_code', 0):,} of them without a code ({counts.get('empty', 0):,} texts are empty)")
     if counts["unknown"]:
         names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items())

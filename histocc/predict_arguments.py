@@ -12,6 +12,9 @@ from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 DECIDES = ("column", "language", "language_column", "decoder", "k", "threshold", "min_prob", "descriptions", "system", "formatter", "key",
            "no_deduplicate", "delimiter", "float64", "bf16", "fp16", "use_amp")
 
+# The same of flags that came later: outputs that were begun before do not have them.
+DECIDES_SINCE = ("target_cols", "use_within_block_sep")
+
 
 def probability(text: str) -> float:
     """For argparse."""
@@ -34,9 +37,9 @@ def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.predict", "Code a file of descriptions with a trained model.")
     files = parser.add_argument_group("files")
     files.add_argument("--model", required=True, metavar="RUN_OR_FILE", help="folder of a run, a checkpoint, or a published model")
-    files.add_argument("--input", required=True, metavar="FILE", help="rows to code: CSV or Parquet")
-    files.add_argument("--output", required=True, metavar="FILE.csv", help="where they go, with their codes (CSV, UTF-8)")
-    files.add_argument("--column", default="occ1", help="column with the descriptions")
+    files.add_argument("--input", "--fn-in", required=True, metavar="FILE", help="rows to code: CSV or Parquet")
+    files.add_argument("--output", "--fn-out", required=True, metavar="FILE.csv", help="where they go, with their codes (CSV, UTF-8)")
+    files.add_argument("--column", "--col", default="occ1", help="column with the descriptions")
     files.add_argument("--language", default=None, help="language of all descriptions, instead of a column (default: unk)")
     files.add_argument("--language-column", "--language-col", default=None, metavar="COL",
                        help="column with the language of each description (default: none, all have that of --language)")
@@ -48,12 +51,16 @@ def get_args_parser() -> cli.Parser:
     how.add_argument("--decoder", choices=tuple(DECODERS), default="greedy", help="; ".join(f"{name}: {what}" for name, what in DECODERS.items()))
     how.add_argument("--k", type=cli.count, default=5, help="most codes of a row")
     how.add_argument("--threshold", type=threshold, nargs="+", default=None, metavar="[LANG=]P",
-                     help="flat: codes above this probability count; one number for all (default 0.5) or by language: en=0.3 da=0.4 0.5")
+                     help="flat: codes above this probability count; one number for all, or by language: en=0.3 da=0.4 0.5 (default: those of the "
+                          "model: published ones, those of evaluate --fit-thresholds, else 0.5)")
     how.add_argument("--min-prob", type=probability, default=0.0, metavar="P", help="rows whose conf is lower have 1 in needs_review")
     how.add_argument("--system", default=None, metavar="NAME", help="name of the columns of codes (default: the model's, for example hisco)")
-    how.add_argument("--formatter", choices=("hisco", "occ1950"), default=None, help="system of a published model that does not show it")
-    how.add_argument("--key", default=None, metavar="FILE", help="codes of a published model that does not hold them")
+    cli.add_published_arguments(how)
+    how.add_argument("--target-cols", nargs="+", default=None, metavar="COL",
+                     help="columns with which a published general-purpose model was trained, one for each code, where it does not say "
+                          "how many it writes (default: as it says)")
     how.add_argument("--no-deduplicate", action="store_true", help="code every row, also where texts repeat")
+    parser.add_argument("--non-verbose", action="store_true", help="no words but warnings and errors")
     machine = cli.add_process_arguments(parser)
     machine.add_argument("--batch-size", type=cli.count, default=256, help="texts at once")
     machine.add_argument("--stop-after", type=float, default=None, metavar="MINUTES", help="stop so long after the start; the same command goes on")

@@ -32,6 +32,7 @@ from histocc.row_writer import RowWriter
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks, read_header
 from histocc.tables import write_key, write_words
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
+from histocc.text_rules import AS_IS, cleaner
 
 _OF_THE_MODEL = re.compile("[\ue000-\ue004]")
 _BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")     # UTF-8 that was read as Windows-1252, or lost altogether
@@ -65,7 +66,9 @@ class Reader:
     def __init__(self, settings: PrepareSettings, folder: str):
         self.settings, self.folder = settings, folder
         self.formatter = BlockyFormatter.from_dict(settings.formatter)
-        self.book = CodeBook(self.formatter, settings.fixed_codes, settings.numbered)
+        self.book = CodeBook(self.formatter, settings.fixed_codes, settings.number_codes or settings.fixed_codes if settings.numbered else None)
+        self.numbers_assumed = settings.number_codes is not None and settings.fixed_codes is None      # nobody has named a key for them
+        self.clean = cleaner(settings.clean_text)
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.findings = Findings(folder)
@@ -92,23 +95,23 @@ class Reader:
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, columns = self.settings, chunk.columns
         rejects = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
-        texts = list(map(str.strip, columns[0]))
-        keep = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > 0
+        whole = "".join(columns[0])
+        own = {i for i, text in enumerate(columns[0]) if _OF_THE_MODEL.search(text)} if _OF_THE_MODEL.search(whole) else set()
+        texts = list(map(self.clean, columns[0]))
+        keep = np.fromiter(map(len, map(str.strip, texts)), dtype=np.int64, count=len(texts)) > 0
+        keep[list(own)] = True                        # transliterated, nothing may be left of them
         rejects += [(chunk.lines[i], settings.input_col, columns[0][i], "empty text", "the description is empty")
                     for i in np.flatnonzero(~keep)]
-        whole = "".join(texts)
         if "\ufffd" in whole or "Ã" in whole:
-            broken = [i for i, text in enumerate(texts) if _BROKEN.search(text)]
-            self.findings.note("letters_broken", path, chunk.lines[broken], (texts[i] for i in broken))
+            broken = [i for i, text in enumerate(columns[0]) if _BROKEN.search(text)]
+            self.findings.note("letters_broken", path, chunk.lines[broken], (columns[0][i].strip() for i in broken))
         if "\0" in whole:
             nul = [i for i, text in enumerate(texts) if "\0" in text]
             keep[nul] = False
             rejects += [(chunk.lines[i], settings.input_col, texts[i], "NUL character", "the description holds a NUL character") for i in nul]
-        if _OF_THE_MODEL.search(whole):
-            own = [i for i, text in enumerate(texts) if keep[i] and _OF_THE_MODEL.search(text)]
-            keep[own] = False
-            rejects += [(chunk.lines[i], settings.input_col, texts[i], "character of the model", "the description holds a character from "
-                         "U+E000 to U+E004, which the model uses for the ends of a text") for i in own]
+        keep[own := sorted(i for i in own if keep[i])] = False
+        rejects += [(chunk.lines[i], settings.input_col, columns[0][i].strip(), "character of the model", "the description holds a character "
+                     "from U+E000 to U+E004, which the model uses for the ends of a text") for i in own]
         codes = self._codes(path, chunk, keep, rejects)                       # [n, K]; clears `keep` where a row is no use
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             self.findings.reject(kind, path, line, column, value, reason)
@@ -139,7 +142,7 @@ class Reader:
             place = int(np.argmax(numbers[i] < WORD))
             kind, message = self.book.fault(int(numbers[i, place]))
             row = (chunk.lines[i], names[place], cells[place][i], DOES_NOT_FIT if kind == "label" else OUTSIDE_KEY, message)
-            if kind == "label" and not self.settings.drop_bad_labels:
+            if kind == "label" and (self.numbers_assumed or not self.settings.drop_bad_labels):
                 self.findings.error(row[3], path, *row[:3], message)
             else:
                 rejects.append(row)
@@ -200,7 +203,8 @@ class Reader:
         settings, formatter = self.settings, self.formatter
         language = f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
         lines = [f"Read: descriptions from column {settings.input_col}, codes from {', '.join(settings.target_cols)} "
-                 f"({formatter.kind}, block size {formatter.block_size}), language: {language}"]
+                 f"({formatter.kind}, block size {formatter.block_size}), language: {language}"
+                 + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")]
         ignored = [name for file in self.files for name in file["columns"] if name.casefold() in ("lang", "language")]
         if ignored and not settings.language_col and settings.language == UNKNOWN_LANGUAGE:
             lines.append(f"Note: there is a column {ignored[0]!r} that is not read; --language-col {ignored[0]} reads it")
@@ -215,11 +219,12 @@ class Reader:
             ways = [hisco, *ways] if formatter.target_cols[0].startswith("hisco") else [*ways, hisco]
         if rows > sum(part.rows for part in self._parts()):
             ways.insert(0, "Most rows are of this kind: look whether --target-cols and --formatter are the right ones")
+        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
         if self.settings.numbered:
-            return "\n    ".join([f"{rows:,} rows hold what is not a number of the key. The first:",
-                                  *self._first(kind), "What to do:", "--key names the file that the numbers belong to", *ways])
-        return "\n    ".join([f"{rows:,} rows hold a code that does not fit the formatter {formatter.kind} (block size "
-                              f"{formatter.block_size}). The first:", *self._first(kind), "What to do:", *ways])
+            rename = ["columns code1, code2 … hold numbers of the HISCO key where no --key is named: where they hold codes, rename them"]
+            what, ways = "what is not a number of the key", ["--key names the file that the numbers belong to",
+                                                             *(rename if self.settings.number_codes else ways)]
+        return "\n    ".join([f"{rows:,} rows hold {what}. The first:", *self._first(kind), "What to do:", *ways])
 
     def _first(self, kind: str) -> list[str]:
         return [f"{each['file']}, line {each['line']}, {each['reason']}" for each in self.findings.examples[kind]]
@@ -235,7 +240,8 @@ class Reader:
                 used[np.unique(numbers)] = True                               # −1 marks the last
         codes = self.settings.fixed_codes
         if codes is None:
-            codes = sorted(code for number, code in enumerate(found) if used[number])
+            first = self.settings.first_codes or []
+            codes = first + sorted({code for number, code in enumerate(found) if used[number]} - set(first))
         place = {code: i for i, code in enumerate(codes)}
         final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])      # −1 stays −1
         for part in self._parts():
@@ -279,13 +285,14 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
     write_words(os.path.join(folder, "words.csv"), reader.writer.words)
     with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(report, file, indent=1, ensure_ascii=False)
-    problems = reader.problems()
-    if problems:
+    if problems := reader.problems():
         if reports:
             copy_lists(folder, reports)
         raise UnusableData("\n  ".join(problems), report)
     return {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names, "alphabet": reader.alphabet(),
-            "max_codes": len(settings.target_cols), "report": report}
+            "max_codes": len(settings.target_cols), "clean_text": settings.clean_text, "kept_codes": len(settings.first_codes or []),
+            "hisco_numbers": settings.number_codes is not None,
+            "report": report}
 
 
 def copy_lists(folder: str, target: str) -> None:
@@ -308,8 +315,7 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
     reports: a folder for the lists of what was found. check: called often; an exception of it ends the work.
     The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
     """
-    before = _states(settings)
-    key = fingerprint(settings)
+    before, key = _states(settings), fingerprint(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
     if is_whole(folder):

@@ -107,8 +107,9 @@ def thresholds(counts: dict[int, np.ndarray], language: np.ndarray, names: list[
 
 
 def decoders_report(found: dict, formatter: BlockyFormatter, rows: RowSet, key: list[str], languages: list[str], outside_key: int,
-                    resamples: int, seed: int) -> dict:
-    """{"seq2seq": …, "linear": …}: both decoders' figures from `Outcomes.gathered` and the rows. Rank 0 only."""
+                    resamples: int, seed: int, kind: str = "mixer") -> dict:
+    """{"seq2seq": …, "linear": …}: figures of the decoders that a model of this kind has, from `Outcomes.gathered` and the rows. Rank 0
+    only."""
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     text = np.unique(rows.text_hash, return_inverse=True)[1]
@@ -123,4 +124,4 @@ def decoders_report(found: dict, formatter: BlockyFormatter, rows: RowSet, key: 
     linear["top_k"] = report_metrics.top_k(found["best"], found["worst"])
     seq["top_k"] = report_metrics.top_k(found["seq_best"], found["seq_worst"])
     linear["thresholds"] = thresholds(found["thresholds"], np.asarray(rows.language), languages)
-    return {"seq2seq": seq, "linear": linear}
+    return {"mixer": {"seq2seq": seq, "linear": linear}, "seq2seq": {"seq2seq": seq}, "flat": {"linear": linear}}[kind]

@@ -4,7 +4,7 @@ import importlib.util
 import io
 from collections.abc import Callable
 
-NAMES = {"seq2seq": "Seq2seq decoder (greedy)", "linear": "Linear decoder (probability above 0.5)"}
+NAMES = {"seq2seq": "Seq2seq decoder (greedy)", "linear": "Linear decoder (probability above its threshold)"}
 MEASURES = ("accuracy", "precision", "recall", "f1")
 PICTURES = ("digits.png", "calibration.png")
 
@@ -53,6 +53,8 @@ def _decoder(name: str, found: dict) -> list[str]:
              f"{percent(found['accuracy_with_rows_outside_key'])} % if rows with codes outside the key count as wrong.", ""]
     if found.get("codes_outside_key"):
         lines += [f"{found['codes_outside_key']:,} of the codes that it wrote are not in the key.", ""]
+    if found.get("codes_above"):
+        lines += [f"Thresholds: {found['codes_above']}.", ""]
     lines += _measures("digits", [(str(each["digits"]), each) for each in found["by_digits"]])
     lines += _measures("language", list(found["by_language"].items()))
     lines += _measures("major group", list(found["by_major_group"].items()))

@@ -130,7 +130,7 @@ class RowWriter:
 
     def _write(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
         self.chunks += 1
-        arrays["text_hash"] = hashes = text_hashes(texts)
+        arrays["text_hash"] = hashes = text_hashes(list(map(str.strip, texts)))
         sides = {part: np.ones(len(texts), dtype=bool)}
         if part == "train" and self.share_val is not None:
             val = split_values(hashes) < self.share_val

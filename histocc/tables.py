@@ -1,10 +1,12 @@
 """The small tables beside the rows: keys of codes, frequencies of words, and which columns of a file hold codes."""
 
+import os
 import re
 import sys
 
 from histocc.errors import UserError
 from histocc.findings import row_writer
+from histocc.formatter import hisco_key
 from histocc.table_files import column_problems, read_chunks, read_header
 
 MOST_WORDS = 50_000           # of the training texts, the most frequent ones, for word insertion
@@ -46,9 +48,11 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or `hisco`.
 
-    Rows without a code are passed over. Raises UserError where a code stands there twice, or the numbers are not
-    0 … n−1, each once.
+    Rows without a code are passed over; the path "hisco", where there is no such file, is the HISCO key. Raises UserError where a
+    code is listed twice, or the numbers are not 0 … n−1, each once.
     """
+    if path == "hisco" and not os.path.exists(path):
+        return list(hisco_key())
     header, _ = read_header(path)
     name = next((column for column in ("system_code", "hisco") if column in header), None)
     if name is None or "code" not in header:

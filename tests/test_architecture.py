@@ -20,20 +20,20 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "counter_rng", "compiling", "device_clock", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
-    {"distributed", "parallel", "lr_schedule", "metrics", "text", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
-    {"arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
+    {"distributed", "parallel", "lr_schedule", "metrics", "text", "text_rules", "thresholds", "devices", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
+    {"arguments", "arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
     {"cli", "tables", "data_report", "saver"},
     {"machine", "watch", "plot", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
-    {"model_io", "search", "outcomes"},
-    {"coder", "report", "loggers"},
-    {"coded_file", "predict_arguments"},
+    {"model_io", "initial_weights", "search", "outcomes"},
+    {"coder", "export", "report", "loggers"},
+    {"coded_file", "coded_tables", "predict_arguments"},
     {"prepare"},
     {"boundary"},
     {"seq2seq_mixer_engine", "job_data", "predict"},
     {"resume"},
     {"job", "doctor"},
     {"dry_run"},
-    {"evaluate", "sample", "occ_canine", *SCRIPTS},
+    {"evaluate", "sample", "occ_canine", "compat", "eval_metrics", "prediction_assets", *SCRIPTS},
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names}
 
@@ -132,7 +132,8 @@ BOTH = {
     "descriptions_code_col": None, "descriptions_text_col": None, "descriptions_lang_col": None,
     "num_transformations": 3, "augmentation_prob": 0.3, "unk_lang_prob": 0.25, "fn_word_freq": None,
     "num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
-    "model_size": None, "initial_checkpoint": None, "only_encoder": False, "memory_mask": False, "freeze_encoder": False, "dropout": 0.0,
+    "model_size": None, "initial_checkpoint": None, "only_encoder": False, "memory_mask": None, "clean_text": None,
+    "initial_key": None, "published_target_mask": False, "shrink_key": False, "freeze_encoder": False, "dropout": 0.0,
     "encoder_dropout": 0.1, "decoder_dim_feedforward": None,
     "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": 2e-5, "lr_scaling": "none", "warmup_pct": 0.05,
     "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "linear_lr_factor": None, "seed": 42, "eval_only": False, "dry_run": False,
@@ -146,8 +147,9 @@ DEFAULTS = {
                            "target_col_naming": "hisco", "num_epochs": 50, "batch_size": 512, "seq2seq_weight": 0.5},
 }
 OTHER_NAMES = {"dataset": {"--data-dir", "--data-root"}, "train_data": {"--data-dir", "--data-root"},
-               "save_path": {"--save-dir", "--checkpoint-dir"}, "num_epochs": {"--epochs"}}
-CHOICES = {"empty_blocks": ("all", "first"), "formatter": ("gpf", "hisco", "occ1950"), "model_size": ("tiny", "small", "base"), "lr_scaling": ("none", "linear", "sqrt"),
+               "save_path": {"--save-dir", "--checkpoint-dir"}, "num_epochs": {"--epochs"}, "initial_checkpoint": {"--model-name"},
+               "memory_mask": {"--no-memory-mask"}}
+CHOICES = {"clean_text": ("as-is", "ascii-lower"), "empty_blocks": ("all", "first"), "formatter": ("gpf", "hisco", "occ1950"), "model_size": ("tiny", "small", "base"), "lr_scaling": ("none", "linear", "sqrt"),
            "device": ("auto", "cpu", "cuda"), "parallel": ("ddp", "fsdp")}
 SEVERAL = {"target_cols", "train_data", "val_data"}
 

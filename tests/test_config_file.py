@@ -1,6 +1,7 @@
 """--config FILE: arguments from a file, under those of the command line."""
 
 import json
+import tomllib
 
 import finetune
 import pytest
@@ -108,3 +109,33 @@ def test_a_run_with_a_configuration(tmp_path):
     file = config(tmp_path, f'dataset = "{data}"\ntarget_cols = ["hisco_1"]\nformatter = "hisco"\nprepare_only = true\ndevice = "cpu"\n')
     code, output = run_inside(finetune.main, "--config", file, "--save-path", tmp_path / "run")
     assert code == 0 and "40 read" in output
+
+
+def test_yaml_is_said_to_be_toml_and_shown_as_such(tmp_path):
+    path = config(tmp_path, """# a run
+dataset: data.csv   # here
+target_cols: [hisco_1, "hisco_2"]
+train_data:
+  - a.csv
+  - b.csv
+batch_size: 64
+learning_rate: 2e-5
+overwrite: yes
+language: 'da'
+key: null
+""", "run.yaml")
+    with pytest.raises(UserError) as caught:
+        finetune.get_args_parser().parse_args(["--config", str(path)])
+    said, _, toml = str(caught.value).partition("\n\n")
+    assert "the file must be TOML, not YAML. As TOML, in a file that ends with .toml:" in said
+    assert tomllib.loads(toml) == {"dataset": "data.csv", "target_cols": ["hisco_1", "hisco_2"], "train_data": ["a.csv", "b.csv"], "batch_size": 64,
+                                   "learning_rate": 2e-5, "overwrite": True, "language": "da"}
+    path = config(tmp_path, "model:\n  size: tiny\n", "nested.yml")
+    with pytest.raises(UserError, match="must be TOML, not YAML$"):
+        finetune.get_args_parser().parse_args(["--config", str(path)])
+
+
+def test_a_flag_that_can_be_switched_off(tmp_path):
+    for value, expected in (("true", True), ("false", False)):
+        path = config(tmp_path, f'dataset = "a.csv"\nmemory_mask = {value}\n')
+        assert finetune.get_args_parser().parse_args(["--config", str(path)]).memory_mask is expected

@@ -6,11 +6,13 @@ import signal
 import socket
 import threading
 import time
+import types
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from histocc.devices import check_one_process_per_gpu
 from histocc.distributed import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
 from histocc.errors import TrainingError, UserError
 
@@ -54,6 +56,12 @@ def test_launched(launched, distributed):
 def test_local_rank_as_a_flag(launched):
     launched(3, None, 4)
     assert launcher_environment(True, None, 1) == (3, 1, 4)
+
+
+def test_a_local_rank_of_minus_one_is_none(launched):
+    """So scripts for the older launcher say that there is none, also under torchrun."""
+    launched(3, 1, 4)
+    assert launcher_environment(True, None, -1) == (3, 1, 4)
 
 
 def test_empty_variables_are_not_set(launched):
@@ -136,6 +144,24 @@ def test_local_rank_picks_the_gpu(gpus, name):
     current = gpus(4)
     assert [choose_device(name, rank, 4) for rank in range(4)] == [torch.device("cuda", rank) for rank in range(4)]
     assert current == [0, 1, 2, 3]
+
+
+def test_one_gpu_for_each_process(gpus, monkeypatch):
+    """As with srun --gpus-per-task=1: each process sees its own as the first."""
+    current = gpus(1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    assert [choose_device("auto", rank, 4) for rank in range(4)] == [torch.device("cuda", 0)] * 4 and current == [0] * 4
+    store = dist.HashStore()
+    uuids = iter(["a", "b", "a"])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid=next(uuids)))
+    check_one_process_per_gpu(store, 4, 0, 1)
+    check_one_process_per_gpu(store, 5, 1, 2)
+    with pytest.raises(UserError, match="LOCAL_RANK=2 has no GPU: 1 visible here. Start at most 1 processes"):
+        check_one_process_per_gpu(store, 6, 2, 3)                              # the one of rank 4 once more
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UserError, match="LOCAL_RANK=1 has no GPU"):
+        choose_device("auto", 1, 2)
 
 
 def test_cpu_on_a_machine_with_gpus(gpus):

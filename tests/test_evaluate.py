@@ -246,7 +246,7 @@ def test_outcomes_of_a_batch_against_plain_loops():
     probs = torch.rand(9, generator=generator)
     most_probable = logits.topk(5).indices
     weights = torch.tensor([1.0] * 8 + [0.0])
-    outcomes = Outcomes(formatter, language)
+    outcomes = Outcomes(formatter, language, [0.5, 0.5])
     outcomes.add({"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits)
     found = outcomes.gathered(evaluate.World())
     order = sorted(range(8), key=lambda i: int(rows[i]))

@@ -41,8 +41,13 @@ def test_a_loss_that_does_not_fall_is_said_after_a_tenth_of_the_run():
 
 
 def test_a_loss_that_rises():
-    (row, text), = said([{"train_loss": loss} for loss in (2.0, 1.5, 1.0, 1.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0, 0.1, 9.0)])
+    (row, text), = said([{"train_loss": loss} for loss in (2.0, 1.0, 1.0, 1.0, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0, 0.1, 9.0)])
     assert row == 9 and "rose from 1 to 2: lower --learning-rate" in text
+
+
+def test_a_loss_that_falls_fast_has_not_risen():
+    assert said([{"train_loss": 3.0 * 0.55**i} for i in range(30)]) == []                       # the last row is far below the mean of three
+    assert said([{"train_loss": loss} for loss in (3.0, 2.0, 1.2, 0.9, 0.7, 0.2, 0.6, 0.5, 0.45, 0.4)], total=100) == []
 
 
 def test_a_loss_that_swings():

@@ -167,6 +167,19 @@ def test_the_same_command_runs_on_one_process_and_on_two():
         assert os.path.isfile(f"{folder}/hand/best.bin")
 
 
+def main() -> int:
+    """All tests of this file, by pytest where it is installed and one after the other where it is not; the exit code."""
+    try:
+        import pytest
+    except ImportError:
+        tests = [value for name, value in globals().items() if name.startswith("test_")]
+        for test in tests:
+            test()
+            print(f"{test.__name__}: passed", flush=True)
+        print(f"{len(tests)} passed")
+        return 0
+    return pytest.main(["-p", "no:cacheprovider", "-v", "--rootdir", str(REPO), __file__])
+
+
 if __name__ == "__main__":
-    import pytest
-    sys.exit(pytest.main(["-p", "no:cacheprovider", __file__]))
+    sys.exit(main())

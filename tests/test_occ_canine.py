@@ -1,9 +1,9 @@
 """The model as an object: predictions in every form, and fine-tuning as finetune.py does it."""
 
 import sys
-import types
 
 import finetune
+import numpy as np
 import pytest
 import torch
 from helpers import FINETUNE, run, write_csv, write_rows
@@ -24,8 +24,9 @@ def coder(model):  # noqa: F811
 
 
 @pytest.fixture(autouse=True)
-def no_pandas(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
+def no_pandas(request, monkeypatch):
+    if "frames" not in request.keywords:
+        monkeypatch.setitem(sys.modules, "pandas", None)
 
 
 def test_it_is_there_by_its_name():
@@ -45,29 +46,66 @@ def test_predictions(coder):
     fast = coder.predict(TEXTS, LANGUAGES, behavior="fast", threshold={"en": 0.0, None: 2.0})
     assert fast[2]["hisco_5"] in CODES and fast[0]["hisco_1"] is None
     assert fast == coder.predict(TEXTS, LANGUAGES, prediction_type="flat", threshold={"en": 0.0, "da": 2.0})
-    best, every = (coder.predict(TEXTS, LANGUAGES, prediction_type=kind, k_pred=7) for kind in ("greedy-topk", "full"))
+    best, every = (coder.predict(TEXTS, LANGUAGES, prediction_type=kind, k_pred=7) for kind in ("topk", "full"))
     assert [row[f"hisco_{i}"] for row in best for i in range(1, 8)] == [row[f"hisco_{i}"] for row in every for i in range(1, 8)]
     assert sorted(best[0][f"hisco_{i}"] for i in range(1, 8)) == sorted(CODES)
+    long = coder.predict(TEXTS, LANGUAGES, prediction_type="greedy-topk", k_pred=3)
+    assert [list(row) for row in long] == [["occ1", "lang", "hisco_1", "conf", "top-k-pos"]] * 12 and [row["top-k-pos"] for row in long] == [0, 1, 2] * 4
+    assert [row["hisco_1"] for row in long[6:9]] == [best[2][f"hisco_{i}"] for i in (1, 2, 3)] and long[3]["hisco_1"] is long[3]["conf"] is None
+    assert [row["conf"] for row in long[:3]] == [best[0][f"prob_{i}"] for i in (1, 2, 3)]
+    some = coder.predict(TEXTS, LANGUAGES, prediction_type="full", k_pred=7, threshold=best[0]["prob_3"])
+    assert [some[0][f"hisco_{i}"] for i in (1, 2, 3)] == [best[0]["hisco_1"], best[0]["hisco_2"], None]
 
 
-def test_probabilities_and_embeddings(coder):
+def test_the_order_of_codes_in_the_confidence(coder):
+    texts, languages = [*TEXTS, "weaver 1", "x of", "x and"], [*LANGUAGES, "en", "en", "da"]
+    in_any, as_written = (coder.predict(texts, languages, order_invariant_conf=way) for way in (True, False))
+    assert in_any[1]["conf"] is as_written[1]["conf"] is None and all(row["hisco_2"] is not None for row in in_any[4:])
+    for one, other in zip(in_any[2:], as_written[2:]):
+        assert [one[f"hisco_{i}"] for i in range(1, 6)] == [other[f"hisco_{i}"] for i in range(1, 6)]
+        probs = [other[f"prob_{i}"] for i in range(1, 6) if other[f"prob_{i}"] is not None]
+        assert 0 < other["conf"] <= min(probs, default=1.0)
+        if len(probs) == len({one[f"hisco_{i}"] for i in range(1, 6)} - {None}) > 1:
+            assert one["conf"] > other["conf"]                               # all orders, of which this is one
+
+
+def test_numbers_behind_the_codes(coder):
     ids, mask = map(torch.from_numpy, encode(["smed"], ["da"]))
     with torch.no_grad():
         pooled = coder.model.encode(ids, mask)[1]
-        flat = coder.model.classify(pooled)[0].sigmoid()
+        logits = coder.model.classify(pooled)[0]
     probs = coder.predict(TEXTS, LANGUAGES, what="probs", behavior="fast")
-    assert [probs[0][code] for code in coder.codes] == pytest.approx(flat.tolist(), rel=1e-3) and probs[1][CODES[0]] != probs[1][CODES[0]]
-    every = coder.predict(["smed"], "da", what="probs")[0]
-    ranked = coder.predict(["smed"], "da", prediction_type="full", k_pred=7)[0]
-    assert all(every[ranked[f"hisco_{i}"]] == pytest.approx(ranked[f"prob_{i}"], rel=1e-4) for i in range(1, 8))
+    assert probs.shape == (4, 7) and probs[0] == pytest.approx(logits.sigmoid().numpy(), rel=1e-3) and np.isnan(probs[1]).all()
+    every, ranked = coder.predict(["smed"], "da", what="probs")[0], coder.predict(["smed"], "da", prediction_type="full", k_pred=7)[0]
+    assert all(every[coder.codes.index(ranked[f"hisco_{i}"])] == pytest.approx(ranked[f"prob_{i}"], rel=1e-4) for i in range(1, 8))
     found = coder.predict(TEXTS, LANGUAGES, what="embeddings")
-    assert found[0]["embedding"] == pytest.approx(pooled[0].numpy(), rel=1e-2, abs=1e-4) and found[0]["embedding"].shape == (64,)
+    assert list(found[0]) == ["occ1", *range(64)] and [found[0][i] for i in range(64)] == pytest.approx(pooled[0].tolist(), rel=1e-2, abs=1e-4)
+    found = coder.predict(TEXTS, LANGUAGES, what="logits", behavior="fast")
+    assert [found[0][i] for i in range(7)] == pytest.approx(logits.tolist(), rel=1e-3, abs=1e-4)
+    with pytest.raises(ValueError, match="linear decoder"):
+        coder.predict(TEXTS, LANGUAGES, what="logits")
+    for kind in ("greedy", "flat", "full"):
+        pred, found = (coder.predict(TEXTS, LANGUAGES, what=what, prediction_type=kind, threshold=None if kind == "greedy" else 0.1)
+                       for what in ("pred", "bin"))
+        assert list(found[0]) == [f"hisco_{code}" for code in coder.codes]
+        for row, ones in zip(pred, found):
+            codes = {value for name, value in row.items() if name.startswith("hisco_") and value is not None}
+            assert {name for name, value in ones.items() if value} == {f"hisco_{code}" for code in codes & set(coder.codes)}
 
 
-def test_a_data_frame_where_pandas_is(coder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=lambda rows: ("frame", rows)))
-    kind, rows = coder.predict(TEXTS, LANGUAGES)
-    assert kind == "frame" and len(rows) == 4
+@pytest.mark.frames
+def test_data_frames_have_the_same_columns_and_types_whatever_the_rows_hold(coder):
+    pandas = pytest.importorskip("pandas")
+    frames = [coder.predict(texts, "da") for texts in (TEXTS, [" "], ["smed"], [])]
+    assert len({tuple(zip(frame.columns, map(str, frame.dtypes))) for frame in frames}) == 1
+    assert [len(frame) for frame in frames] == [4, 1, 1, 0] and frames[0]["prob_5"].dtype == frames[0]["conf"].dtype == float
+    assert frames[0]["conf"].isna().tolist() == [False, True, False, False]
+    assert frames[0]["hisco_1"].isna().tolist() == frames[0]["prob_1"].isna().tolist()
+    given = pandas.DataFrame({"occ1": ["smed", None, 7], "lang": ["da", "en", None]})
+    found = coder(given["occ1"], given["lang"])
+    assert found["occ1"].tolist()[0] == "smed" and found["conf"].isna().tolist() == [False, True, False]
+    assert coder.predict(TEXTS, "da", what="embeddings").shape == (4, 65) and coder.predict("smed", what="bin").shape == (1, 7)
+    assert isinstance(coder.predict(TEXTS, "da", get_dict=True), list)
 
 
 def test_what_does_not_fit_is_said(coder, tmp_path):
@@ -78,23 +116,57 @@ def test_what_does_not_fit_is_said(coder, tmp_path):
                                ({"behavior": "slow"}, "'slow'"), ({"prediction_type": "beam"}, "'beam'")]:
         with pytest.raises(ValueError, match=message):
             coder.predict(["smed", "x"], **arguments)
+    for arguments, message in [(({"occ1": ["smed"]},), "a table: give its column"), ((["smed"], "da", "pred", {"danish": 0.9}), "language 'danish'; it knows"),
+                               ((["smed"], "da", "pred", "0.1"), "'0.1' is not a number")]:
+        with pytest.raises(ValueError, match=message):
+            coder.predict(*arguments)
+    assert coder.predict("smed", None)[0]["lang"] == coder.predict("smed", float("nan"))[0]["lang"] == "unk" and coder.predict(None)[0]["conf"] is None
+    for dataset, message in (([{"occ1": "smed"}], "a file or a DataFrame, not list"), (3, "not int")):
+        with pytest.raises(UserError, match=message):
+            coder.finetune(dataset)
     with pytest.raises(UserError, match="no checkpoint there"):
         OccCANINE(str(tmp_path))
     made = make_model(memory_mask=False)
     torch.save({"model": made.state_dict(), "key": {code: i for i, code in enumerate(CODES)}}, tmp_path / "mixer.bin")
     (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
     assert OccCANINE(str(tmp_path / "mixer.bin"), device="cpu").predict("smed", "da")[0]["conf"] > 0
-    with pytest.raises(UserError, match="occ1950 are others"):
+    with pytest.raises(UserError, match="hisco codes, which those of occ1950 are others"):
         OccCANINE(str(tmp_path / "mixer.bin"), system="occ1950")
+    with pytest.raises(UserError, match="hf=False leaves the hub out"):
+        OccCANINE("OccCANINE_s2s_mix", hf=False)
+    with pytest.warns(UserWarning, match="is of type 'mix'"):
+        OccCANINE(str(tmp_path / "mixer.bin"), model_type="flat")
 
 
 def test_texts_that_are_none(coder):
     assert [row["lang"] for row in coder.predict(["smed", "smed"], [None, float("nan")])] == ["unk", "unk"]
     assert coder.predict([None, float("nan"), "smed"], "da")[1]["conf"] is None and coder.predict([None, "smed"], "da")[1]["conf"] > 0
-    with pytest.raises(ValueError, match="row 1 .*: 7 is not a text"):
-        coder.predict(["smed", 7], "da")
+    assert coder.predict([7, 7.0, np.int64(7)], "da")[0]["hisco_1"] == coder.predict("7", "da")[0]["hisco_1"]
+    with pytest.raises(ValueError, match="row 1 .*: .'smed'. is not a text"):
+        coder.predict(["smed", ["smed"]], "da")
     with pytest.raises(ValueError, match="k_pred must be at least 1"):
         coder.predict("smed", "da", k_pred=0)
+
+
+def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch):
+    assert coder(["smed"], lang="da") == coder.predict(occ1=["smed"], lang="da", what="pred", threshold=None) == coder.predict(["smed"], "da", 5)
+    coder.batch_size = 7
+    assert coder.batch_size == coder.coder.batch_size == 7 and coder.key[0] == CODES[0] and coder.model_type == "mix"
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
+        coder.batch_size = 0
+    assert repr(coder).startswith("OccCANINE(name=") and "model_type='mix'" in repr(coder)
+    coder.citation(), coder.citation(BibTex=True)
+    assert capsys.readouterr().out.count("2402.13604") >= 2
+    words = write_csv(tmp_path / "words.csv", ["system_code", "desc"], [(code, f"words of {code}") for code in CODES[:5]])
+    described = OccCANINE(coder.file, device="cpu", descriptions=words)
+    row = described.predict("smed", "da", prediction_type="topk", k_pred=7)[0]
+    assert list(row)[:5] == ["occ1", "lang", "hisco_1", "prob_1", "desc_1"]
+    assert all(row[f"desc_{i}"] == (f"words of {row[f'hisco_{i}']}" if row[f"hisco_{i}"] in CODES[:5] else None) for i in range(1, 8))
+    asked = []
+    monkeypatch.setattr(occ_canine.published, "from_hub", lambda name, force: asked.append((name, force)) or str(tmp_path))
+    with pytest.raises(UserError, match="no checkpoint there"):
+        OccCANINE("OccCANINE_s2s_mix", hf=True, force_download=True)
+    assert asked == [("OccCANINE_s2s_mix", True)]
 
 
 def test_devices_by_name(model):  # noqa: F811

@@ -20,6 +20,7 @@ from histocc.coder import Coded, Coder
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.published import Given
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.precision import Precision
 from histocc.search import CodeTree, full
@@ -190,7 +191,7 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
     assert first == (parts / "000000.csv").stat().st_mtime_ns
     said = again.communicate(timeout=120)[0]
-    assert again.returncode == 0 and "going on with what is there" in said, said
+    assert again.returncode == 0 and "resuming with what is there" in said, said
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
 
 
@@ -223,7 +224,7 @@ def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, messag
         patch.setattr(coded_file.CodedFile, "write_part", fail)
         code, said = run_inside(predict.main, *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"))
     assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
-    assert "going on with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
+    assert "resuming with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
 
 
 def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
@@ -368,11 +369,9 @@ def test_published_models_code(tmp_path):
     assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [CODES[i] for i in made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]]
     with pytest.raises(UserError, match="flat classifier"):
         coder.code(texts, languages, "greedy")
-    with pytest.raises(UserError, match="--formatter names the system"):
-        Coder.load(str(tmp_path / "keyless.bin"))
     with pytest.raises(UserError, match="7 outputs, and its key 0 different codes; --key"):
-        Coder.load(str(tmp_path / "keyless.bin"), formatter="hisco")
+        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco"))
     key_file = write_csv(tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)])
-    assert Coder.load(str(tmp_path / "keyless.bin"), formatter="hisco", key=key_file).codes == CODES
+    assert Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", key_file)).codes == CODES
     with pytest.raises(UserError, match="formatter occ1950 are others"):
-        Coder.load(str(tmp_path / "mixer.bin"), formatter="occ1950")
+        Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))

@@ -44,7 +44,8 @@ def test_every_setting_counts(tmp_path, monkeypatch):
     plain = settings_for(a, val_files=[b])
     other = {"train_files": [a, a], "val_files": [], "formatter": make_formatter("gpf", ["hisco_1"]).to_dict(),
              "target_cols": ["hisco_2"], "share_val": 0.1, "input_col": "x", "language": "en", "language_col": "lang",
-             "max_len": 64, "missing_code": "-1", "drop_bad_labels": True, "fixed_codes": ["61110"], "numbered": True, "delimiter": ";"}
+             "max_len": 64, "missing_code": "-1", "drop_bad_labels": True, "fixed_codes": ["61110"], "numbered": True, "delimiter": ";",
+             "number_codes": ["61110"], "first_codes": ["61110"], "clean_text": "ascii-lower"}
     assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}
     changed = [dataclasses.replace(plain, **{name: value}) for name, value in other.items()]
     changed += [dataclasses.replace(plain, train_files=[b], val_files=[a]), dataclasses.replace(plain, train_files=[a, b], val_files=[])]

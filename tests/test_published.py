@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, run, write_rows
 
-from histocc import checkpoint, model_io, published
+from histocc import checkpoint, initial_weights, model_io, published
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter, hisco_blocky5
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -65,7 +65,7 @@ def test_every_form_is_read(folder, name, kind):
 def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
     found = published.read(str(folder / "mixer.bin"))
     formatter = hisco_blocky5()
-    ours = model_io.build_model({**found.config, "memory_mask": False}, formatter, 5).eval()
+    ours = model_io.build_model({**found.config, "memory_mask": False, "target_mask": True}, formatter, 5).eval()
     ours.load_state_dict(found.weights)
     ids, mask = torch.randint(97, 122, (4, 128)), torch.arange(128) < torch.tensor([9, 40, 77, 128])[:, None]
     target = torch.tensor(formatter.transform_label("61110&-1"))[None, :-1].long().expand(4, -1)
@@ -126,6 +126,6 @@ def test_a_name_that_is_neither_here_nor_on_the_hub(monkeypatch):
     import argparse
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UserError, match="pip install huggingface_hub"):
-        model_io.initial_file(argparse.Namespace(initial_checkpoint="someone/a-model"))
+        initial_weights.initial_file(argparse.Namespace(initial_checkpoint="someone/a-model"))
     with pytest.raises(UserError, match="no checkpoint there"):
-        model_io.initial_file(argparse.Namespace(initial_checkpoint="./nowhere/at/all"))
+        initial_weights.initial_file(argparse.Namespace(initial_checkpoint="./nowhere/at/all"))

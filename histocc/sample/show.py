@@ -6,15 +6,11 @@
 import argparse
 import sys
 
-import torch
-
-from histocc.decoding import greedy
+from histocc.coder import Coder
 from histocc.errors import UserError
-from histocc.formatter import BlockyFormatter
 from histocc.model_io import load_model
 from histocc.sample.demo import demo_rows
 from histocc.sample.table import read_table
-from histocc.text import encode
 
 HEADER = ("description", "lang", "predicted (probability)", "right", "", "title of what was predicted")
 TITLE_WIDTH = 34
@@ -24,19 +20,6 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m histocc.sample.show", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", required=True, metavar="PATH", help="folder of a run (its best checkpoint), or a checkpoint")
     return parser
-
-
-def predict(model: torch.nn.Module, formatter: BlockyFormatter, texts: list[str], languages: list[str],
-            max_len: int) -> list[list[tuple[str, float]]]:
-    """For each text its codes, in the order in which they are written, with their probabilities."""
-    input_ids, mask = map(torch.from_numpy, encode(texts, languages, max_len, None if model.memory_mask else max_len))
-    found = greedy(model, input_ids, mask, max_codes=formatter.max_num_codes, block_size=formatter.block_size)
-    size = formatter.block_size
-    rows = []
-    for tokens, probabilities in zip(found.tokens.tolist(), found.block_probs.tolist()):
-        blocks = [formatter.decode_block(tokens[1 + size * i:1 + size * (i + 1)]) for i in range(formatter.max_num_codes)]
-        rows.append([(code, p) for code, p in zip(blocks, probabilities) if code is not None])
-    return rows
 
 
 def table_lines(rows: list[tuple[str, ...]]) -> list[str]:
@@ -49,12 +32,14 @@ def main(argv: list[str] | None = None) -> int:
     args = get_args_parser().parse_args(argv)
     try:
         model, formatter, checkpoint = load_model(args.model)
+        coder = Coder(model, formatter, checkpoint)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     demo = demo_rows()
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read_table()}
-    predictions = predict(model, formatter, [row[0] for row in demo], [row[1] for row in demo], checkpoint["config"]["max_len"])
+    coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
+    predictions = [list(zip(each.codes, each.probs)) for each in coded]
     rows, right = [HEADER], 0
     for (text, language, *codes), predicted in zip(demo, predictions):
         codes = [code for code in codes if code]
@@ -63,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         title = ", ".join(titles.get(code, "not in the sample") for code, _ in predicted)
         rows.append((text, language, ", ".join(f"{code} ({p:.2f})" for code, p in predicted) or "none", ", ".join(codes),
                      "✓" if same else "✗", title if len(title) <= TITLE_WIDTH else title[:TITLE_WIDTH - 1] + "…"))
-    print(f"Twelve descriptions that the model has not seen, coded by {args.model} (step {checkpoint['step']:,}):")
+    print(f"Twelve descriptions that the model has not seen, coded by {args.model} (step {checkpoint.get('step') or 0:,}):")
     print("\n".join(table_lines(rows)))
     print(f"{right} of {len(demo)} right")
     return 0

@@ -5,7 +5,7 @@ import argparse
 import pytest
 import torch
 
-from histocc import model_io
+from histocc import initial_weights, model_io
 from histocc import seq2seq_mixer_engine as engine
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, hisco_blocky5
@@ -39,8 +39,9 @@ def batch(seed: int) -> dict:
 def train(calls, steps=8, **options):
     """(rows of the log, weights after each step, what the run ended with)"""
     torch.manual_seed(1)
-    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128)
-    model = model_io.build_model(model_io.run_config(sizes, None), hisco_blocky5(), 2)
+    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
+                               memory_mask=None, published_target_mask=False)
+    model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows, weights, error = [], [], None
     try:

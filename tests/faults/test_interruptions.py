@@ -147,15 +147,16 @@ from histocc import seq2seq_mixer_engine as engine
 from histocc import cli
 sys.path[:0] = [{tests!r}, {faults!r}]
 from test_bad_steps import BadAt, batch
-from histocc import model_io
+from histocc import initial_weights, model_io
 from histocc.parallel import wrap
 from histocc.formatter import hisco_blocky5
 from histocc.lr_schedule import linear_schedule
 
 def run(args, world):
-    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128)
+    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
+                               memory_mask=None, published_target_mask=False)
     torch.manual_seed(1)
-    model = model_io.build_model(model_io.run_config(sizes, None), hisco_blocky5(), 2)
+    model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
     wrapped = wrap(model, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     done = []
@@ -231,15 +232,15 @@ def test_a_run_that_may_last_so_long_only(folder):
 
 
 def test_a_folder_is_used_by_one_job_at_a_time(folder):
-    job = Job(folder / "locked")
+    job = Job(folder / "locked", epochs=40)
     process = job.start()
     job.wait_for(process, "Starting training")
-    other = Job(folder / "locked")
+    owner = json.loads((job.folder / "run.lock").read_text())
+    other = Job(folder / "locked", epochs=40)
     second = other.start()
     code = second.wait(60)
     said = other.said()
     assert code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job: host" in said, said
-    owner = json.loads((job.folder / "run.lock").read_text())
     kill_all(process)
     assert owner["process"] == process.pid and set(owner) == {"host", "process", "since"}
 

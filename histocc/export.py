@@ -1,0 +1,269 @@
+"""Models for other tools, and for other machines: weights under the published names, with everything that
+coding with them needs.
+
+    python -m histocc.export ./output --to published model.bin
+    python -m histocc.export ./output --to safetensors ./folder/model.safetensors
+    python -m histocc.export ./output --to published --for-published-program model.bin
+
+Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
+and step as the published trainer writes it, and an entry `histocc`: format, kind, config (sizes, masks,
+padding width, text rule), formatter, system, languages, thresholds. Safetensors: the same entries as JSON in
+the metadata, and config.json, key.json and chars.json beside it, as the published folders have them.
+
+The published program reads texts in lower-case ASCII, looks at padding, and brings its own HISCO key (its
+package histocc; Dahl, Johansen, Vedel, 2024, arXiv 2402.13604). What was trained otherwise it would code
+otherwise: that is said, and --for-published-program refuses it.
+"""
+
+import json
+import os
+import sys
+
+import torch
+
+from histocc import cli, model_io, published
+from histocc.checkpoint import BEST, FORMAT, LAST, find, write_atomic
+from histocc.errors import UserError
+from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.published import MAX_LEN, SETTINGS, Given
+from histocc.text_rules import AS_IS, ASCII_LOWER
+from histocc.thresholds import PUBLISHED
+
+# Entries of a checkpoint that coding needs; those that a model does not have are left out.
+CODING = ("kind", "formatter", "system", "languages", "thresholds", "source", "hisco_numbers")
+# Arguments of the training that an evaluation takes for its own where it is not told otherwise.
+OF_TRAINING = ("input_col", "language", "language_col", "seq2seq_weight", "empty_blocks", "key")
+
+
+def settings_of(state: dict) -> dict:
+    """What an exported file says beside weights and key, as plain types."""
+    trained = {name: value for name, value in state.get("args", {}).items() if name in OF_TRAINING}
+    return {
+        "format": FORMAT,
+        "kind": "mixer",
+        "args": trained | {"key": bool(trained.get("key"))},
+        "config": {"text": AS_IS, "target_mask": True, **state["config"]},
+        **{name: state[name] for name in CODING if state.get(name) is not None},
+    }
+
+
+def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
+    """Why the published program would not code with this model as histocc does, and the flags to train with;
+    [] where it does."""
+    config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
+    writes = kind != "flat"
+    found = [
+        (
+            not model_io.has_size(config, "base"),
+            "its encoder has another size than google/canine-s: --model-size base",
+        ),
+        (
+            config["max_len"] != MAX_LEN,
+            f"it reads {config['max_len']} positions instead of {MAX_LEN}: leave --max-len out",
+        ),
+        (
+            model_io.text_rule(config) != ASCII_LOWER,
+            f"it reads texts {model_io.text_rule(config)}, and that program cleans them: --clean-text "
+            f"{ASCII_LOWER}",
+        ),
+        (writes and config["memory_mask"], "its decoder leaves out padding of the text: --no-memory-mask"),
+        (
+            writes and config.get("target_mask", True),
+            "its decoder leaves out PAD among the codes: --published-target-mask",
+        ),
+        (
+            writes and config["decoder_dim_feedforward"] != config["hidden_size"],
+            "its decoder has another feed-forward width than its encoder: leave --decoder-dim-feedforward "
+            "out",
+        ),
+    ]
+    return [reason for wrong, reason in found + differences_of_codes(kind, codes, formatter) if wrong]
+
+
+def differences_of_codes(kind: str, codes: list[str], formatter: BlockyFormatter) -> list[tuple[bool, str]]:
+    """(whether it is so, reason) of what the key and the formatter make different there."""
+    if formatter.kind == "hisco":
+        reason = "its codes are not those of the HISCO key in their order: --key hisco"
+        return [(kind != "seq2seq" and codes != list(hisco_key()), reason)]
+    if formatter.kind != "gpf" or kind == "flat":
+        what = "flat classifier" if kind == "flat" else "formatter"
+        remedy = "" if kind == "flat" else ": --formatter gpf --block-size 3"
+        return [(True, f"that program has no {what} for {formatter.kind}{remedy}")]
+    lengths = model_io.code_lengths(codes, formatter.within_block_sep is not None)
+    return [
+        (
+            bool(formatter.chars and formatter.within_block_sep),
+            "it has tokens of its own and commas between them, and that program takes but one of both",
+        ),
+        (max(lengths) != formatter.block_size, f"no code fills its block: --block-size {max(lengths)}"),
+        (
+            formatter.within_block_sep is None and len(lengths) > 1,
+            "its codes differ in length, and that program fills them up with zeros: --use-within-block-sep "
+            "keeps them",
+        ),
+    ]
+
+
+def export(
+    source: str, form: str, target: str, for_published_program: bool = False, given: Given = Given()
+) -> list[str]:
+    """Writes a model in a form that other tools read; returns what to tell.
+
+    source: a run, a checkpoint, an exported or published model (given: what that does not say); form:
+    "published", a `.bin`, or "safetensors"; for_published_program: only what that program codes equally.
+    Raises UserError.
+    """
+    if (
+        find(source, (BEST, LAST)) is None
+        and published.find_weights(source) is None
+        and os.path.exists(source)
+    ):
+        raise UserError(f"{source}: no checkpoint there (neither {BEST} nor {LAST})")
+    if target.endswith(".safetensors") != (form == "safetensors"):
+        raise UserError(f"{target}: the name must end with .safetensors for --to safetensors, and for that alone")
+    model, formatter, state = model_io.load_model(source, given=given)
+    reasons, notes = differences(state, formatter), []
+    if for_published_program:
+        if reasons:
+            raise UserError(
+                "\n  ".join([f"{source}: the published program would code otherwise with it:", *reasons])
+            )
+        if state.get("thresholds") != PUBLISHED:
+            notes.append(
+                "Thresholds of the linear decoder: the published ones, as that program has no others"
+            )
+        state = {**state, "thresholds": PUBLISHED}
+    elif reasons:
+        notes.append(
+            "\n  ".join(
+                ["Note: for histocc alone. The published program would code otherwise with it:", *reasons]
+            )
+        )
+    held = state["model"].keys()
+    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name in held}
+    write = {"published": write_bin, "safetensors": write_safetensors}[form]
+    files = write(target, weights, state, formatter, for_published_program)
+    if for_published_program and formatter.kind == "gpf":
+        notes.append(
+            f"There: OccCANINE({target!r}, hf=False, system={state['system']!r}, "
+            f"target_cols={formatter.target_cols}, "
+            f"use_within_block_sep={formatter.within_block_sep is not None})"
+        )
+    return [f"Written: {' and '.join(files)}", *notes]
+
+
+def refuse_existing(files: list[str]) -> None:
+    there = [file for file in files if os.path.lexists(file)]
+    if there:
+        raise UserError(f"{there[0]} exists; choose another {'name' if len(files) == 1 else 'folder'}")
+    os.makedirs(os.path.dirname(files[0]) or ".", exist_ok=True)
+
+
+def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:
+    """The formatter's tokens under a name, where it has tokens of its own."""
+    return {name: list(formatter.chars)} if formatter.chars else {}
+
+
+def write_bin(
+    target: str, weights: dict, state: dict, formatter: BlockyFormatter, for_published_program: bool
+) -> list[str]:
+    """A flat classifier for the published program is a dict of its tensors, which has no place for more."""
+    refuse_existing([target])
+    if for_published_program and state.get("kind") == "flat":
+        content = {published.flat_name(name, back=True): value for name, value in weights.items()}
+    else:
+        content = {
+            "model": weights,
+            "key": state["key"],
+            "step": state.get("step") or 0,
+            SETTINGS: settings_of(state),
+        }
+        content |= chars_of(formatter, "chars")
+    write_atomic(target, lambda out: torch.save(content, out))
+    return [target]
+
+
+def write_safetensors(
+    target: str, weights: dict, state: dict, formatter: BlockyFormatter, for_published_program: bool
+) -> list[str]:
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise UserError(
+            "writing safetensors needs the safetensors package: pip install safetensors"
+        ) from None
+    config = {
+        "model_type": "canine",
+        "architectures": ["Seq2SeqMixerOccCANINE"],
+        **state["config"],
+        SETTINGS: settings_of(state),
+        "model_domain": "Multilingual_CANINE",
+        "num_classes": formatter.num_classes,
+        "num_classes_flat": len(state["key"]),
+        "dropout_rate": 0,
+    }
+    if for_published_program and state.get("kind") == "flat":
+        config["n_classes"] = len(state["key"])
+        weights = {published.flat_name(name, back=True): value for name, value in weights.items()}
+    beside = {
+        "config.json": config,
+        "key.json": state["key"],
+        **chars_of(formatter, "chars.json"),
+    }
+    files = [target, *(os.path.join(os.path.dirname(target), name) for name in beside)]
+    refuse_existing(files)
+    said = {
+        "key": state["key"],
+        SETTINGS: settings_of(state),
+        **chars_of(formatter, "chars"),
+    }
+    content = save(weights, {"format": "pt", **{name: json.dumps(value) for name, value in said.items()}})
+    for file, value in zip(files[1:], beside.values()):
+        write_atomic(file, lambda out: out.write(json.dumps(value, indent=1).encode()))
+    write_atomic(target, lambda out: out.write(content))
+    return files
+
+
+def get_args_parser() -> cli.Parser:
+    parser = cli.make_parser("python -m histocc.export", "A model for other tools and machines.")
+    parser.add_argument(
+        "model",
+        metavar="RUN_OR_FILE",
+        help="save folder of a run, a checkpoint, an exported or published model",
+    )
+    parser.add_argument(
+        "--to",
+        choices=("published", "safetensors"),
+        required=True,
+        help="a .bin, or safetensors with JSON files beside it",
+    )
+    parser.add_argument("file", metavar="FILE", help="file to write")
+    parser.add_argument(
+        "--for-published-program",
+        action="store_true",
+        help="write only what the published program codes equally, or refuse",
+    )
+    cli.add_published_arguments(parser)
+    parser.add_argument(
+        "--target-cols", nargs="+", default=None, metavar="COL", help="of a published general-purpose model"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    cli.speak_any_encoding()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = get_args_parser().parse_args(
+            argv[1:] if argv[:1] == ["export"] else argv
+        )  # also as histocc.checkpoint export
+        given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep)
+        print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

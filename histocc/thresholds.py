@@ -1,0 +1,82 @@
+"""Thresholds of the linear decoder: which outputs count as codes, by language.
+
+In a checkpoint they are {"default": p, "by_language": {language: p}, "source": "published" or "fitted"};
+without them 0.5 counts.
+"""
+
+from typing import NamedTuple
+
+from histocc.errors import UserError
+
+USUAL = 0.5
+
+# Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their
+# package).
+PUBLISHED = {
+    "default": 0.31,
+    "source": "published",
+    "by_language": {
+        "unk": 0.31,
+        "ca": 0.30,
+        "da": 0.24,
+        "ge": 0.21,
+        "en": 0.26,
+        "es": 0.30,
+        "fr": 0.21,
+        "gr": 0.19,
+        "is": 0.17,
+        "it": 0.20,
+        "nl": 0.22,
+        "no": 0.34,
+        "pt": 0.27,
+        "se": 0.26,
+    },
+}
+
+
+class Thresholds(NamedTuple):
+    """by_language: language → probability, None for all others; source: "published", "fitted", "given" or
+    "usual"."""
+
+    by_language: dict[str | None, float]
+    source: str
+
+    @classmethod
+    def of(cls, state: dict) -> "Thresholds":
+        """Those that a checkpoint holds, else the usual one. Raises UserError where what it holds is none."""
+        held = state.get("thresholds")
+        if held is None:
+            return cls({None: USUAL}, "usual")
+        try:
+            values = {None: held["default"], **held["by_language"]}
+            if all(isinstance(value, float) and 0 <= value <= 1 for value in values.values()):
+                return cls(values, str(held["source"]))
+        except (TypeError, KeyError):
+            pass
+        raise UserError(f"the thresholds of the model are not probabilities by language: {str(held)[:200]}")
+
+    def with_given(self, given: float | dict[str | None, float] | None) -> "Thresholds":
+        """The same with those that a user names: one number for all, or by language, where None stands for
+        all others."""
+        if given is None:
+            return self
+        if not isinstance(given, dict):
+            return Thresholds({None: given}, "given")
+        return Thresholds(given if None in given else {**self.by_language, **given}, "given")
+
+    def least(self, language: str) -> float:
+        """The threshold of a language."""
+        return self.by_language.get(language, self.by_language[None])
+
+    def __str__(self) -> str:
+        others = self.by_language[None]
+        named = [
+            f"{language} {value:g}"
+            for language, value in sorted(self.by_language.items(), key=str)
+            if language is not None
+        ]
+        source = {
+            "usual": "the usual one; evaluate --fit-thresholds finds better ones",
+            "given": "as given",
+        }.get(self.source, self.source)
+        return (f"{', '.join(named)}, others {others:g}" if named else f"{others:g}") + f" ({source})"

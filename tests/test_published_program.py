@@ -1,0 +1,266 @@
+"""Published models behave as published: codes as a plain reference of the published program gives them, from every form of weights."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import REPO, write_csv
+
+from histocc import export, model_io
+from histocc.coder import Coder
+from histocc.errors import UserError
+from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.mixer import model_config
+from histocc.published import Given, checked_key, hub_name
+
+pytest.importorskip("transformers")
+pytest.importorskip("unidecode")
+sys.path.append(str(REPO / "benchmarks"))
+from parity import compared, hisco_program, rows_to_code  # noqa: E402
+from published_program import PublishedProgram  # noqa: E402
+
+REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
+TINY = model_config("tiny").to_dict()
+GENERAL = BlockyFormatter("gpf", ["a"])
+COMMA_KEY = [f"{i},{i * 7 % 300},{-i % 40}" for i in range(40)] + ["5", "6,1"]
+PLAIN_KEY = [f"{i:03d}" for i in range(60)] + ["a1b", "?"]
+DIGITS = list("0123456789-")
+
+
+def save(program: PublishedProgram, path, **more) -> str:
+    torch.save({**program.published(), **more} if program.decoder is not None else program.published(), path)
+    return str(path)
+
+
+def general_program(key: list[str], separator: str, tokens: list[str] | None = None, kind: str = "mix") -> PublishedProgram:
+    size = max(len(code.split(",") if separator else code) for code in key)
+    return PublishedProgram(tokens or list(GENERAL.map_char_idx), key, 2, size, hisco=False, separator=separator, kind=kind, **TINY).spread(5)
+
+
+def check(program: PublishedProgram, coder: Coder, pairs: list, full: int = 6) -> dict:
+    """The same codes in every row, but for ties that the last bits decide."""
+    found = compared(program, coder, pairs, 64, full)
+    assert all(found["equal"][name] + found["ties"][name] == rows and found["ties"][name] <= max(1, rows / 100) for name, rows in found["rows"].items()), found
+    assert max(found["difference"].values()) < 1e-3
+    return found
+
+
+def load(path, **given) -> Coder:
+    return Coder.load(str(path), given=Given(**given))
+
+
+@pytest.fixture(scope="module")
+def made_up():
+    pairs = rows_to_code(None, 120)
+    assert len({language for _, language in pairs}) >= 5 and all(text != text.lower() or not text.isascii() for text, _ in pairs)
+    return pairs + [(" blanks around ", "en"), ("x" * 300, "da"), ("a", "unk"), ("3 farmers, £5", "fr")]
+
+
+@pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat"])
+def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
+    program = hisco_program("tiny", kind)
+    path = save(program, tmp_path / "model.bin")
+    weights = torch.load(path, weights_only=True)
+    torch.save({name: value for name, value in weights.items() if name != "key"}, path)          # as the published ones, which bring none
+    coder = load(path)
+    assert coder.codes == list(hisco_key()) and coder.system == "hisco" and coder.thresholds.source == "published"
+    found = check(program, coder, made_up)
+    assert found["rows"] == {"greedy": len(made_up) * (kind != "flat"), "flat": len(made_up) * (kind != "seq2seq"), "full": 6 * (kind != "flat")}
+    assert kind == "flat" or found["distinct"] > 30
+    for decoder, lacking in (("greedy", "flat"), ("full", "flat"), ("flat", "seq2seq")):
+        if kind == lacking:
+            with pytest.raises(UserError, match=f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"):
+                coder.code(["smed"], ["da"], decoder)
+        else:
+            assert coder.code(["smed"], ["da"], decoder)[0].conf is not None
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="the real rows are not here")
+def test_real_rows(tmp_path):
+    program = hisco_program("tiny")
+    check(program, load(save(program, tmp_path / "model.bin")), rows_to_code(str(REAL), 0)[::16])
+
+
+def test_the_size_that_is_published(tmp_path, made_up):
+    program = hisco_program("base")
+    coder = Coder.load(save(program, tmp_path / "model.bin"), batch_size=16)
+    found = compared(program, coder, made_up[:12], 12, 0)
+    assert found["equal"] == found["rows"] and found["rows"]["greedy"] == 12
+
+
+def test_general_purpose_weights(tmp_path, made_up):
+    for name, key, separator, tokens in (("comma", COMMA_KEY, ",", None), ("plain", PLAIN_KEY, "", None), ("chars", PLAIN_KEY[:60], "", DIGITS)):
+        program = general_program(key, separator, tokens)
+        chars = {"chars": tokens} if tokens else {}
+        path = save(program, tmp_path / f"{name}.bin", **chars)
+        with pytest.raises(UserError, match="does not say how many codes it writes: --target-cols"):
+            load(path)
+        coder = load(path, target_cols=["icem_1", "icem_2"])
+        assert (coder.system, coder.formatter.block_size, coder.formatter.max_num_codes) == ("icem", 3, 2)
+        check(program, coder, made_up[:40])
+
+
+def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
+    """Weights, config.json with the positions, key.json and chars.json beside it."""
+    from safetensors.torch import save_file
+    program = general_program(PLAIN_KEY[:60], "", DIGITS)
+    weights = program.published()
+    save_file({name: value.contiguous() for name, value in weights["model"].items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_domain": "Multilingual_CANINE", "num_classes": [16] * 8, "num_classes_flat": 60}))
+    (tmp_path / "key.json").write_text(json.dumps(weights["key"]))
+    (tmp_path / "chars.json").write_text(json.dumps(DIGITS))
+    coder = load(tmp_path, system="ISCO68A")
+    assert coder.system == "ISCO68A" and coder.formatter.target_cols == ["ISCO68A_1", "ISCO68A_2"]
+    check(program, coder, made_up[:40])
+    for content, message in (({"001": 0, "002": 0}, "must number its 2 different codes 0 … 1"), ([1], "names and values"),
+                             ({str(i): i for i in range(59)}, "60 outputs, and its key 59 different codes")):
+        (tmp_path / "key.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match=message):
+            load(tmp_path)
+
+
+def test_names_on_the_hub():
+    assert [hub_name(name) for name in ("OccCANINE_s2s_mix", "OccCANINE", "Christianvedel/OccCANINE_s2s", "occ-canine-v1", "google/canine-s")] == [
+        "Christianvedel/OccCANINE_s2s_mix", "Christianvedel/OccCANINE", "Christianvedel/OccCANINE_s2s", "Christianvedel/OccCANINE", "google/canine-s"]
+
+
+# ---- what goes out comes in again
+
+def codes_of(path, pairs, **given) -> dict:
+    coder = Coder.load(str(path), given=Given(**given))
+    texts, languages = zip(*pairs)
+    found = {}
+    for decoder in ("greedy", "flat", "topk", "full"):
+        try:
+            found[decoder] = coder.code(list(texts), list(languages), decoder)
+        except UserError:
+            found[decoder] = None
+    return found
+
+
+@pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
+@pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat", "general"])
+def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, form, name):
+    general = kind == "general"
+    path = save(general_program(COMMA_KEY, ",") if general else hisco_program("tiny", kind), tmp_path / "first.bin")
+    given = {"target_cols": ["x_1", "x_2"]} if general else {}
+    before = codes_of(path, made_up[:60], **given)
+    out, again = tmp_path / "out" / name, tmp_path / "again" / name
+    assert "published program would code otherwise" in export.export(path, form, str(out), given=Given(**given))[1]      # its size alone
+    export.export(str(out), form, str(again))
+    assert codes_of(out, made_up[:60]) == codes_of(again, made_up[:60]) == before and any(before.values())
+    with pytest.raises(UserError, match="exists; choose another"):
+        export.export(path, form, str(out), given=Given(**given))
+
+
+def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(tmp_path, made_up, monkeypatch):
+    path = save(hisco_program("tiny"), tmp_path / "first.bin")
+    with pytest.raises(UserError, match="otherwise with it:\n  its encoder has another size than google/canine-s: --model-size base$"):
+        export.export(path, "published", str(tmp_path / "no.bin"), for_published_program=True)
+    assert not (tmp_path / "no.bin").exists()
+    monkeypatch.setattr(model_io, "has_size", lambda *_: True)                                      # else as large as the published ones
+    for kind, given in (("mix", {}), ("seq2seq", {}), ("flat", {}), ("general", {"target_cols": ["x_1", "x_2"]})):
+        program = general_program([f"{i:03d}" for i in range(60)], "") if kind == "general" else hisco_program("tiny", kind)
+        path = save(program, tmp_path / f"{kind}.bin")
+        said = export.export(path, "published", str(tmp_path / f"{kind} out.bin"), for_published_program=True, given=Given(**given))
+        content = torch.load(tmp_path / f"{kind} out.bin", weights_only=True)
+        assert len(content) < 10 or "basemodel.pooler.dense.bias" in content               # by which that program tells its formats apart
+        other = general_program([f"{i:03d}" for i in range(60)], "") if kind == "general" else hisco_program("tiny", kind)
+        with torch.no_grad():
+            for value in other.parameters():
+                value.zero_()
+        weights = content["model"] if kind != "flat" else {export.published.flat_name(name): value for name, value in content.items()}
+        other.load_state_dict(weights, strict=True)
+        check(other, load(tmp_path / f"{kind} out.bin"), made_up[:30], full=2)
+        assert any("OccCANINE(" in line and "target_cols=['x_1', 'x_2']" in line for line in said) == (kind == "general")
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"config": {"memory_mask": True}}, "--no-memory-mask"), ({"config": {"target_mask": True}}, "--published-target-mask"),
+    ({"config": {"text": "as-is"}}, "--clean-text ascii-lower"), ({"config": {"max_len": 64}}, "leave --max-len out"),
+    ({"key": {"01110": 0, "61110": 1}}, "--key hisco"), ({"config": {"decoder_dim_feedforward": 64}}, "--decoder-dim-feedforward")])
+def test_each_difference_to_the_published_program_is_named(change, reason):
+    config = {**model_config("base").to_dict(), "memory_mask": False, "target_mask": False, "text": "ascii-lower", "max_len": 128, "decoder_dim_feedforward": 768}
+    state = {"config": config | change.get("config", {}), "key": change.get("key", {code: i for i, code in enumerate(hisco_key())})}
+    found = export.differences(state, BlockyFormatter("hisco"))
+    assert len(found) == 1 and reason in found[0]
+    assert export.differences({"config": config, "key": {code: i for i, code in enumerate(hisco_key())}}, BlockyFormatter("hisco")) == []
+    general = BlockyFormatter("gpf", ["a"], 5, allow_short=True)
+    assert "fills them up with zeros" in export.differences({"config": config, "key": {"12345": 0, "12": 1}}, general)[0]
+    assert "no code fills its block: --block-size 3" in export.differences({"config": config, "key": {"123": 0}}, general)[0]
+
+
+def test_a_text_rule_or_a_format_that_is_not_known_is_refused_by_name(tmp_path):
+    export.export(save(hisco_program("tiny"), tmp_path / "first.bin"), "published", str(tmp_path / "out.bin"))
+    content = torch.load(tmp_path / "out.bin", weights_only=True)
+    for change, message in (({"config": {**content["histocc"]["config"], "text": "rot13"}}, "out.bin: text rule 'rot13' is not known"),
+                            ({"format": 2}, "of format '2'; this version reads 1"), ({"kind": "ensemble"}, "not a whole export: kind"),
+                            ({"languages": None}, "languages missing"), ({"thresholds": {"default": 2.0, "by_language": {}, "source": "x"}}, "not probabilities")):
+        torch.save({**content, "histocc": content["histocc"] | change}, tmp_path / "out.bin")
+        with pytest.raises(UserError, match=message):
+            Coder.load(str(tmp_path / "out.bin"))
+
+
+def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files_beside_it(tmp_path, made_up):
+    from safetensors.torch import load_file, save_file
+    path = save(hisco_program("tiny"), tmp_path / "first.bin")
+    out = tmp_path / "out" / "model.safetensors"
+    export.export(path, "safetensors", str(out))
+    before = codes_of(out, made_up[:20])
+    save_file(load_file(out), out, {"format": "pt"})
+    assert codes_of(out, made_up[:20]) == before
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "histocc"}))
+    with pytest.raises(UserError, match="exported by an earlier version of histocc.*export it again from its run"):
+        Coder.load(str(out))
+
+
+def test_a_run_of_an_earlier_version_is_exported_and_read_back(tmp_path, made_up):
+    """Its config names neither text rule nor target mask: as-is, and PAD masked."""
+    from test_predict import CODES, make_model
+    state = {"format": 1, "model": make_model().state_dict(), "key": {code: i for i, code in enumerate(CODES)}, "system": "hisco", "step": 3,
+             "languages": ["unk", "en", "da"], "formatter": BlockyFormatter("hisco").to_dict(), "args": {"seq2seq_weight": 0.3}, "rng": {}, "position": {}}
+    model = make_model()
+    state["config"] = {**model.config.to_dict(), "decoder_dim_feedforward": 64, "memory_mask": True, "max_len": 128}
+    torch.save(state, tmp_path / "run.bin")
+    before = codes_of(tmp_path / "run.bin", made_up[:30])
+    for form, name in (("published", "model.bin"), ("safetensors", "model.safetensors")):
+        export.export(str(tmp_path / "run.bin"), form, str(tmp_path / form / name))
+        assert codes_of(tmp_path / form / name, made_up[:30]) == before and before["greedy"]
+        found = model_io.load_model(str(tmp_path / form / name))[2]
+        assert found["config"]["text"] == "as-is" and found["config"]["target_mask"] is True and found["args"]["seq2seq_weight"] == 0.3
+        assert found["languages"] == state["languages"]
+
+
+@pytest.mark.parametrize("key", [{"000": 0.0, "001": 1.0}, {"000": [0], "001": [1]}, {"000": -1, "001": 0}, {"000": True, "001": False}, {"000": 0, "001": 2},
+                                 {"000": None, "001": 1}])
+def test_a_key_whose_numbers_are_none_is_refused(key):
+    with pytest.raises(UserError, match="its key must number its 2 different codes 0 … 1, each once; it begins with '000'"):
+        checked_key("x.bin", key)
+
+
+def test_a_key_is_read_in_either_direction():
+    expected = {"000": 0, "001": 1, "-1": 2}
+    for key in (expected, {"0": "000", "1": "001", "2": "-1"}, {0: "000", 1: "001", 2: "-1"}, {"001": "1", "-1": "2", "000": "0"}):
+        assert checked_key("x.bin", key) == expected
+
+
+def test_damaged_exports_are_said(tmp_path):
+    export.export(save(hisco_program("tiny"), tmp_path / "first.bin"), "published", str(tmp_path / "out.bin"))
+    content = torch.load(tmp_path / "out.bin", weights_only=True)
+    for change, message in (({"formatter": {}}, "its formatter are missing"), ({"languages": 5}, "languages missing"),
+                            ({"config": {"hidden_size": 128}}, "its config has no memory_mask, max_len, decoder_dim_feedforward")):
+        torch.save({**content, "histocc": content["histocc"] | change}, tmp_path / "bad.bin")
+        with pytest.raises(UserError, match=message):
+            Coder.load(str(tmp_path / "bad.bin"))
+
+
+def test_a_key_of_another_size_is_refused(tmp_path):
+    path = save(hisco_program("tiny"), tmp_path / "model.bin")
+    key = write_csv(tmp_path / "key.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
+    with pytest.raises(UserError, match="1,919 outputs, and its key 2 different codes"):
+        Coder.load(path, given=Given(key=key))
+    assert Coder.load(path, given=Given(key="hisco")).codes == list(hisco_key())
