@@ -61,12 +61,10 @@ def rows_to_code(real: str | None, made_up: int) -> list[tuple[str, str]]:
 def compared(
     program: PublishedProgram, coder: Coder, pairs: list[tuple[str, str]], batch: int, full: int
 ) -> dict:
-    """Rows with equal codes, rows with others whose decision hung on less than TIE or on
-    the last bits of the encoding, and the largest
-    difference of a probability, by decoder; seconds of both sides."""
+    """Rows with equal codes, rows with others whose decision hung on less than TIE or on the last bits of the
+    encoding, and the largest difference of a probability, by decoder; seconds of both sides."""
     equal, ties, rows = ({"greedy": 0, "flat": 0, "full": 0} for _ in range(3))
     furthest, seconds, different = {"greedy": 0.0, "flat": 0.0, "full": 0.0}, [0.0, 0.0], set()
-    key_ids = [coder.formatter.encode_code(code).tolist() for code in coder.codes]
 
     def count(
         name: str, expected: list[list[str]], got: list[list[str]], margin: torch.Tensor, difference: float
@@ -94,29 +92,10 @@ def compared(
             different |= {tuple(row) for row in codes}
         seconds = [seconds[0] + middle - began, seconds[1] + time.perf_counter() - middle]
         if program.linear_decoder is not None:
-            found = torch.from_numpy(coder.probabilities(texts, languages, "flat"))
-            expected = program.linear_decoder(pooled).sigmoid().detach()
-            count(
-                "flat",
-                *program.flat(pooled, languages)[:1],
-                [each.codes for each in coder.code(texts, languages, "flat")],
-                program.flat(pooled, languages)[1],
-                float((expected - found).abs().max()),
-            )
+            count("flat", *compared_flat(program, coder, texts, languages, pooled))
         some = min(len(texts), max(0, full - rows["full"]))
         if program.decoder is not None and some:
-            expected = program.full(memory[:some], key_ids)
-            found = torch.from_numpy(coder.probabilities(texts[:some], languages[:some], "full"))
-            best = expected.topk(6)
-            names = [[coder.codes[i] for i in row[:5]] for row in best.indices.tolist()]
-            margin = -(best.values.diff(dim=1) / best.values[:, 1:]).amax(1)
-            count(
-                "full",
-                names,
-                [each.codes for each in coder.code(texts[:some], languages[:some], "full")],
-                margin,
-                float((expected - found).abs().max()),
-            )
+            count("full", *compared_full(program, coder, texts[:some], languages[:some], memory[:some]))
     return {
         "rows": rows,
         "equal": equal,
@@ -125,6 +104,30 @@ def compared(
         "seconds": seconds,
         "distinct": len(different),
     }
+
+
+def compared_flat(
+    program: PublishedProgram, coder: Coder, texts: list[str], languages: list[str], pooled: torch.Tensor
+) -> tuple[list, list, torch.Tensor, float]:
+    """(codes of the reference, those of histocc, margins, largest difference of a probability)."""
+    codes, margin = program.flat(pooled, languages)
+    found = torch.from_numpy(coder.probabilities(texts, languages, "flat"))
+    expected = program.linear_decoder(pooled).sigmoid().detach()
+    got = [each.codes for each in coder.code(texts, languages, "flat")]
+    return codes, got, margin, float((expected - found).abs().max())
+
+
+def compared_full(
+    program: PublishedProgram, coder: Coder, texts: list[str], languages: list[str], memory: torch.Tensor
+) -> tuple[list, list, torch.Tensor, float]:
+    """The same of the five most probable codes of the key."""
+    expected = program.full(memory, [coder.formatter.encode_code(code).tolist() for code in coder.codes])
+    found = torch.from_numpy(coder.probabilities(texts, languages, "full"))
+    best = expected.topk(6)
+    names = [[coder.codes[i] for i in row[:5]] for row in best.indices.tolist()]
+    margin = -(best.values.diff(dim=1) / best.values[:, 1:]).amax(1)
+    got = [each.codes for each in coder.code(texts, languages, "full")]
+    return names, got, margin, float((expected - found).abs().max())
 
 
 def same_on_its_memory(coder: Coder, memory: torch.Tensor, tokens: torch.Tensor) -> bool:

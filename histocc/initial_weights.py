@@ -49,7 +49,7 @@ def _published_weights(args: argparse.Namespace, file: str, found: published.Pub
     """The same of published weights. Fine-tuning masks PAD among the target tokens, unless
     --published-target-mask."""
     key = _published_key(args, file, found)
-    separated = any("," in code for code in key)
+    separated = model_io.are_separated(key)
     return {
         "model": found.weights,
         "key": key,

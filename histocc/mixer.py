@@ -43,7 +43,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.config = config or CanineConfig()
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
-        self.memory_mask, self.target_mask = memory_mask, target_mask
+        self.memory_mask = memory_mask
         width = self.config.hidden_size
         dropout = dropout_rate or 0.0
         self.encoder = CanineEncoder(self.config)
@@ -51,6 +51,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
                                           max_positions=max(128, self.seq_len), pad_idx=PAD_IDX, target_mask=target_mask)
         self.linear_dropout = Dropout(dropout)
         self.linear_decoder = nn.Linear(width, num_classes_flat)
+
+    @property
+    def target_mask(self) -> bool:
+        """Whether the decoder leaves out PAD among the tokens."""
+        return self.decoder.target_mask
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).

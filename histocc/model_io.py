@@ -211,7 +211,7 @@ def general_formatter(file: str, found: Published, given: Given, codes: list[str
     if not codes:
         raise UserError(f"{file}: a general-purpose model, of which no key is known: --key FILE names its codes, columns code and "
                         "system_code")
-    separated = given.use_within_block_sep or any(WITHIN_BLOCK_SEP in code for code in codes)
+    separated = given.use_within_block_sep or are_separated(codes)
     block_size = max(code_lengths(codes, separated))
     columns = given.target_cols
     if found.positions is not None:
@@ -227,6 +227,11 @@ def general_formatter(file: str, found: Published, given: Given, codes: list[str
                         "with which it was trained, one for each code")
     short = any(min(code_lengths([code], separated)) < block_size for code in codes if code not in NEVER_SHORT)
     return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
+
+
+def are_separated(codes) -> bool:
+    """Whether the tokens of the codes of a general-purpose key are separated by commas, as far as it shows."""
+    return any(WITHIN_BLOCK_SEP in code for code in codes)
 
 
 def code_lengths(codes: list[str], separated: bool) -> set[int]:
