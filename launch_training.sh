@@ -1,7 +1,23 @@
 #!/usr/bin/env bash
+if [ -z "${BASH_VERSION:-}" ]; then                   # started with another shell: sh launch_training.sh
+  command -v bash >/dev/null || { echo "error: $0 needs bash, which was not found: install it" >&2; exit 2; }
+  exec bash -- "$0" "$@"
+fi
+set +o posix                                          # where sh is bash, it is so in its POSIX mode
 set -euo pipefail
+HERE=${BASH_SOURCE[0]}
+while [[ -L $HERE ]]; do                              # started through a link
+  LINK=$(readlink -- "$HERE")
+  [[ $LINK == /* ]] || LINK=$(dirname -- "$HERE")/$LINK
+  HERE=$LINK
+done
+HERE=$(dirname -- "$HERE")
+if [[ ! -f $HERE/scripts/common.sh ]]; then
+  printf 'error: %s is not the folder of histocc: start this script there, or through a link\n' "$HERE" >&2
+  exit 2
+fi
 # shellcheck source=scripts/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+source "$HERE/scripts/common.sh"
 
 usage() {
   cat <<'EOF'
@@ -42,17 +58,16 @@ train_on_sample() {
   say_command
   if ! has_flag --dry-run --prepare-only; then        # these make no model
     show=("$PYTHON" -m histocc.sample.show --model "$SAVE_PATH")
-    printf ' %q' "${show[@]}"
-    printf '\n'
+    say_words "${show[@]}"
   fi
   [[ -z $PRINT_ONLY ]] || exit 0
-  "$PYTHON" -m histocc.sample --rows 32000 --seed 1 --split-dir "$SAVE_PATH/sample"
+  run_and_return "$PYTHON" -m histocc.sample --rows 32000 --seed 1 --split-dir "$SAVE_PATH/sample"
   run_and_return "${COMMAND[@]}"
   ((${#show[@]} > 0)) || return 0
-  "${show[@]}"
-  echo "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
-  [[ $PYTHON != "$REPO/.venv/"* || ${VIRTUAL_ENV:-} == "$REPO/.venv" ]] || echo "For the commands of README.md: source .venv/bin/activate"
-  echo "Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
+  run_and_return "${show[@]}"
+  say "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
+  [[ $PYTHON != "$REPO/.venv/"* || ${VIRTUAL_ENV:-} == "$REPO/.venv" ]] || say "For the commands of README.md: source .venv/bin/activate"
+  say "Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine"
 }
 
 read_arguments "$@"

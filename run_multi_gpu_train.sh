@@ -1,7 +1,23 @@
 #!/usr/bin/env bash
+if [ -z "${BASH_VERSION:-}" ]; then                   # started with another shell: sh run_multi_gpu_train.sh
+  command -v bash >/dev/null || { echo "error: $0 needs bash, which was not found: install it" >&2; exit 2; }
+  exec bash -- "$0" "$@"
+fi
+set +o posix                                          # where sh is bash, it is so in its POSIX mode
 set -euo pipefail
+HERE=${BASH_SOURCE[0]}
+while [[ -L $HERE ]]; do                              # started through a link
+  LINK=$(readlink -- "$HERE")
+  [[ $LINK == /* ]] || LINK=$(dirname -- "$HERE")/$LINK
+  HERE=$LINK
+done
+HERE=$(dirname -- "$HERE")
+if [[ ! -f $HERE/scripts/common.sh ]]; then
+  printf 'error: %s is not the folder of histocc: start this script there, or through a link\n' "$HERE" >&2
+  exit 2
+fi
 # shellcheck source=scripts/common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+source "$HERE/scripts/common.sh"
 
 usage() {
   cat <<'EOF'

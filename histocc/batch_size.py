@@ -1,23 +1,19 @@
 """How many observations go through the model at once: `--batch-size auto`, and what to do where they do not fit into memory."""
 
 import argparse
-import re
 import time
 from collections.abc import Callable
 
 import torch
 
 from histocc.distributed import World
+from histocc.machine_errors import is_out_of_memory, memory_in_words
 
 FIRST, GAIN, FULL = 8, 1.05, 0.85     # first size tried; what a larger one must gain on a CPU; share of a GPU's memory that may fill
 
 
 class AutoBatchSize(int):
     """`--batch-size auto`: the script's default, until the run has found its own."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and re.search("can't allocate memory|ALLOC_FAILED", str(error)) is not None)
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
@@ -56,7 +52,7 @@ def _try(run: Callable[[int], None], size: int, device: torch.device, still_to_c
             run(size)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-        except RuntimeError as error:
+        except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return best, False
@@ -71,14 +67,37 @@ def total_batch(args: argparse.Namespace, world: World) -> int:
     return args.global_batch_size or int(args.batch_size) * world.size * args.accumulate_steps
 
 
-def out_of_memory_advice(args: argparse.Namespace, world: World) -> str:
+def _where(world: World) -> str:
+    place = f"GPU {world.local_rank}" if world.device.type == "cuda" else "this machine"
+    return f"{place} (rank {world.rank})"
+
+
+def model_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
+    """What to type where the model itself or its optimizer does not fit, whatever the batch size."""
+    others = ["a smaller --model-size"]
+    if world.size > 1 and args.parallel != "fsdp":
+        others.append(f"--parallel fsdp, with which the {world.size} processes share its weights")
+    elif world.size == 1 and world.device.type == "cuda":
+        others.append("several GPUs with --parallel fsdp")
+    if args.float64:
+        others.append("no --float64")
+    return (f"{_where(world)} has not enough memory for the model itself, whatever the batch size: "
+            f"{memory_in_words(error)}. Take "
+            f"{', or '.join(others)}; --freeze-encoder needs less, too")
+
+
+def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
     """What to type so that a run that did not fit into memory does, with the same total batch and so the same result."""
     rows, total = int(args.batch_size), total_batch(args, world)
     smaller = rows // 2
-    where = f"GPU {world.local_rank} (rank {world.rank})" if world.device.type == "cuda" else f"the memory of this machine (rank {world.rank})"
     if smaller == 0:
-        return f"{where} is too small for one observation of this model: take a smaller --model-size or --max-len, or --bf16"
+        return (f"{memory_in_words(error)}, on {_where(world)}, with one observation at once: take a "
+                f"smaller --model-size or --max-len, "
+                "or --bf16")
     same = (f"--accumulate-steps {args.accumulate_steps * 2}" if args.global_batch_size is None and rows % 2 == 0
             else f"--global-batch-size {total}")
-    return (f"out of memory on {where} with --batch-size {rows}. Give --batch-size {smaller} {same}: the total batch stays {total}, and so "
-            "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then goes on from the last checkpoint")
+    return (f"{memory_in_words(error)}, on {_where(world)} with --batch-size {rows}. Give --batch-size "
+            f"{smaller} {same}: the total batch stays {total}, and so "
+            "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then "
+            "goes on from the last checkpoint. "
+            "Where no batch size fits, the model is too large: a smaller --model-size, or --parallel fsdp")

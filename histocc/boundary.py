@@ -16,6 +16,8 @@ from histocc.profiling import phase
 
 
 GPU_LOOKS_EVERY = 10          # steps
+MOST_NOT_FINITE = 2           # validations in a row without a finite loss, that end the run
+IN_DOUBT = 2                  # steps in a row without a finite gradient: one may be due to a damaged row
 
 
 class Meter:
@@ -97,20 +99,26 @@ class Meter:
 class Boundary:
     """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
 
-    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
+    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise. Where
+    `save` also has `say(text)` and `newest_until(step)`, as that of `histocc.saver`, they are used on rank 0.
+    val_not_finite: validations in a row without a finite loss; finite_step: that of the last one with a finite loss.
+
+    Raises TrainingError for a run that has diverged.
     """
 
     def __init__(self, world: World, meter: Meter, *, log_interval: int | None = 100, eval_interval: int | None = None,
                  save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
                  evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
                  log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
-                 best_val_loss: float | None = None, bad_in_row: int = 0, check_interval: int | None = None,
+                 best_val_loss: float | None = None, bad_in_row: int = 0, val_not_finite: int = 0,
+                 finite_step: int | None = None, check_interval: int | None = None,
                  checksum: Callable[[], int] | None = None, started: tuple[int, float] | None = None):
         self.world, self.meter = world, meter
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
         self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
         self.best_val_loss, self.best_before, self.bad_in_row, self.worst_in_row = best_val_loss, best_val_loss, bad_in_row, 0
+        self.val_not_finite, self.finite_step = val_not_finite, finite_step
         self.check_interval, self.checksum = check_interval, checksum
         self.validated = started or (0, time.perf_counter())                     # step and end of the last validation, or start
         self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
@@ -133,12 +141,22 @@ class Boundary:
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
                 return
             row |= found
+            if evaluates:
+                self._note(step, row["val_loss"])
             if evaluates and self._is_best(row["val_loss"]):
                 names.append("best.bin")
             if self.log is not None:
                 self.log(row)
+        if evaluates and self.val_not_finite >= (1 if last else MOST_NOT_FINITE):
+            self._raise_diverged(step, row["val_loss"])
         if names or last:
-            self._save(step, [*names, *(["last.bin"] if last or names != ["best.bin"] else [])])
+            names += ["last.bin"] if last or names != ["best.bin"] else []
+            doubt = "" if evaluates and not self.val_not_finite else self._doubt()
+            if not doubt or last:
+                self._save(step, names)
+            if doubt:
+                self._say(f"WARNING: step {step:,}: {', '.join(names)} "
+                          f"{'may be of no use' if last else 'not written'}: {doubt}")
         if names or evaluates:
             self.meter.restart_clock()               # evaluating and saving are not training time
 
@@ -160,10 +178,47 @@ class Boundary:
         """Whether no checkpoint that was written has a lower loss. All ranks."""
         if self.world.gather(getattr(self.save, "lost_best", False))[0]:
             self.best_val_loss, self.save.lost_best = self.best_before, False
+        if not math.isfinite(val_loss):
+            return False
         if self.best_val_loss is not None and math.isfinite(self.best_val_loss) and not val_loss < self.best_val_loss:
             return False
         self.best_before, self.best_val_loss = self.best_val_loss, val_loss
         return True
+
+    def _note(self, step: int, val_loss: float) -> None:
+        """Counts validations in a row without a finite loss. The loss is that of all ranks: so is the count."""
+        if math.isfinite(val_loss):
+            self.val_not_finite, self.finite_step = 0, step
+        else:
+            self.val_not_finite += 1
+
+    def _doubt(self) -> str:
+        """What speaks against weights that would take the place of earlier ones; "" where nothing does."""
+        if self.val_not_finite:
+            return "the loss of the last validation was not finite"
+        bad = int(self.bad_in_row)
+        return f"the last {bad} steps had no finite gradient" if bad >= IN_DOUBT else ""
+
+    def _raise_diverged(self, step: int, val_loss: float) -> None:
+        """All ranks. Raises TrainingError."""
+        count = self.val_not_finite
+        where = f"{count} validations in a row" if count > 1 else "the last validation"
+        raise TrainingError(f"step {step:,}: the loss is {val_loss:g} in {where}: the run has diverged. "
+                            f"{self._way_back(self.finite_step)}")
+
+    def _way_back(self, step: int | None) -> str:
+        """From where to start again: the newest checkpoint of `step` or of one before. All ranks."""
+        find = getattr(self.save, "newest_until", None)
+        found = self.world.gather(find(step) if find and step is not None and self.world.is_main else None)[0]
+        remedy = "a lower --learning-rate (a third), or more --warmup-pct; with --fp16, --bf16 instead"
+        if found:
+            return (f"The last checkpoint that is known to be good is {found[0]}, of step {found[1]:,}. "
+                    f"Give it as --initial-checkpoint, with "
+                    f"another --save-path and {remedy}. Where that does not help, look for damaged rows in "
+                    f"the data.")
+        return (f"No checkpoint is known to be good. Start over: --overwrite and {remedy}. Where that does "
+                f"not help, look for damaged rows in "
+                "the data, or weights in --initial-checkpoint.")
 
     def _check_replicas(self, step: int) -> None:
         """All ranks take the same steps from the same weights, so these are equal to the bit. Raises TrainingError."""
@@ -179,9 +234,11 @@ class Boundary:
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
         if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
-            raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} steps in a row (--max-bad-steps). They "
-                                "changed nothing, and checkpoints are whole. Lower --learning-rate, or look for damaged "
-                                "weights or data.")
+            good = max(step - int(self.bad_in_row) - 1,
+                       self.finite_step or 0)   # after so many steps, a gradient or a loss was finite
+            raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} "
+                                f"steps in a row (--max-bad-steps), "
+                                f"which changed nothing. {self._way_back(good)}")
 
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
@@ -192,14 +249,23 @@ class Boundary:
             return
         running = self.world.gather(self.meter.state())
         self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss,
-                                "bad_in_row": int(self.bad_in_row), "unfinished": self.unfinished})
+                                "bad_in_row": int(self.bad_in_row), "val_not_finite": self.val_not_finite,
+                                "finite_step": self.finite_step,
+                                "unfinished": self.unfinished})
+
+    def _say(self, text: str) -> None:
+        if self.world.is_main and hasattr(self.save, "say"):
+            self.save.say(text)
 
 
 class StopPoll:
-    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective; None: never."""
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective; None: never.
+
+    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to stop.
+    """
 
     def __init__(self, asked: Callable[[], bool] | None):
-        self.asked, self.agreed = asked, False
+        self.asked, self.agreed, self.asked_by_loader = asked, False, False
 
     def __call__(self) -> bool:
         with phase("asking to stop"):

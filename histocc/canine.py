@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc import encoder_sizes
 from histocc.layers import Dropout, attend, project_together, whole_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -25,7 +26,7 @@ ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), 
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
 
-    Dropouts are probabilities 0…1. Raises ValueError for sizes that do not go together.
+    Dropouts are probabilities 0…1. Raises ValueError for values of another kind, out of range, or that do not go together.
     """
 
     hidden_size: int = 768
@@ -46,13 +47,10 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self):
-        for parts in ("num_attention_heads", "num_hash_functions"):
-            if self.hidden_size % getattr(self, parts):
-                raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {parts} {getattr(self, parts)}")
-        if self.num_hash_functions > len(PRIMES):
-            raise ValueError(f"num_hash_functions {self.num_hash_functions} is more than {len(PRIMES)}")
+        if wrong := encoder_sizes.problem(asdict(self)):
+            raise ValueError(str(wrong))
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"hidden_act: found {self.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict:
         """All fields as a dict of plain Python types."""

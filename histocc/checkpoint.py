@@ -2,10 +2,10 @@
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`, `step` and
 `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`, `args`, `rng` and
-`position` make it enough to predict with, and to go on from, without any other file.
+`position` make it enough to predict with, and to go on from, without any other file. `checksums` are those of all other
+entries: what was changed after the file was written is noticed when it is read.
 """
 
-import contextlib
 import importlib
 import os
 import pickle
@@ -18,15 +18,16 @@ from typing import Any
 import torch
 
 from histocc.errors import UserError
-from histocc.prepared_folder import sync
+from histocc.file_sums import SUMS, with_sums, without_sums
+from histocc.machine_errors import as_user_error
+from histocc.outputs import LIST, OwnFiles, kind_of, write_atomic
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
-_CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
-_LEFTOVER = re.compile(rf"({_CHECKPOINT.pattern}|args\.json|curves\.png)\.tmp\d+|(logs\.csv|status\.json)\.tmp|\..*\.new")
-_OWN_FILE = re.compile(rf"{_CHECKPOINT.pattern}(\.tmp\d+)?|logs\.csv|status\.json|args\.json|curves\.png")
+CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
+_LEFTOVER = re.compile(r"(.+)\.tmp\d*")
 
 
 def to_cpu(value: Any, copy: bool = False) -> Any:
@@ -40,61 +41,34 @@ def to_cpu(value: Any, copy: bool = False) -> Any:
     return value
 
 
-def _temporary(path: str) -> str:
-    """A free name beside `path`. What a killed process of the same number left there may be a link to another
-    checkpoint: it is removed, never written to."""
-    temporary = f"{path}.tmp{os.getpid()}"
-    if os.path.lexists(temporary):
-        os.remove(temporary)
-    return temporary
-
-
-def write_atomic(path: str, write) -> None:
-    """Calls `write(file)` on a temporary binary file beside `path`, syncs it and renames it: never half a file."""
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
-    sync(os.path.dirname(path) or ".")
-
-
-def link_atomic(source: str, path: str) -> None:
-    """`path` becomes the same file as `source`: a hard link where the file system can, else a copy."""
-    temporary = _temporary(path)
-    try:
-        os.link(source, temporary)
-    except OSError:
-        with open(source, "rb") as original:
-            write_atomic(path, lambda file: file.write(original.read()))
-        return
-    os.replace(temporary, path)
-    sync(os.path.dirname(path) or ".")
-
-
-def save(folder: str, names: list[str], state: dict) -> None:
-    """Writes `state` once and gives it every name of `names` in `folder`, last.bin first. Rank 0 only. Raises OSError.
-
-    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts read.
-    """
-    state, names = to_cpu(state), sorted(names, key=lambda name: name != LAST)
+def _written(state: dict) -> dict:
+    """What a file of `state` holds: tensors on the CPU, checksums, and the weights by their second name."""
+    state = with_sums(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
     state[SECOND_NAME] = state["model"]
-    first = os.path.join(folder, names[0])
-    write_atomic(first, lambda file: torch.save(state, file))
-    for name in names[1:]:
-        link_atomic(first, os.path.join(folder, name))
+    return state
 
 
-def prune(folder: str, keep: int) -> None:
-    """Removes all but the newest `keep` files `{step}.bin`; other checkpoints are never touched. Rank 0 only."""
-    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, os.listdir(folder)) if match)
-    for step in steps[:max(0, len(steps) - keep)]:
-        os.remove(os.path.join(folder, f"{step}.bin"))
+def save(own: OwnFiles, names: list[str], state: dict) -> dict[str, str]:
+    """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0 only. Raises OSError.
+
+    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts read. Returns the path of
+    each name: another one where a file of that name is not the run's own.
+    """
+    state, names = _written(state), sorted(names, key=lambda name: name != LAST)
+    first = own.write(names[0], lambda file: torch.save(state, file))
+    return {names[0]: first, **{name: own.link(first, name) for name in names[1:]}}
+
+
+def replace(path: str, state: dict) -> None:
+    """Writes a changed checkpoint in the place of the one that it was. Raises OSError."""
+    state = _written(state)
+    write_atomic(path, lambda file: torch.save(state, file))
+
+
+def prune(own: OwnFiles, keep: int) -> None:
+    """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched. Rank 0 only."""
+    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.files) if match)
+    own.remove([f"{step}.bin" for step in steps[:max(0, len(steps) - keep)]])
 
 
 def load(path: str) -> dict:
@@ -110,9 +84,13 @@ def load_plain(path: str) -> dict:
 
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: found a {'folder' if os.path.isdir(path) else 'pipe or device'}, expected a file")
     try:
         if zipfile.is_zipfile(path):                  # torch does not compare the checksums
             with zipfile.ZipFile(path) as archive:
+                if sum(part.file_size for part in archive.infolist()) > os.path.getsize(path):
+                    raise UserError(f"{path}: found compressed parts, expected a file as torch.save writes it")
                 damaged = archive.testzip()
             if damaged:
                 raise UserError(f"{path}: damaged: its part {damaged} has another checksum than when it was written")
@@ -126,12 +104,15 @@ def load_plain(path: str) -> dict:
     except UserError:
         raise
     except Exception as error:                        # a damaged or foreign file makes the reader fail in any way
+        if found := as_user_error(error):             # no memory, too many open files: the file may be good
+            raise found from None
         raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})") from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: is not a checkpoint of histocc: it holds no dict with an entry 'model'")
     if "model" in state:
         state.pop(SECOND_NAME, None)
-    return state
+    newer = type(state.get("format")) is int and state["format"] > FORMAT         # the reader of checkpoints says so
+    return without_sums(path, state) if SUMS in state and not newer else state
 
 
 def _refusal(path: str, error: Exception) -> str:
@@ -157,29 +138,35 @@ def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
 
 def exists_in(folder: str) -> bool:
     """Whether `folder` holds a checkpoint of a run."""
-    return os.path.isdir(folder) and any(map(_CHECKPOINT.fullmatch, os.listdir(folder)))
+    return os.path.isdir(folder) and any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
+
+
+def step_of(path: str) -> int | None:
+    """The step of a checkpoint, without reading its tensors; None where it cannot be read."""
+    if kind_of(path) is not None:
+        return None
+    try:
+        step = torch.load(path, map_location="cpu", mmap=True, weights_only=True)["step"]
+    except Exception:
+        return None
+    return step if type(step) is int else None
 
 
 def newest_first(folder: str) -> list[str]:
-    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the newest file first."""
-    names = [name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name) and name != LAST] if os.path.isdir(folder) else []
-    names.sort(key=lambda name: os.stat(os.path.join(folder, name)).st_mtime_ns, reverse=True)
-    return [os.path.join(folder, name) for name in [LAST, *names]]
+    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the highest step first."""
+    names = [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST] if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names]
+    steps = {path: step_of(path) for path in paths}
+    return [os.path.join(folder, LAST), *sorted(paths, key=lambda path: -1 if steps[path] is None else steps[path], reverse=True)]
 
 
-def remove_leftovers(folder: str) -> None:
-    """Removes what processes that were killed while they wrote have left. Rank 0 only, and only in a folder of its own."""
-    for name in os.listdir(folder):
-        if _LEFTOVER.fullmatch(name):
-            os.remove(os.path.join(folder, name))
-
-
-def clear(folder: str) -> None:
-    """Removes the checkpoints and logs of a run from `folder` (not its prepared data). One process a node."""
-    for name in os.listdir(folder):
-        if _OWN_FILE.fullmatch(name):
-            with contextlib.suppress(FileNotFoundError):             # the leader of another node that sees this folder was first
-                os.remove(os.path.join(folder, name))
+def remove_leftovers(own: OwnFiles) -> None:
+    """Removes what processes that were killed while they wrote the run's files have left. Rank 0 only."""
+    for name in os.listdir(own.folder) if own.files else ():
+        match = _LEFTOVER.fullmatch(name)
+        path = os.path.join(own.folder, name)
+        if match and match[1] in {*own.files, LIST} and os.path.isfile(path) and not os.path.islink(path):
+            os.remove(path)
 
 
 def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:

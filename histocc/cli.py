@@ -9,16 +9,18 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from histocc import __version__
+from histocc import __version__, console, watchdog
 from histocc.arguments import (FLAGS_OF_ONE_SCRIPT, Parser, batch_size, count, count_or_zero, delimiter, flag,  # noqa: F401  used as cli.…
                                make_parser, positive)
 from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact
-from histocc.errors import UserError  # noqa: F401  used as cli.UserError
+from histocc.errors import UserError
 from histocc.heartbeat import say_who_is_missing
+from histocc.machine_errors import as_user_error, in_words
 from histocc.parallel import MODES
 from histocc.stopping import Stopped, stop_request
 from histocc.text_rules import TEXT_RULES
 
+CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0               # for exit functions of libraries, at the end of a run and where it was stopped
 EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}         # flag: package that it needs, and name of the extra
 
 # What a resumed run may change: the rest decides the result and must stay.
@@ -294,6 +296,11 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
 
 def save_path_problem(path: str) -> str | None:
     """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is no name of a folder"
+    before_last = path[:path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
+    if not os.path.isdir(before_last):               # what it leads to can only be known when it is there
+        return f"{path}: {before_last} is no folder; name the folder without '..'"
     there = os.path.abspath(path)
     while not os.path.lexists(there):
         there = os.path.dirname(there)
@@ -303,26 +310,49 @@ def save_path_problem(path: str) -> str | None:
         with tempfile.TemporaryFile(dir=there):
             return None
     except OSError as error:
-        return f"{path}: cannot write there: {error.strerror}"
+        return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"
 
 
-def speak_any_encoding() -> None:
-    """Letters that the terminal does not have become ?, and end nothing."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+def run_command(work: Callable[[], int | None]) -> int:
+    """Runs a command of one process; returns its exit code: what `work` returns or 0, 2 with one message for a user's mistake, 130 after
+    Ctrl-C. Printing never ends it."""
+    with console.opened():
+        try:
+            return work() or 0
+        except Exception as error:
+            known = as_user_error(error) or (UserError(str(error)) if isinstance(error, OSError) else None)
+            if known is None:
+                raise
+            print(f"error: {known}", file=sys.stderr)
+            return 2 if isinstance(known, UserError) else 1
+        except KeyboardInterrupt:
+            return 130
 
 
 def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None = None) -> None:
     """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object that is
     still alive when the interpreter ends can abort the process."""
-    speak_any_encoding()
+    with console.opened():
+        end = False
+        try:
+            code, end = _started(parser, run, argv)
+        except SystemExit as ended:
+            code = ended.code
+        if end or watchdog.libraries and argv is None:           # with arguments of a caller, the process is the caller's
+            end_process(code or 0, 0.0 if watchdog.abandoned else STOP_SECONDS if stop_request() else CLOSE_SECONDS)
+    if code:
+        sys.exit(code)
+
+
+def _started(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None) -> tuple[int, bool]:
+    """(exit code, whether the process must end without the interpreter's own ending)"""
     with errors_end_all_ranks():
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)                              # rank 0 prints it
         args = parser.parse_args(argv)
         stop = stop_request()
         stop.limit(args.stop_after)
+        console.give_up_when(lambda: bool(stop))
         with stop.listening():
             world = init_world(args.distributed, world_size=args.world_size, local_rank=args.local_rank,
                                device=args.device, timeout_minutes=args.timeout_minutes, stop=stop)
@@ -340,8 +370,4 @@ def start(parser: Parser, run: Callable[[argparse.Namespace, World], None], argv
                 raise
             gc.collect()
             close_world(world)
-    code = stop.exit_code if stop.acted else 0
-    if world.backend:
-        end_process(code)
-    if code:
-        sys.exit(code)
+    return stop.exit_code if stop.acted else 0, bool(world.backend)

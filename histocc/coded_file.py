@@ -10,17 +10,18 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from histocc.checkpoint import write_atomic
 from histocc.coder import Coded
 from histocc.errors import UserError
 from histocc.findings import row_writer
+from histocc.input_files import opened
+from histocc.outputs import kind_of, write_atomic
 from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
@@ -28,8 +29,8 @@ ROWS_FOR_LARGER_PARTS = 2_000_000                    # so many rows add a chunk 
 MOST_FREQUENT = 1 << 16                              # texts that are coded once for all parts
 PIECE = 2048                                         # of them at once
 _END = 1 << 16                                       # bytes of the input's begin and end that tell it from others
-SETTINGS, SCAN, LOCK = "settings.json", "scan.json", "run.lock"
-_OWN = re.compile(r"run\.lock|((settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\w*)?")        # names of files in the folder
+SETTINGS, SCAN, LOCK, INPUT = "settings.json", "scan.json", "run.lock", "input"
+_OWN = re.compile(r"run\.lock|(input|(settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\d*)?")       # names of files in the folder
 
 
 @dataclass
@@ -49,9 +50,12 @@ class Scan:
         return -(-len(self.frequent) // PIECE)
 
 
-def fingerprint(path: str) -> dict:
-    """What tells an input file from another, or from itself after a change: size, time of change, hash of its begin and end."""
+def fingerprint(path: str, copied: bool = False) -> dict:
+    """What tells an input file from another, or from itself after a change: size, time of change, hash of its begin and end; of what was
+    `copied` out of a pipe, the hash of all."""
     found = os.stat(path)
+    if copied:
+        return {"size": found.st_size, "hash": file_hash(path)}
     with open(path, "rb") as file:
         begin = file.read(_END)
         file.seek(max(0, found.st_size - _END))
@@ -72,21 +76,53 @@ class CodedFile:
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
+    def _seal(self, name: str, text: str) -> str:
+        """Tells a file of this output, under its own name, from all others: a checksum of the settings, the name and the content."""
+        of = "" if name == SETTINGS else json.dumps(self.settings, sort_keys=True)
+        return f"{zlib.crc32(f'{of} {name} {text}'.encode()):08x}"
+
+    def note(self, name: str, value) -> None:
+        """Writes a value into the folder: a line with its seal, and the value as JSON."""
+        text = json.dumps(value)
+        write_atomic(self.path(name), lambda file: file.write(f"{self._seal(name, text)}\n{text}".encode()), follows=False)
+
+    def read(self, name: str):
+        """What `note` has written; None where there is no such file, or it was not written here under this name. Raises UserError for what
+        is no file at all."""
+        if kind := kind_of(self.path(name)):
+            raise UserError(f"{self.path(name)} is {kind}, where a file of the unfinished output would be: move it away")
+        try:
+            with open(self.path(name), encoding="utf-8") as file:
+                seal, _, text = file.read().partition("\n")
+            return json.loads(text) if seal == self._seal(name, text) else None
+        except (FileNotFoundError, ValueError, RecursionError):
+            return None
+
     def part(self, number: int, ending: str = "csv") -> str:
         return self.path(f"{number:06d}.{ending}")
 
     def is_done(self, number: int) -> bool:
-        return os.path.exists(self.part(number)) and os.path.exists(self.part(number, "json"))
+        """Whether a part is there as it was written, as far as its size shows."""
+        noted = self.read(f"{number:06d}.json")
+        try:
+            return noted is not None and os.path.getsize(self.part(number)) == noted["size"]
+        except OSError:
+            return False
 
     # ---- rank 0 alone
 
+    def refuse_others(self) -> None:
+        """Raises UserError where the folder holds something and was not made for an output: names alone are no proof."""
+        if not os.path.isdir(self.folder) or self.read(SETTINGS) is not None:
+            return
+        others = [name for name in sorted(os.listdir(self.folder)) if name != LOCK and not re.fullmatch(r"settings\.json\.tmp\d+", name)]
+        if others:
+            raise UserError(f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of them: choose another --output")
+
     def begin(self, overwrite: bool) -> bool:
         """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was one. Raises UserError where that had other
-        settings, unless `overwrite`, which removes it, and where the folder is somebody else's."""
-        before = read_json(self.path(SETTINGS))
-        others = [name for name in sorted(os.listdir(self.folder)) if not _OWN.fullmatch(name)]
-        if before is None and others:
-            raise UserError(f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of them: choose another --output")
+        settings, unless `overwrite`, which removes it. `refuse_others` has looked whose the folder is."""
+        before = self.read(SETTINGS)
         if before is not None and before != self.settings:
             if not overwrite:
                 differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
@@ -94,21 +130,21 @@ class CodedFile:
                                 "that command to go on with it, or start anew with --overwrite")
         if before == self.settings:
             return True
-        self.clear()                                 # what a process left that was killed at its begin, too
-        write_json(self.path(SETTINGS), self.settings)
+        self.clear((LOCK, INPUT))                    # what a process left that was killed at its begin, too
+        self.note(SETTINGS, self.settings)
         return False
 
-    def clear(self) -> None:
+    def clear(self, but: tuple[str, ...] = (LOCK,)) -> None:
         """Removes what is its own but the lock, which the caller holds."""
         for name in os.listdir(self.folder):
-            if name != LOCK and _OWN.fullmatch(name):
+            if name not in but and _OWN.fullmatch(name):
                 os.remove(self.path(name))
 
     def scan(self, path: str, delimiter: str | None, columns: list[str], clean: Callable[[str], str], known: Callable[[str], str],
              frequent: bool, check: Callable[[], None]) -> None:
         """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where there is one; clean, known: what
         the model reads of these."""
-        if os.path.exists(self.path(SCAN)):
+        if self.read(SCAN) is not None:
             return
         encoding = None if is_parquet(path) else detect_encoding(path)
         counts: Counter = Counter()
@@ -126,45 +162,54 @@ class CodedFile:
         of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
         parts = -(-chunks // of_part)
         often = [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0].strip()] if parts > 1 else []
-        write_json(self.path(SCAN), {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often})
+        self.note(SCAN, {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often})
 
-    def join(self, header: list[str], parts: int) -> dict:
-        """Puts the parts together into the output. Returns their counts, summed. The rows that could not be read are listed
-        beside the output. Raises UserError where a part is missing."""
+    def join(self, header: list[str], parts: int, rows: int, overwrite: bool) -> dict:
+        """Puts the parts together into the output. Returns their counts, summed, and the paths of the output and of the list of rows that
+        could not be read: others than asked for where somebody has made such files meanwhile, unless `overwrite`. Raises UserError where a
+        part is missing or damaged."""
         missing = [number for number in range(parts) if not self.is_done(number)]
         if missing:
-            raise UserError(f"{self.part(missing[0])} was there and is missing: the same command codes it again")
+            raise UserError(f"{self.part(missing[0])} was there and is missing or damaged: the same command codes it again")
         total: Counter = Counter()
         languages: Counter = Counter()
         for number in range(parts):
-            noted = read_json(self.part(number, "json"))
+            noted = self.read(f"{number:06d}.json")
+            for name in ("size", "checksum"):
+                noted.pop(name)
             total["faults"] += len(noted.pop("faults"))
             languages.update(noted.pop("unknown_languages"))
             total.update(noted)
+        if total["rows"] != rows:
+            raise UserError(f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start anew with --overwrite")
 
         def write(file) -> None:
             file.write(csv_text([header]))
             for number in range(parts):
-                with open(self.part(number), "rb") as part:
-                    shutil.copyfileobj(part, file)
+                with opened(self.part(number)) as part:
+                    content = part.read()
+                if zlib.crc32(content) != self.read(f"{number:06d}.json")["checksum"]:
+                    os.remove(self.part(number))
+                    raise UserError(f"{self.part(number)} is not as it was written: the same command codes it again")
+                file.write(content)
 
         def list_faults(file) -> None:
             file.write(csv_text([["line", "kind", "reason"]]))
             for number in range(parts):
-                file.write(csv_text(read_json(self.part(number, "json"))["faults"]))
-        write_atomic(self.output, write)             # the parts stay until the caller clears them
+                file.write(csv_text(self.read(f"{number:06d}.json")["faults"]))
+        output = write_atomic(self.output, write, lambda path: overwrite)              # the parts stay until the caller clears them
         rejected = self.output + ".rejected.csv"
         if total["faults"]:
-            write_atomic(rejected, list_faults)
-        elif os.path.exists(rejected):
+            rejected = write_atomic(rejected, list_faults, lambda path: overwrite)
+        elif overwrite and os.path.isfile(rejected):
             os.remove(rejected)                      # of the output that was there before
-        return {**total, "faults": total["faults"], "unknown": total["unknown"], "rejected": rejected,
+        return {**total, "faults": total["faults"], "unknown": total["unknown"], "rejected": rejected, "output": output,
                 "unknown_languages": dict(languages.most_common(10))}
 
     # ---- every rank
 
     def open_scan(self) -> Scan:
-        found = read_json(self.path(SCAN))
+        found = self.read(SCAN)
         if found is None:
             raise UserError(f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder that they share")
         return Scan(**{**found, "frequent": [tuple(pair) for pair in found["frequent"]]})
@@ -182,21 +227,22 @@ class CodedFile:
             yield number, held
 
     def write_part(self, number: int, rows: list[list[str]], noted: dict) -> None:
-        write_json(self.part(number, "json"), noted)
-        write_atomic(self.part(number), lambda file: file.write(csv_text(rows)))         # written last: it says that the part is done
+        content = csv_text(rows)
+        self.note(f"{number:06d}.json", {**noted, "size": len(content), "checksum": zlib.crc32(content)})
+        write_atomic(self.part(number), lambda file: file.write(content))                # written last: it says that the part is done
 
     def code_frequent(self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]) -> None:
         """Codes this rank's pieces of the frequent texts, as far as they are not there."""
         for number, start in enumerate(range(0, len(scan.frequent), PIECE)):
-            if mine(number) and not os.path.exists(self.path(f"frequent{number}.json")):
+            if mine(number) and self.read(f"frequent{number}.json") is None:
                 texts, languages = zip(*scan.frequent[start:start + PIECE])
-                write_json(self.path(f"frequent{number}.json"), code(list(texts), list(languages)))
+                self.note(f"frequent{number}.json", code(list(texts), list(languages)))
 
     def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
         """The frequent texts with what they got. Raises UserError where a piece is missing."""
-        pieces = [read_json(self.path(f"frequent{number}.json")) for number in range(scan.pieces)]
+        pieces = [self.read(f"frequent{number}.json") for number in range(scan.pieces)]
         if None in pieces:
-            raise UserError(f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing: the same command makes it again")
+            raise UserError(f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing or damaged: the same command makes it again")
         return {key: Coded(*coded) for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)}
 
 
@@ -235,16 +281,3 @@ def csv_text(rows: list[list]) -> bytes:
     for row in rows:
         write(row)
     return out.getvalue().encode()
-
-
-def read_json(path: str):
-    """None where there is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        return None
-
-
-def write_json(path: str, value) -> None:
-    write_atomic(path, lambda file: file.write(json.dumps(value).encode()))

@@ -1,5 +1,6 @@
 """Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -42,6 +43,21 @@ class Coded(NamedTuple):
 NOTHING = Coded([], [], None)
 
 
+def never_stop() -> None:
+    pass
+
+
+def on_cpu(model: torch.nn.Module) -> torch.nn.Module:
+    """The model where all of it is on the CPU, else a copy there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return model
+    there = {id(tensor): tensor.detach().cpu() for tensor in tensors}
+    for each in model.parameters():
+        there[id(each)] = torch.nn.Parameter(there[id(each)], each.requires_grad)
+    return copy.deepcopy(model, there)               # which takes these in place of the model's own tensors
+
+
 class Coder:
     """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them; batch_size: texts at once; check:
     called between batches, may raise to stop.
@@ -51,7 +67,7 @@ class Coder:
     """
 
     def __init__(self, model: torch.nn.Module, formatter, state: dict, *, batch_size: int = 256, precision: Precision | None = None,
-                 check: Callable[[], None] = lambda: None):
+                 check: Callable[[], None] = never_stop):
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
         self.precision = precision or Precision("float32")
         self.model.to(self.precision.dtype)
@@ -67,6 +83,17 @@ class Coder:
         self._width = None if model.memory_mask else self.max_len
         self._search: CodeSearch | None = None
         self._code_of: dict[tuple, str] = {}
+
+    def __getstate__(self) -> dict:
+        """For pickle and copy: the weights on the CPU, and nothing that is worked out from them."""
+        on_the_cpu = {"model": on_cpu(self.model), "device": torch.device("cpu")}
+        return {**vars(self), **on_the_cpu, "_search": None, "_code_of": {}}
+
+    def to(self, device: torch.device) -> "Coder":
+        """This coder with its model on `device`, in place."""
+        self.model.to(device)
+        self.device, self._search = device, None
+        return self
 
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
@@ -155,10 +182,10 @@ class Coder:
 
     def _in_batches(self, rows: list[tuple[str, str]], batch: Callable) -> list:
         order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
-        results = [None] * len(rows)
-        for start in range(0, len(rows), self.batch_size):
+        results, size = [None] * len(rows), self.batch_size          # the latter may be set by another thread
+        for start in range(0, len(rows), size):
             self.check()
-            part = order[start:start + self.batch_size]
+            part = order[start:start + size]
             texts, languages = zip(*(rows[i] for i in part))
             ids, mask = (torch.from_numpy(array).to(self.device) for array in encode(texts, languages, self.max_len, self._width))
             with self.precision.autocast():

@@ -2,14 +2,15 @@
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from histocc.arrays import PreparedData, RowSet
 from histocc.augment import Augmenter, noise_characters
 from histocc.descriptions import Descriptions
+from histocc.distributed import World
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
+from histocc.loading import Loader
 from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
-from histocc.stopping import leave_to_parent
 from histocc.text import SEP_ID, UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
 
 
@@ -113,14 +114,14 @@ class MicroBatches(Dataset):
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
-    Keyword arguments go to torch's DataLoader (num_workers, prefetch_factor, pin_memory, persistent_workers).
+    world: whose limit and signals end a wait for loading processes. Keyword arguments go to torch's DataLoader (num_workers,
+    prefetch_factor, pin_memory, persistent_workers).
     """
 
-    def __init__(self, dataset: MicroBatches, **loader_arguments):
-        self.dataset, self.plan = dataset, dataset.plan
+    def __init__(self, dataset: MicroBatches, world: World | None = None, **loader_arguments):
+        self.dataset, self.plan, world = dataset, dataset.plan, world or World()
         self.sampler = BatchSampler(self.plan)
-        self.loader = DataLoader(dataset, batch_size=None, sampler=self.sampler, generator=torch.Generator(),
-                                 worker_init_fn=leave_to_parent, **loader_arguments)
+        self.loader = Loader(dataset, self.sampler, world.patience, world.stop, world.size == 1, **loader_arguments)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""

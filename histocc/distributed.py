@@ -1,18 +1,19 @@
 """The processes of a run: who this process is, and everything the processes say to each other outside DDP and FSDP.
 
-This is the only module that reads RANK, LOCAL_RANK and WORLD_SIZE, and the only one that calls a collective.
+This is the only module that calls a collective; `launcher` alone reads RANK, LOCAL_RANK and WORLD_SIZE.
 All of it works in one process too, where it costs nothing.
 """
 
 import atexit
 import contextlib
-import ctypes
 import json
+import math
+import multiprocessing
 import os
 import re
 import signal
-import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -23,15 +24,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from histocc import machine_errors
 from histocc.devices import check_one_process_per_gpu, choose_device
 from histocc.errors import TrainingError, UserError
 from histocc.heartbeat import Heartbeat, end_without
+from histocc.launcher import is_first_of_machine, is_first_rank, launcher_environment, own_mistake, processes_here  # noqa: F401
 from histocc.stopping import Stopped, StopRequest
+from histocc.watchdog import die_with_launcher, limited
 
 LEAST_TORCH = (2, 10)
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 POLL_SECONDS = 0.1            # how often a waiting rank looks at the store
+LOOKS_PER_BEAT = 20           # … and, of these, how often at the heartbeat of the one that it waits for
 PEER_PATIENCE_SECONDS = 20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
+JOINING_SECONDS = 5.0         # torch's own limits come first: they say more
+NOT_MET = "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port through."
 HEARD_PATIENCE_SECONDS = 2.0  # the same where rank 0 itself has found it
 
 
@@ -50,6 +56,7 @@ class World:
     control: Any = field(default=None, repr=False, compare=False)                # a group of CPU tensors; None: the default one
     stop: StopRequest = field(default_factory=StopRequest, repr=False, compare=False)
     heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
+    patience: float = field(default=math.inf, repr=False, compare=False)         # seconds that others wait for a silent rank
 
     @property
     def is_main(self) -> bool:
@@ -166,7 +173,7 @@ class World:
                 self.store.set(f"{key}/{self.rank}", json.dumps(answer))
                 if "failed" in answer:               # an exception of another kind passes through
                     self._leave_together(key + "/seen")
-        answers = [self._answer(f"{key}/{leader}") for leader in leaders]
+        answers = [self._answer(f"{key}/{leader}", leader) for leader in leaders]
         if all("result" in answer for answer in answers):
             return [answer["result"] for answer in answers]
         self._leave_together(key + "/seen")
@@ -179,10 +186,20 @@ class World:
         error.heard_from_main = True
         raise error
 
-    def _answer(self, key: str) -> dict:
+    def _answer(self, key: str, leader: int) -> dict:
+        """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for as long as it beats."""
+        looks, beat, since = 0, None, time.monotonic()
         while not self.store.check([key]):
             if self.stop:                            # only one rank may have got the signal: tell who works
                 self.store.set("histocc/stop", "1")
+            if looks % LOOKS_PER_BEAT == 0 and self.heartbeat is not None and (now := self.heartbeat.of(leader)) != beat:
+                beat, since = now, time.monotonic()
+            elif time.monotonic() - since > self.patience:
+                error = TrainingError(f"rank {leader} has given no sign of life for {time.monotonic() - since:,.0f} s (--timeout-minutes); "
+                                      f"last reported activity: {Heartbeat.last_words({0: beat or 'nothing'})[0]}")
+                error.said_by_all = True
+                raise error
+            looks += 1
             time.sleep(POLL_SECONDS)
         return json.loads(self.store.get(key))
 
@@ -200,44 +217,6 @@ class World:
             time.sleep(POLL_SECONDS)
 
 
-def launcher_environment(distributed: bool, world_size: int | None, local_rank: int | None) -> tuple[int, int, int]:
-    """(rank, local rank, world size) from the launcher's variables and the flags that must agree with them.
-
-    Raises UserError where they are missing, incomplete or contradict each other.
-    """
-    values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
-    local_rank = None if local_rank == -1 else local_rank         # so scripts for the older launcher say that there is none
-    if "LOCAL_RANK" not in values and local_rank is not None and values:
-        values["LOCAL_RANK"] = str(local_rank)       # launchers from before torchrun pass it as a flag alone
-    if not values:
-        if distributed:
-            raise UserError(
-                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it with\n"
-                f"  torchrun --nproc_per_node=2 {os.path.basename(sys.argv[0]) or 'finetune.py'} --distributed …\n"
-                "or leave --distributed out to run in one process.")
-        if world_size not in (None, 1):
-            raise UserError(f"--world-size {world_size} needs a launcher that starts {world_size} processes: "
-                            f"torchrun --nproc_per_node={world_size} …")
-        return 0, 0, 1
-    missing = [name for name in LAUNCHER_VARIABLES if name not in values]
-    if missing:
-        raise UserError(f"{', '.join(missing)} not set, but {', '.join(values)} is. A launcher such as torchrun sets "
-                        "all three; unset them to run in one process.")
-    try:
-        rank, local, size = (int(values[name]) for name in LAUNCHER_VARIABLES)
-    except ValueError:
-        raise UserError("RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers; they are "
-                        + ", ".join(f"{k}={v!r}" for k, v in values.items())) from None
-    if world_size is not None and world_size != size:
-        raise UserError(f"--world-size {world_size} contradicts WORLD_SIZE={size} of the launcher. "
-                        "Leave --world-size out, or start that many processes.")
-    if local_rank is not None and local_rank != local:
-        raise UserError(f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank out.")
-    if not 0 <= rank < size or not 0 <= local < size:
-        raise UserError(f"RANK={rank} and LOCAL_RANK={local} do not fit WORLD_SIZE={size}.")
-    return rank, local, size
-
-
 def init_world(distributed: bool = False, *, world_size: int | None = None, local_rank: int | None = None,
                device: str = "auto", timeout_minutes: float = 30.0, stop: StopRequest | None = None) -> World:
     """Reads the launcher's variables and joins the other processes. All ranks.
@@ -249,29 +228,39 @@ def init_world(distributed: bool = False, *, world_size: int | None = None, loca
                         "code by a file of weights): pip install 'torch>=2.10' in a new environment")
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
     launcher = die_with_launcher()
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
+    local_size = processes_here(local)
     chosen = choose_device(device, local, local_size)
     stop = StopRequest() if stop is None else stop   # an open request is false
     if size == 1 and not distributed:
-        return World(device=chosen, stop=stop)
+        return World(device=chosen, stop=stop, patience=60 * timeout_minutes)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     timeout = timedelta(minutes=timeout_minutes)
-    try:
-        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-    except (ValueError, RuntimeError) as error:       # MASTER_ADDR missing, port in use, host not reached
-        raise not_met(rank, error) from None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
-    store = dist.PrefixStore(f"attempt_{attempt}", store)         # the launcher's store still holds what the dead wrote
-    own_store = dist.PrefixStore("histocc", store)
-    if backend == "nccl":                             # before NCCL itself meets two processes on one GPU
-        check_one_process_per_gpu(own_store, rank, local, local_size)
-    dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
-                            timeout=timeout, device_id=chosen if backend == "nccl" else None)
-    control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-    world = World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size))
+    with limited(60 * timeout_minutes + JOINING_SECONDS, stop, f"rank {rank}: the other processes, at MASTER_ADDR="
+                 f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}", NOT_MET):
+        try:
+            store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
+            store = dist.PrefixStore(f"attempt_{attempt}", store)     # the launcher's store still holds what the dead wrote
+            own_store = dist.PrefixStore("histocc", store)
+            check_rank_is_single(own_store, rank)
+            if backend == "nccl":                     # before NCCL itself meets two processes on one GPU
+                check_one_process_per_gpu(own_store, rank, local, local_size)
+            dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=size,
+                                    timeout=timeout, device_id=chosen if backend == "nccl" else None)
+            control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+        except (ValueError, RuntimeError) as error:   # MASTER_ADDR missing, port in use, host not reached, a peer that never came
+            raise not_met(rank, error) from None
+    world = World(rank, local, size, local_size, chosen, backend, launcher, own_store, control, stop, Heartbeat(own_store, rank, size),
+                  60 * timeout_minutes)
     if backend == "nccl":                             # a host that waits for its device, which waits for a dead peer, sees no exception
         world.heartbeat.watch(lambda silent, doing: end_without(world.heartbeat, silent, doing, "it gives no sign of life"))
     return world
+
+
+def check_rank_is_single(store: Any, rank: int) -> None:
+    """Raises UserError where another process of the job has the same RANK. torchrun gives each once, and its store outlives attempts."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ and store.add(f"joined/{rank}", 1) > 1:
+        raise own_mistake(f"RANK={rank} was given to two processes of this job: each needs its own, from 0 to WORLD_SIZE - 1")
 
 
 def torch_is_too_old() -> bool:
@@ -280,32 +269,10 @@ def torch_is_too_old() -> bool:
 
 def not_met(rank: int, error: Exception) -> UserError:
     """Said by the process itself: the others are out of reach."""
-    said = UserError(f"Rank {rank} could not meet the other processes at MASTER_ADDR={os.environ.get('MASTER_ADDR')}, "
+    return own_mistake(f"Rank {rank} could not meet the other processes at MASTER_ADDR={os.environ.get('MASTER_ADDR')}, "
                      f"MASTER_PORT={os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n"
-                     + ("  Another program has this port: choose another MASTER_PORT, the same on all machines." if "EADDRINUSE" in str(error) else
-                        "  Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port through."))
-    said.said_by_all = True
-    return said
-
-
-def die_with_launcher() -> str:
-    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal then.
-
-    Returns what tells that agent from every other process there ever was: its host, number and start; "" without torchrun.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return ""
-    parent = os.getppid()
-    agent = f"{socket.gethostname()} {parent}"
-    try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
-        with open(f"/proc/{parent}/stat", encoding="utf-8") as file:
-            agent += " " + file.read().rpartition(")")[2].split()[19]
-    except (OSError, AttributeError, IndexError):
-        return agent                                 # another system
-    if os.getppid() != parent or parent == 1:        # it died before the call
-        os._exit(1)
-    return agent
+                       + ("  Another program has this port, or a second process RANK=0: choose another MASTER_PORT, the same on all machines."
+                          if "EADDRINUSE" in str(error) else f"  {NOT_MET}"))
 
 
 def close_world(world: World) -> None:
@@ -322,26 +289,22 @@ def lost_contact(error: BaseException) -> bool:
         r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", str(error), re.IGNORECASE) is not None)
 
 
-def end_process(code: int) -> None:
+def end_process(code: int, exit_seconds: float = 30.0) -> None:
     """Ends a process that has done its work and left its process group. Does not return.
 
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when a thread of the
-    backend asks for the interpreter while that is being taken apart.
+    backend asks for the interpreter while that is being taken apart; and it waits for threads and processes of libraries.
+    exit_seconds: what functions registered with atexit may take; 0: they are not called.
     """
-    atexit._run_exitfuncs()
+    if exit_seconds:
+        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        calls.start()
+        calls.join(exit_seconds)
+    for process in multiprocessing.active_children():
+        process.kill()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def is_first_rank() -> bool:
-    """Whether this process is rank 0 by the launcher's variables, before there is a `World`."""
-    return os.environ.get("RANK", "0") in ("", "0")
-
-
-def is_first_of_machine() -> bool:
-    """Whether the launcher made this process the first on its machine, known before the processes have met."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
@@ -362,19 +325,20 @@ def errors_end_all_ranks():
     """
     try:
         yield
-    except (UserError, TrainingError) as error:
-        code = 2 if isinstance(error, UserError) else 1
-        if is_first_rank() or getattr(error, "said_by_all", False):
-            print(f"error: {error}", file=sys.stderr, flush=True)
+    except (Exception, SystemExit) as error:
+        known = machine_errors.as_user_error(error)              # what is one already, too
+        if known is None:
+            if not dist.is_initialized():
+                raise
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        code = 2 if isinstance(known, UserError) else 1
+        if is_first_rank() or getattr(known, "said_by_all", False):
+            print(f"error: {known}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-            time.sleep(HEARD_PATIENCE_SECONDS if getattr(error, "heard_from_main", False) else PEER_PATIENCE_SECONDS)
+            time.sleep(HEARD_PATIENCE_SECONDS if getattr(known, "heard_from_main", False) else PEER_PATIENCE_SECONDS)
         if dist.is_initialized():
             end_process(code)
         sys.exit(code)
-    except (Exception, SystemExit) as error:
-        if not dist.is_initialized():
-            raise
-        if not isinstance(error, SystemExit):
-            traceback.print_exc()
-        end_process(error.code or 0 if isinstance(error, SystemExit) else 1)

@@ -22,7 +22,7 @@ from dataclasses import asdict
 
 import torch
 
-from histocc import __version__, cli
+from histocc import __version__, cli, console
 from histocc import seq2seq_mixer_engine as engine
 from histocc.distributed import World, close_world, end_process, init_world, is_first_of_machine, is_first_rank, launcher_environment, lost_contact
 from histocc.errors import TrainingError, UserError
@@ -217,7 +217,12 @@ def get_args_parser() -> cli.Parser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    cli.speak_any_encoding()
+    with console.opened():
+        run(argv)
+
+
+def run(argv: list[str] | None) -> None:
+    """Does not return."""
     try:
         args = get_args_parser().parse_args(argv)
     except UserError as error:

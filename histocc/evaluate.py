@@ -6,21 +6,26 @@ Writes report.md, report.json, rejected_rows.csv and, where matplotlib is, pictu
 evaluation, so losses and accuracies are those that training would log on the same rows.
 """
 
+from histocc import stopping
+
+if __name__ == "__main__":
+    stopping.start_listening()                       # from here on a signal is heard, though importing torch takes seconds
+
 import argparse
 import contextlib
 import json
 import os
-import shutil
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import numpy as np
 import torch
 
-from histocc import checkpoint, cli, job, model_io, prepare, report_text, tables
+from histocc import checkpoint, checksums, cli, job, model_io, outputs, prepare, report_text, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData, RowSet
 from histocc.boundary import StopPoll
-from histocc.checkpoint import exists_in, write_atomic
+from histocc.checkpoint import exists_in
 from histocc.data_report import report_lines
 from histocc.data_settings import PrepareSettings, file_problems
 from histocc.dataset import BatchLoader, MicroBatches
@@ -33,8 +38,9 @@ from histocc.job_data import on_every_node
 from histocc.outcomes import RANKED, Outcomes
 from histocc.precision import Precision
 from histocc.prepared_folder import is_whole
-from histocc.published import KINDS, SETTINGS, Given
+from histocc.published import KINDS, SETTINGS, Given, files_of
 from histocc.report import decoders_report
+from histocc.run_lock import run_lock
 from histocc.run_log import COLUMNS
 from histocc.sampler import BatchPlan
 from histocc.search import CodeSearch, CodeTree
@@ -126,34 +132,37 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
     return settings
 
 
-def output_problem(folder: str, data: list[str], overwrite: bool) -> str | None:
-    """Why no report can be written into `folder`, or None."""
-    inside = [path for path in data if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(folder)]
+def output_problem(args: argparse.Namespace, file: str) -> str | None:
+    """Why no report can be written into the folder of --output, or None. file: of the weights."""
+    folder = args.output
+    inside = [path for path in args.data if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(folder)]
     if exists_in(folder) or inside:
         return f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its own for the report"
-    there = [name for name in OWN_FILES if os.path.lexists(os.path.join(folder, name))]
-    if there and not overwrite:
-        return f"{os.path.join(folder, there[0])} exists; --overwrite replaces it, --output names another folder"
-    return cli.save_path_problem(folder)
+    unwritable = cli.save_path_problem(folder)
+    inputs = dict.fromkeys(args.data, "a file of the data") | {args.key: "the file of --key", **dict.fromkeys(files_of(file), "the model")}
+    found = [] if unwritable else outputs.problems([os.path.join(folder, name) for name in OWN_FILES], inputs, args.overwrite,
+                                                   remedy="--output names another folder")
+    return unwritable or (found[0] if found else None)
 
 
-def prepared(args: argparse.Namespace, world: World, state: dict, formatter: BlockyFormatter) -> PreparedData:
+def prepared(args: argparse.Namespace, world: World, file: str, state: dict, formatter: BlockyFormatter) -> PreparedData:
     """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises UserError."""
     def check() -> None:
         if world.stop_asked_anywhere():
             raise Stopped
 
     def first() -> list:
-        problem = output_problem(args.output, args.data, args.overwrite)
+        problem = output_problem(args, file)
         if problem:
             raise UserError(problem)
         settings = settings_from(args, state, formatter)
         try:
-            return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=check)]
+            return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=check,
+                                                      wait_seconds=60 * args.timeout_minutes, warn=world.print)]
         except prepare.UnusableData as error:
             raise UserError(nothing_left(error.report, args)) from None
     settings, folder = world.main_first("prepare", first)
-    return on_every_node(PrepareSettings(**settings), args.output, folder, world, check)
+    return on_every_node(PrepareSettings(**settings), args.output, folder, world, check, 60 * args.timeout_minutes)
 
 
 def nothing_left(report: dict, args: argparse.Namespace) -> str:
@@ -177,7 +186,7 @@ def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
     folder = os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
     if not is_whole(folder):
         return None
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, UserError):
         return int(np.isin(np.unique(rows.text_hash), PreparedData.open(folder).train.text_hash).sum())
     return None
 
@@ -193,30 +202,33 @@ def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedD
             "texts_trained_on": trained_texts(file, state, rows)}
 
 
-def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -> None:
+def write_report(args: argparse.Namespace, report: dict, prepared_folder: str, say: Callable[[str], None]) -> None:
     """All files of the report, report.json last. Rank 0 only."""
     pictures = report_text.pictures(report)
     report["pictures"] = list(pictures or {})
-    for name in OWN_FILES:
+    for name in OWN_FILES if args.overwrite else ():             # those that the new report does not have, too
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(args.output, name))
-    shutil.copyfile(os.path.join(prepared_folder, REJECTED), os.path.join(args.output, REJECTED))
-    for name, write in (pictures or {}).items():
-        write_atomic(os.path.join(args.output, name), write)
+    with open(os.path.join(prepared_folder, REJECTED), "rb") as file:
+        contents = {REJECTED: file.read()}
     texts = {MARKDOWN: report_text.markdown(report), JSON: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
-    for name, text in texts.items():
-        write_atomic(os.path.join(args.output, name), lambda file: file.write(text.encode("utf-8", "backslashreplace")))
+    contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
+    written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
+    for name, write in outputs.all_or_none({REJECTED: written[REJECTED], **(pictures or {}), **written}, args.output, args.overwrite).items():
+        if os.path.basename(write) != name:
+            say(f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is in {write}")
 
 
 def run(args: argparse.Namespace, world: World) -> None:
     """All ranks."""
     file = model_io.find_weights(args.model, args.model)
     args.output = args.output or os.path.join(os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation")
+    evaluated = checksums.of_file(file) if args.fit_thresholds and world.is_main and os.path.isfile(file) else 0
     model, formatter, state = load(args, file, world)
     kind, thresholds = state.get("kind", "mixer"), Thresholds.of(state)
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    data = prepared(args, world, state, formatter)
+    data = prepared(args, world, file, state, formatter)
     rows = data.train if args.share_val is None else data.val
     if world.is_main:
         facts = data_facts(args, file, state, data, rows)
@@ -249,7 +261,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         decoders["linear"]["codes_above"] = str(thresholds)
     report = {"model": {"file": file, "step": state.get("step"), "system": state["system"], "codes": len(state["key"])}, "data": facts,
               "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]}, "resamples": args.resamples, "seed": args.seed, "decoders": decoders}
-    write_report(args, report, data.folder)
+    write_report(args, report, data.folder, world.print)
     for name, each in decoders.items():
         world.print(f"{report_text.NAMES[name]}: {each['accuracy']:.1%} of rows, "
                     f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts")
@@ -258,7 +270,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
     if args.fit_thresholds:
         fitted = {name: each for name, each in decoders["linear"]["thresholds"].items() if name in ("all", *state["languages"])}
-        store_thresholds(file, fitted, facts["texts_trained_on"], world)
+        store_thresholds(file, evaluated, fitted, facts["texts_trained_on"], world)
 
 
 def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
@@ -275,13 +287,16 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
     return model.to(world.device), formatter, state
 
 
-def store_thresholds(file: str, found: dict, texts_trained_on: int | None, world: World) -> None:
-    """Puts the fitted thresholds into the checkpoint. Rank 0 only."""
+def store_thresholds(file: str, evaluated: int, found: dict, texts_trained_on: int | None, world: World) -> None:
+    """Puts the fitted thresholds into the checkpoint; evaluated: its checksum when it was read. Rank 0 only. Raises UserError."""
     fitted = {"default": found["all"]["threshold_f1"], "source": "fitted",
               "by_language": {name: each["threshold_f1"] for name, each in found.items() if name != "all"}}
-    content = checkpoint.load_plain(file)
-    content.get(SETTINGS, content)["thresholds"] = fitted
-    checkpoint.save(os.path.dirname(file), [os.path.basename(file)], content)
+    with run_lock(os.path.dirname(file) or "."):     # no run may put another one there meanwhile
+        if checksums.of_file(file) != evaluated:
+            raise UserError(f"--fit-thresholds: {file} is no longer the file that was evaluated; evaluate it again")
+        content = checkpoint.load_plain(file)
+        content.get(SETTINGS, content)["thresholds"] = fitted
+        checkpoint.replace(file, content)
     world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
     if texts_trained_on:
         world.print(f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give better ones")

@@ -7,7 +7,7 @@ coding with them needs.
 
 Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
 and step as the published trainer writes it, and an entry `histocc`: format, kind, config (sizes, masks,
-padding width, text rule), formatter, system, languages, thresholds. Safetensors: the same entries as JSON in
+padding width, text rule), formatter, system, languages, thresholds; and checksums. Safetensors: the same entries as JSON in
 the metadata, and config.json, key.json and chars.json beside it, as the published folders have them.
 
 The published program reads texts in lower-case ASCII, looks at padding, and brings its own HISCO key (its
@@ -18,12 +18,15 @@ otherwise: that is said, and --for-published-program refuses it.
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import BinaryIO
 
 import torch
 
-from histocc import cli, model_io, published
-from histocc.checkpoint import BEST, FORMAT, LAST, find, write_atomic
+from histocc import cli, machine_errors, model_io, outputs, published
+from histocc.checkpoint import BEST, FORMAT, LAST, find
 from histocc.errors import UserError
+from histocc.file_sums import SUMS, sums_of, with_sums
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.published import MAX_LEN, SETTINGS, Given
 from histocc.text_rules import AS_IS, ASCII_LOWER
@@ -153,10 +156,25 @@ def export(
 
 
 def refuse_existing(files: list[str]) -> None:
-    there = [file for file in files if os.path.lexists(file)]
-    if there:
-        raise UserError(f"{there[0]} exists; choose another {'name' if len(files) == 1 else 'folder'}")
+    remedy = f"choose another {'name' if len(files) == 1 else 'folder'}"
+    found = outputs.problems(files, {}, remedy=remedy) + [
+        f"{file} exists; {remedy}" for file in files if os.path.lexists(file)
+    ]
+    if found:
+        raise UserError(found[-1])
     os.makedirs(os.path.dirname(files[0]) or ".", exist_ok=True)
+
+
+def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
+    """Writes files of one folder, all or none, and returns their paths: others where somebody has made such
+    files meanwhile. Raises UserError."""
+    folder = os.path.dirname(next(iter(files)))
+    try:
+        return list(
+            outputs.all_or_none({os.path.basename(file): write for file, write in files.items()}, folder).values()
+        )
+    except (OSError, RuntimeError) as error:
+        raise UserError(machine_errors.in_words(error, getattr(error, "filename", None) or next(iter(files)))) from None
 
 
 def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:
@@ -178,9 +196,8 @@ def write_bin(
             "step": state.get("step") or 0,
             SETTINGS: settings_of(state),
         }
-        content |= chars_of(formatter, "chars")
-    write_atomic(target, lambda out: torch.save(content, out))
-    return [target]
+        content = with_sums(content | chars_of(formatter, "chars"))
+    return write_new({target: lambda out: torch.save(content, out)})
 
 
 def write_safetensors(
@@ -192,19 +209,23 @@ def write_safetensors(
         raise UserError(
             "writing safetensors needs the safetensors package: pip install safetensors"
         ) from None
+    flat = for_published_program and state.get("kind") == "flat"
+    if flat:
+        weights = {published.flat_name(name, back=True): value for name, value in weights.items()}
+    settings = settings_of(state)
+    settings[SUMS] = sums_of({**settings, "model": weights, "key": state["key"]})
     config = {
         "model_type": "canine",
         "architectures": ["Seq2SeqMixerOccCANINE"],
-        **state["config"],
-        SETTINGS: settings_of(state),
+        **settings["config"],
+        SETTINGS: settings,
         "model_domain": "Multilingual_CANINE",
         "num_classes": formatter.num_classes,
         "num_classes_flat": len(state["key"]),
         "dropout_rate": 0,
     }
-    if for_published_program and state.get("kind") == "flat":
+    if flat:
         config["n_classes"] = len(state["key"])
-        weights = {published.flat_name(name, back=True): value for name, value in weights.items()}
     beside = {
         "config.json": config,
         "key.json": state["key"],
@@ -214,14 +235,17 @@ def write_safetensors(
     refuse_existing(files)
     said = {
         "key": state["key"],
-        SETTINGS: settings_of(state),
+        SETTINGS: settings,
         **chars_of(formatter, "chars"),
     }
     content = save(weights, {"format": "pt", **{name: json.dumps(value) for name, value in said.items()}})
-    for file, value in zip(files[1:], beside.values()):
-        write_atomic(file, lambda out: out.write(json.dumps(value, indent=1).encode()))
-    write_atomic(target, lambda out: out.write(content))
-    return files
+    texts = {file: json.dumps(value, indent=1).encode() for file, value in zip(files[1:], beside.values())}
+    return write_new(
+        {
+            target: lambda out: out.write(content),
+            **{file: lambda out, text=text: out.write(text) for file, text in texts.items()},
+        }
+    )
 
 
 def get_args_parser() -> cli.Parser:
@@ -250,19 +274,17 @@ def get_args_parser() -> cli.Parser:
     return parser
 
 
+def run(argv: list[str]) -> None:
+    """Raises UserError."""
+    args = get_args_parser().parse_args(
+        argv[1:] if argv[:1] == ["export"] else argv
+    )  # also as histocc.checkpoint export
+    given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep)
+    print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
+
+
 def main(argv: list[str] | None = None) -> int:
-    cli.speak_any_encoding()
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        args = get_args_parser().parse_args(
-            argv[1:] if argv[:1] == ["export"] else argv
-        )  # also as histocc.checkpoint export
-        given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep)
-        print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return cli.run_command(lambda: run(sys.argv[1:] if argv is None else list(argv)))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,10 @@ class Heartbeat:
                 lost(silent, self.last_words(now))
                 return
 
+    def of(self, rank: int) -> str | None:
+        """What a rank said last, with the number of its beat; None before its first."""
+        return self.store.get(f"heartbeat/{rank}").decode() if self.store.check([f"heartbeat/{rank}"]) else None
+
     @staticmethod
     def last_words(said: dict[int, str]) -> dict[int, str]:
         return {rank: words.partition("|")[2] or words for rank, words in said.items()}

@@ -5,7 +5,6 @@
 
 import argparse
 import contextlib
-import json
 import os
 import uuid
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from histocc import checkpoint, initial_weights, model_io, prepare, tables
+from histocc import checkpoint, checksums, console, initial_weights, model_io, run_files, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
-from histocc.batch_size import AutoBatchSize, find_batch_size, is_out_of_memory, out_of_memory_advice, total_batch
+from histocc.batch_size import AutoBatchSize, find_batch_size, model_memory_advice, out_of_memory_advice, total_batch
 from histocc.banner import say_banner, say_start
 from histocc.boundary import StopPoll
 from histocc.compiling import compile_layers, missing_compiler
@@ -29,16 +28,19 @@ from histocc.descriptions import load_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.input_files import opened
 from histocc.loggers import Loggers
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.lr_schedule import Schedule, linear_schedule
+from histocc.machine_errors import is_out_of_memory, too_few_open_files
+from histocc.outputs import OwnFiles
 from histocc.parallel import is_sharded, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
 from histocc.published import Given
-from histocc.resume import check_total_batch, find_resumable, nothing_to_do, restore, set_threads
+from histocc.resume import check_files, check_total_batch, find_resumable, nothing_to_do, restore, set_threads
 from histocc.run_lock import run_lock
-from histocc.run_log import RunLog
+from histocc.run_log import STOPPED, RunLog
 from histocc.sampler import BatchPlan
 from histocc.saver import Saver
 from histocc.stopping import Stopped
@@ -68,7 +70,7 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     fixed_width = None if config["memory_mask"] else config["max_len"]
     batches = partial(MicroBatches, rank=world.rank, formatter=formatter, data=data, max_len=config["max_len"],
                       fixed_width=fixed_width)
-    workers = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
+    workers = {"world": world, "num_workers": args.num_workers, "pin_memory": args.pin_memory}
     if args.num_workers:
         workers |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
     descriptions = load_descriptions(args, data, formatter, derived_seed(args.seed, _SEED_DESCRIPTIONS))
@@ -93,7 +95,9 @@ def run_training(args: argparse.Namespace, world: World, data: PreparedData, for
     with contextlib.ExitStack() as held:
         def take() -> None:
             held.enter_context(run_lock(args.save_path))
-            checkpoint.remove_leftovers(args.save_path)
+            own = run_files.own_files(args.save_path, args.overwrite)
+            checkpoint.remove_leftovers(own)
+            console.write_into(own.free_name(console.FILE))
         world.main_first("lock", take)
         with advice_on_memory(args, world):
             _train_in_folder(args, world, data, formatter, files)
@@ -125,30 +129,41 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
         world.print(f"WARNING: {precision.warning()}")
     if args.compile and (missing := missing_compiler(world.device)):
         raise UserError(f"--compile needs {missing}")
-    resumed = find_resumable(args, world, data)
-    set_threads(resumed, world)
-    raw_model, config = make_model(args, world, data, formatter, resumed)
+    model_memory = partial(advice_on_memory, args, world, of_model=True)
+    with model_memory():
+        resumed = find_resumable(args, world, data)
+        set_threads(resumed, world)
+        raw_model, config = make_model(args, world, data, formatter, resumed)
+        raw_model.to(world.device)
     if isinstance(args.batch_size, AutoBatchSize):
         choose_batch_size(args, world, data, formatter, config, raw_model, precision)
     plan = batch_plan(args, len(data.train), world)
     if resumed:
         check_total_batch(args, resumed, plan)
+        check_files(args, resumed, checksums_of_files(args))
     schedule = Schedule.of(args, plan.steps_per_epoch, world.size, resumed, new_linear_decoder=not raw_model.linear_decoder.weight.any())
     step = resumed["step"] if resumed else 0
     if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
         world.print(nothing_to_do(args, step, schedule.stop, schedule.total))
         return None
     loaders = make_loaders(args, world, data, formatter, config, plan)
+    if args.num_workers:
+        share = loaders["data_loader_train"].dataset[0, 0]
+        on_their_way = (args.prefetch_factor or 2) * sum(isinstance(value, torch.Tensor) for batch in share for value in batch.values())
+        if short := list(filter(None, world.gather(too_few_open_files(args.num_workers, on_their_way)))):
+            raise UserError(short[0])
     loss_fn = make_loss(args, formatter)
     say_banner(args, world, data, formatter, raw_model, plan, files, schedule, precision.name)
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"])
-    model = wrap(raw_model, world, args.parallel)
+    with model_memory():
+        model = wrap(raw_model, world, args.parallel)
     engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision, compiled=args.compile)
     optimizer = make_optimizer(args, raw_model, schedule.rate, schedule.linear_factor)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
-        restore(resumed, optimizer, scheduler, precision)
+        with model_memory():
+            restore(resumed, optimizer, scheduler, precision)
         resumed = {part: resumed[part] for part in ("args", "position", "step")}      # the weights need not lie in memory twice
     return Setup(raw_model, model, config, plan, schedule, loaders, loss_fn, optimizer, scheduler, precision, resumed, step)
 
@@ -163,22 +178,23 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
     schedule, resumed = run.schedule, run.resumed
     position = (resumed or {}).get("position", {})
     name, here = position.get("run") or uuid.uuid4().hex, {}
-    world.main_first("loggers", lambda: here.update(loggers=Loggers(args, name, run.step)))
+    own = run_files.own_files(args.save_path, args.overwrite)
+    world.main_first("loggers", lambda: here.update(loggers=Loggers(args, name, run.step, own, world.stop_asked_anywhere)))
     if args.overwrite and not resumed:
-        world.led("clear", world.node_leaders(), lambda: checkpoint.clear(args.save_path) if os.path.isdir(args.save_path) else None)
+        world.led("clear", world.node_leaders(), lambda: run_files.clear(own))
     if world.is_main:
-        write_run_files(vars(args) | asked, args.save_path, data)
+        write_run_files(vars(args) | asked, own, data, world.print)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
-                 workers=args.num_workers, others=here.get("loggers"))
-    save = Saver(args.save_path, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say)
+                 workers=args.num_workers, others=here.get("loggers"), own=own)
+    save = Saver(own, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say)
     say_start(args, world, resumed, run.step, run.plan)
     with contextlib.ExitStack() as ends:
         ends.callback(log.close, "ended by an error")            # unless it is closed before
         ends.callback(save.close)
         step_done = log.step
         if args.profile and world.is_main:
-            profiler = StepProfiler(args.profile, args.save_path, world.device, log.say)
+            profiler = StepProfiler(args.profile, own, world.device, log.say)
             step_done = lambda: (log.step(), profiler.step_done())
             ends.callback(profiler.close)
         step = engine.train(
@@ -187,9 +203,9 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
             formatter=formatter, save=save, log=log.row, step_done=step_done, position=position,
             save_each_epoch=args.save_each_epoch, seed=derived_seed(args.seed, _SEED_DROPOUT), stop=stop,
             max_bad_steps=args.max_bad_steps, check_interval=args.check_replicas_every, precision=run.precision, world=world)
-        log.close("stopped" if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
+        log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
     if save.finish():
-        raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. Make room, and give the same "
+        raise TrainingError(f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. After that, give the same "
                             "command again (without --overwrite): it goes on from the checkpoint before, if there is one.")
     say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in run.loaders)
 
@@ -234,14 +250,14 @@ def trial_batch(data: PreparedData, formatter: BlockyFormatter, config: dict, ro
 
 
 @contextlib.contextmanager
-def advice_on_memory(args: argparse.Namespace, world: World):
-    """Running out of memory ends with what to type instead, said by the process that it happened to."""
+def advice_on_memory(args: argparse.Namespace, world: World, of_model: bool = False):
+    """Running out of memory ends with what to type instead, said by the process that it happened to. of_model: whatever the batch size."""
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = TrainingError(out_of_memory_advice(args, world))
+        advice = TrainingError(model_memory_advice(args, world, error) if of_model else out_of_memory_advice(args, world, error))
         advice.said_by_all = True
         raise advice from None
 
@@ -297,6 +313,16 @@ def code_numbers(data: PreparedData) -> dict[str, int]:
     return {code: i for i, code in enumerate(data.codes)}
 
 
+def checksums_of_files(args: argparse.Namespace) -> dict[str, int]:
+    """Of the files beside the rows that decide the result, by flag. Raises UserError."""
+    found = {}
+    for dest in ("fn_word_freq", "descriptions_file"):
+        if path := getattr(args, dest):
+            with opened(path):                       # a regular file that can be read
+                found[dest] = checksums.of_file(path)
+    return found
+
+
 def state_maker(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, run: Setup, name: str) -> Callable[[int, dict], dict]:
     """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank 0 alone. All ranks. name: what
     all checkpoints of a run have in common."""
@@ -304,7 +330,7 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args), "kept_codes": data.kept_codes,
              "hisco_numbers": data.hisco_numbers,
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
-    facts = {"total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
+    facts = {"files": checksums_of_files(args), "total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
              "launchers": sorted(set(world.gather(world.launcher))), "run": name}
 
     def state(step: int, position: dict) -> dict:
@@ -317,10 +343,10 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
     return state
 
 
-def write_run_files(args: dict, folder: str, data: PreparedData) -> None:
+def write_run_files(args: dict, own: OwnFiles, data: PreparedData, say: Callable[[str], None]) -> None:
     """args.json of the run, and what was found in its data. Rank 0 only."""
-    checkpoint.write_atomic(os.path.join(folder, "args.json"), lambda file: file.write(json.dumps(args, indent=1, sort_keys=True).encode()))
-    prepare.copy_lists(data.folder, folder)
+    run_files.write_args(own, args, say)
+    run_files.copy_lists(data.folder, own, say)
 
 
 def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter) -> None:

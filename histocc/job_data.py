@@ -1,11 +1,13 @@
 """From arguments to prepared data: everything that can be wrong is found here, and said together."""
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import asdict
 
-from histocc import checkpoint, initial_weights, model_io, prepare, tables
+from histocc import checkpoint, initial_weights, model_io, prepare, run_files, tables
+from histocc.arguments import flag
 from histocc.arrays import PreparedData
 from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
 from histocc.data_report import report_lines
@@ -14,6 +16,7 @@ from histocc.descriptions import find_columns, load_descriptions
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
+from histocc.run_log import LOG
 from histocc.stopping import Stopped
 
 
@@ -40,6 +43,20 @@ def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
     return []
 
 
+def _problems_of_outputs(args: argparse.Namespace, files: list[str]) -> list[str]:
+    """What of the files that the run will write is in the way, or an input."""
+    inputs = dict.fromkeys(files, "a file of the data")
+    inputs |= {getattr(args, dest): f"the file of {flag(dest)}" for dest in ("key", "initial_key", "all_codes_file", "descriptions_file",
+                                                                            "fn_word_freq", "config")}
+    if args.initial_checkpoint and not resumes(args):
+        with contextlib.suppress(UserError):         # said already
+            inputs[initial_weights.initial_file(args)] = "the file of --initial-checkpoint"
+    try:
+        return run_files.problems(args, inputs, run_files.own_files(args.save_path, args.overwrite))
+    except UserError as error:
+        return [str(error)]
+
+
 def dataset_files(path: str) -> tuple[list[str], list[str]]:
     """(training files, validation files) of finetune.py's data set: a file, or a folder with one table, or with train and val.
 
@@ -48,7 +65,7 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
     if not os.path.isdir(path):
         return [path], []
     tables = sorted(name for name in os.listdir(path) if name.lower().endswith((".csv", ".tsv", ".parquet")) and not name.startswith(".")
-                    and name not in (*prepare.LISTS, "logs.csv"))                # of a run in the same folder
+                    and name not in (*run_files.LISTS, LOG))                     # of a run in the same folder
     files = {os.path.splitext(name)[0].lower(): os.path.join(path, name) for name in tables}
     if len(tables) == 1:
         return [os.path.join(path, tables[0])], []
@@ -91,7 +108,7 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     def first() -> list:
         found = [problem for problem in [save_path_problem(args.save_path)] if problem] + _checkpoint_problems(args)
         found += _description_problems(args)
-        found = argument_problems(args) + found
+        found = argument_problems(args) + found + _problems_of_outputs(args, train_files + val_files)
         resumed = model_io.newest_good(args.save_path)[1] if resumes(args) and not args.prepare_only else None
         start = _start(args, resumed, found)
         settings = settings_from(args, train_files, val_files, naming, found, start)
@@ -103,7 +120,8 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
                         "of the data")
         if args.fn_word_freq:
             tables.read_words(args.fn_word_freq)     # only to find out now whether it can be read
-        folder = prepare.prepare(settings, args.save_path, world.print, args.save_path if args.prepare_only else None, check)
+        lists = run_files.of_data_alone(args.save_path, args.overwrite) if args.prepare_only else None
+        folder = prepare.prepare(settings, args.save_path, world.print, lists, check, 60 * args.timeout_minutes)
         if args.include_descriptions:
             found = load_descriptions(args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0)
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
@@ -112,16 +130,17 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
-    data = on_every_node(settings, args.save_path, folder, world, check)
+    data = on_every_node(settings, args.save_path, folder, world, check, 60 * args.timeout_minutes)
     for line in report_lines(data.report):
         world.print(line)
     return data, BlockyFormatter.from_dict(settings.formatter)
 
 
-def on_every_node(settings: PrepareSettings, save_path: str, folder: str, world: World, check: Callable[[], None]) -> PreparedData:
+def on_every_node(settings: PrepareSettings, save_path: str, folder: str, world: World, check: Callable[[], None],
+                  wait_seconds: float) -> PreparedData:
     """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All ranks."""
     leaders = world.node_leaders()
-    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, save_path, folder, world.rank, check))
+    folders = world.led("prepare on each node", leaders, lambda: prepare.prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds))
     if len({os.path.basename(folder) for folder in folders}) > 1:
         differ = [rank for rank, folder in zip(leaders, folders) if os.path.basename(folder) != os.path.basename(folders[0])]
         error = UserError(f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0: copy the same "

@@ -6,28 +6,24 @@ import re
 
 import torch
 
-from histocc import checkpoint, published, tables
-from histocc.canine import CanineConfig
+from histocc import checkpoint, checkpoint_schema, published, resume_schema, tables
+from histocc.checkpoint_schema import LACKING, check_weights
 from histocc.errors import UserError
 from histocc.formatter import NEVER_SHORT, PAD_IDX, WITHIN_BLOCK_SEP, BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.outputs import kind_of
 from histocc.published import Given, Published
 from histocc.text import LANGUAGES
-from histocc.text_rules import AS_IS, cleaner
+from histocc.schema import described, mapping, require
+from histocc.text_rules import AS_IS
 from histocc.thresholds import PUBLISHED
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 
-# What a kind of model lacks: its tensors begin with this.
-LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
-
 
 def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
     """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
-    return Seq2SeqMixerOccCANINE(
-        num_classes=formatter.num_classes, num_classes_flat=codes, dropout_rate=dropout,
-        decoder_dim_feedforward=config["decoder_dim_feedforward"], config=CanineConfig.from_dict(config),
-        memory_mask=config["memory_mask"], target_mask=config.get("target_mask", True))
+    return checkpoint_schema.build(config, formatter.num_classes, codes, dropout)
 
 
 def text_rule(config: dict) -> str:
@@ -47,8 +43,11 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
 
 
 def load_state(file: str) -> dict:
-    """What a file of weights holds. Raises UserError."""
-    return published.load_content(file)
+    """What a file of weights holds. Raises UserError; of what it says itself only the formatter is checked here, see `own_state`."""
+    content = published.load_content(file)
+    if brings_settings(content):
+        require(file, mapping({}, {"formatter": checkpoint_schema.FORMATTER}), content.get(published.SETTINGS, content))
+    return content
 
 
 def brings_settings(state: dict) -> bool:
@@ -84,34 +83,37 @@ def model_of(file: str, state: dict, given: Given = Given()) -> Loaded:
 
 
 def own_state(file: str, content: dict) -> dict:
-    """The checkpoint in a file of histocc, a run's or an exported one. Raises UserError, also for a text rule that this version does not
-    know."""
-    state = exported(file, content) if published.SETTINGS in content else own_checkpoint(file, content)
-    missing = [name for name in ("memory_mask", "max_len", "decoder_dim_feedforward", *CanineConfig.__dataclass_fields__)
-               if name not in state["config"]]
-    if missing:
-        raise UserError(f"{file}: its config has no {', '.join(missing[:3])}; it may be damaged")
-    if not isinstance(state.get("languages"), list) or "kind" not in state["formatter"]:
-        raise UserError(f"{file}: its languages or its formatter are missing or of another type; it may be damaged")
-    try:
-        cleaner(text_rule(state["config"]))
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    return state
+    """The checkpoint in a file of histocc, a run's or an exported one. Raises UserError where an entry is not what it must be, or does
+    not agree with the others."""
+    return exported(file, content) if published.SETTINGS in content else own_checkpoint(file, content)
 
 
 def exported(file: str, content: dict) -> dict:
     """The checkpoint in an exported file: model, key, config, formatter, system, languages and what else it says. Raises UserError."""
-    settings = content[published.SETTINGS]
-    if not isinstance(settings, dict) or settings.get("format") != checkpoint.FORMAT:
-        found = settings.get("format") if isinstance(settings, dict) else settings
-        raise UserError(f"{file}: its entry {published.SETTINGS!r} is of format {str(found)[:40]!r}; this version reads {checkpoint.FORMAT}")
-    wrong = [name for name, kind in (("config", dict), ("formatter", dict), ("languages", list), ("system", str), ("kind", str))
-             if not isinstance(settings.get(name), kind)]
-    if wrong or settings["kind"] not in LACKING:
-        raise UserError(f"{file}: is not a whole export: {', '.join(wrong) or 'kind'} missing or of another type")
-    weights = content["model"] if isinstance(content.get("model"), dict) else {}
-    return {**settings, "model": published.with_our_names(file, weights)[1], "key": published.checked_key(file, content.get("key") or {})}
+    settings, entry = content[published.SETTINGS], published.SETTINGS
+    check_format(file, settings.get("format") if isinstance(settings, dict) else None)
+    require(file, checkpoint_schema.EXPORTED, settings, entry)
+    weights = published.with_our_names(file, published.tensors_of(file, content))[1]
+    require(file, published.kind_of(dict), content.get("key"), "key")
+    return whole_state(file, {**settings, "model": weights, "key": content["key"]}, f"{entry}: ")
+
+
+def check_format(file: str, found) -> None:
+    """Raises UserError where a file of histocc is of another format than this version reads."""
+    if type(found) is int and found > checkpoint.FORMAT:
+        raise NewerFormat(f"{file}: written by a newer histocc: format {found}; this version reads {checkpoint.FORMAT}. It stays as it is: install a "
+                          "newer histocc, or choose another folder")
+    if type(found) is not int or found != checkpoint.FORMAT:
+        raise UserError(f"{file}: format: found {described(found)}, expected {checkpoint.FORMAT}")
+
+
+def whole_state(file: str, state: dict, where: str = "") -> dict:
+    """A checkpoint whose entries are checked one by one, its key in the order of the outputs. Raises UserError where they do not agree.
+    where: the entry of the file that holds the settings."""
+    key = published.checked_key(file, state["key"])
+    formatter = checkpoint_schema.formatter_of(file, state["formatter"], f"{where}formatter")
+    check_weights(file, state["model"], state["config"], formatter, key, state.get("kind", "mixer"))
+    return {**state, "key": key, "formatter": formatter.to_dict(), "languages": list(state["languages"])}
 
 
 def load_weights(file: str, model: Seq2SeqMixerOccCANINE, weights: dict, kind: str) -> None:
@@ -251,37 +253,37 @@ class ForeignCheckpoint(UserError):
     """Weights that another program has written."""
 
 
-def own_checkpoint(file: str, state: dict | None = None) -> dict:
-    """A checkpoint of a run, its key in the order of the outputs. Raises UserError where it is none."""
+class NewerFormat(UserError):
+    """A file that a newer version of this program has written."""
+
+
+def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) -> dict:
+    """A checkpoint of a run, its key in the order of the outputs. resumes: it must have all that a run needs to be resumed, too.
+
+    Raises UserError where it is none, an entry is not what it must be, or entries do not agree.
+    """
     state = checkpoint.load(file) if state is None else state
     if "format" not in state:
         raise ForeignCheckpoint(f"{file}: holds weights but not the settings of their model, as another program writes them. It is not of a "
                                 f"run of histocc and stays as it is: start from it with --initial-checkpoint {file} and another --save-path")
-    if state.get("format") != checkpoint.FORMAT:
-        raise UserError(f"{file}: holds weights but not the settings of their model (format {state.get('format')!r}); "
-                        f"this version reads format {checkpoint.FORMAT}, as its own training writes it")
-    check_whole(file, state)
-    return {**state, "key": published.checked_key(file, state["key"])}
-
-
-def check_whole(file: str, state: dict) -> None:
-    """Raises UserError where something is missing that a checkpoint of histocc has."""
-    wrong = [name for name in ("model", "config", "formatter", "key", "args", "rng", "position")
-             if not isinstance(state.get(name), dict)]
-    if wrong:
-        raise UserError(f"{file}: is not a whole checkpoint: {', '.join(wrong)} missing or of another type")
+    check_format(file, state["format"])
+    require(file, checkpoint_schema.RUN, state)
+    state = whole_state(file, state)
+    if resumes:
+        resume_schema.check_resumable(file, state)
+    return state
 
 
 def newest_good(folder: str) -> tuple[str, dict, list[str]]:
     """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
 
-    Raises UserError where no checkpoint of it can be read.
+    Raises UserError where no checkpoint of it can be read, and for one that another program or a newer version has written.
     """
     wrong = []
     for path in checkpoint.newest_first(folder):
         try:
-            return path, own_checkpoint(path), wrong
-        except ForeignCheckpoint:
+            return path, own_checkpoint(path, resumes=True), wrong
+        except (ForeignCheckpoint, NewerFormat):
             raise
         except UserError as error:
             wrong.append(str(error))
@@ -322,6 +324,8 @@ def find_weights(path: str, said: str, force_download: bool = False) -> str:
 
     said: what a message begins with; force_download: of a name on the hub, loads it anew. Raises UserError.
     """
+    if kind_of(path) not in (None, "a folder"):
+        raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
     if file is None and os.path.isdir(path):
         raise UserError(f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "

@@ -20,11 +20,14 @@ from collections import Counter
 
 from histocc import cli, model_io
 from histocc.batch_size import is_out_of_memory
-from histocc.coded_file import CodedFile, Progress, Scan, file_hash, fingerprint
+from histocc.coded_file import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.coder import Coded, Coder
 from histocc.descriptions import read_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
+from histocc.input_files import is_pipe, spooled
+from histocc.machine_errors import in_words
+from histocc.outputs import is_same
 from histocc.precision import Precision
 from histocc.predict_arguments import DECIDES, DECIDES_SINCE, argument_problems, get_args_parser
 from histocc.published import Given
@@ -71,10 +74,10 @@ class Job:
 
     def problems(self) -> list[str]:
         args = self.args
-        problems = column_problems(args.input, self.header, self.read_columns)
+        problems = column_problems(args.source, self.header, self.read_columns)
         there = [name for name in self.new_columns() if name in self.header]
         if there:
-            problems.append(f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those of codes, rename the others")
+            problems.append(f"{args.source}: has columns {', '.join(map(repr, there))} already; --system NAME names those of codes, rename the others")
         strange = [language for language, _ in args.threshold or [] if language is not None and language not in self.coder.languages]
         if strange:
             problems.append(f"--threshold: the model does not know the language {', '.join(strange)}; it knows {', '.join(self.coder.languages)}")
@@ -84,7 +87,7 @@ class Job:
 
     def settings(self) -> dict:
         args = self.args
-        return {"input": fingerprint(args.input), "model": file_hash(model_io.find_weights(args.model, args.model)), "system": self.system,
+        return {"input": fingerprint(args.input, args.input != args.source), "model": file_hash(model_io.find_weights(args.model, args.model)), "system": self.system,
                 **{name: value for name, value in vars(args).items() if name in DECIDES},
                 **{name: value for name in DECIDES_SINCE if (value := getattr(args, name))},
                 "threshold": list(map(list, args.threshold)) if args.threshold else None,
@@ -146,12 +149,13 @@ def run(args: argparse.Namespace, world: World) -> None:
         except Stopped:
             world.stop.acted = True
             world.print(f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on.")
-        except OSError as error:
-            raise said_by_all(f"{args.output}: cannot be written or read further: {error}. The same command goes on") from None
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
+        except (OSError, RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise said_by_all(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
+                                  f"{max(1, args.batch_size // 4)}") from None
+            if not isinstance(error, OSError):
                 raise
-            raise said_by_all(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example {max(1, args.batch_size // 4)}") from None
+            raise said_by_all(f"{in_words(error, error.filename or args.output)}. The same command continues") from None
 
 
 def said_by_all(message: str) -> TrainingError:
@@ -164,23 +168,10 @@ def said_by_all(message: str) -> TrainingError:
 def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:
     """All ranks. Who waits polls the store, so that no time limit is met."""
     here: dict[str, Job] = {}
+    args.source = args.input                         # as it was named: what comes through a pipe is saved elsewhere
     started, everyone = time.monotonic(), list(range(world.size))
 
-    def first() -> list:
-        refuse(argument_problems(args))
-        job = here["job"] = Job(args, world)
-        refuse(job.problems())
-        file = CodedFile(args.output, job.settings())
-        os.makedirs(file.folder, exist_ok=True)
-        held.enter_context(run_lock(file.folder))
-        before = file.begin(args.overwrite)
-        try:
-            file.scan(args.input, args.delimiter, job.read_columns, job.coder.clean, job.coder.known, not args.no_deduplicate, stop_check(world))
-        except UserError:
-            remove_parts(file, held)
-            raise
-        return [file.settings, before]
-    settings, before = world.main_first("first look", first)
+    settings, before, args.input = world.main_first("first look", lambda: first_look(args, world, held, here))
     file = CodedFile(args.output, settings)
     found: dict[str, Scan] = {}
 
@@ -211,19 +202,64 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     world.led("parts", everyone, parts)
 
     def join() -> dict:
-        if fingerprint(args.input) != settings["input"]:
-            raise UserError(f"{args.input} was changed while it was coded; start anew with --overwrite")
-        return file.join(job.header + job.new_columns(), scan.parts)
+        if fingerprint(args.input, args.input != args.source) != settings["input"]:
+            raise UserError(f"{args.source} was changed while it was coded; start anew with --overwrite")
+        return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
     counts = world.main_first("join", join)
     if world.is_main:
         remove_parts(file, held)
     say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
 
 
+def first_look(args: argparse.Namespace, world: World, held: contextlib.ExitStack, here: dict[str, Job]) -> list:
+    """What rank 0 finds before all start: [settings of the output, whether it resumes, the file to read]. Raises UserError."""
+    refuse(argument_problems(args))
+    CodedFile(args.output, {}).refuse_others()
+    with contextlib.ExitStack() as otherwise:
+        locked = take_input(args, world, held, otherwise)
+        job = here["job"] = Job(args, world)
+        refuse(job.problems())
+        file = CodedFile(args.output, job.settings())
+        os.makedirs(file.folder, exist_ok=True)
+        if not locked:
+            held.enter_context(run_lock(file.folder))
+        before = file.begin(args.overwrite)
+        otherwise.pop_all()
+    try:
+        file.scan(args.input, args.delimiter, job.read_columns, job.coder.clean, job.coder.known, not args.no_deduplicate, stop_check(world))
+    except UserError:
+        remove_parts(file, held)
+        raise
+    return [file.settings, before, args.input]
+
+
+def take_input(args: argparse.Namespace, world: World, held: contextlib.ExitStack, otherwise: contextlib.ExitStack) -> bool:
+    """What comes through a pipe is saved beside the parts first, since it is read more than once; says whether their folder is locked.
+    otherwise: removes it where nothing comes of it."""
+    if not is_pipe(args.input):
+        return False
+    folder = CodedFile(args.output, {}).folder
+    os.makedirs(folder, exist_ok=True)
+    held.enter_context(run_lock(folder))
+    path = os.path.join(folder, INPUT)
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        held.close()
+        with contextlib.suppress(OSError):           # the parts of an earlier start
+            os.rmdir(folder)
+    otherwise.callback(remove)
+    spooled(args.input, f"{path}.tmp", stop_check(world), 60 * args.timeout_minutes)
+    os.replace(f"{path}.tmp", path)
+    args.input = path
+    return True
+
+
 def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
     """What is about to be done."""
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
-    lines = [f"Coding {rows:,} rows of {args.input} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {texts}{world.size} "
+    lines = [f"Coding {rows:,} rows of {args.source} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {texts}{world.size} "
              f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; resuming with what is there" if resumed else "")]
     return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
 
@@ -245,8 +281,10 @@ def stop_check(world: World):
 def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:
     """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not be read."""
     if not args.non_verbose:
-        world.print(f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s; {counts.get('review', 0):,} with "
+        world.print(f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s; {counts.get('review', 0):,} with "
                 f"needs_review, {counts.get('no_code', 0):,} of them without a code ({counts.get('empty', 0):,} texts are empty)")
+    if not is_same(counts["output"], args.output):
+        world.print(f"WARNING: somebody has made {args.output} meanwhile, and it stays as it is: the result is {counts['output']}")
     if counts["unknown"]:
         names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items())
         world.print(f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}; it knows {', '.join(job.coder.languages)}")
@@ -255,7 +293,7 @@ def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, sec
         if without:
             world.print(f"{args.descriptions}: {without:,} of {len(job.coder.codes):,} codes have no description")
     if counts["faults"]:
-        error = TrainingError(f"{counts['faults']:,} rows of {args.input} could not be read and are not in {args.output}; {counts['rejected']} "
+        error = TrainingError(f"{counts['faults']:,} rows of {args.source} could not be read and are not in {counts['output']}; {counts['rejected']} "
                               "lists them by line. All others are there.")
         error.heard_from_main = True                 # all ranks know it at the same time
         raise error

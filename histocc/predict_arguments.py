@@ -3,8 +3,7 @@
 import argparse
 import os
 
-from histocc import cli
-from histocc.checkpoint import BEST, LAST, find
+from histocc import cli, outputs, published
 from histocc.coder import DECODERS
 from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 
@@ -72,22 +71,17 @@ def get_args_parser() -> cli.Parser:
 
 def argument_problems(args: argparse.Namespace) -> list[str]:
     """What is wrong with the arguments themselves, a line each."""
-    inputs = {"the input, which is never changed": args.input, "the file of --descriptions": args.descriptions, "the file of --key": args.key,
-              "the model": find(args.model, (BEST, LAST))}
-    written = {os.path.realpath(args.output), os.path.realpath(args.output + ".rejected.csv")}
-    read = [what for what, path in inputs.items() if path and os.path.realpath(path) in written]
+    inputs = {args.input: "the input", args.descriptions: "the file of --descriptions", args.key: "the file of --key",
+              **dict.fromkeys(published.files_of(args.model), "the model")}
     together = [
         (args.language and args.language_column, "--language and --language-column: give one of them"),
         (args.threshold and args.decoder != "flat", f"--threshold is for --decoder flat; {args.decoder} has none"),
         (len(dict(args.threshold or [])) < len(args.threshold or []), "--threshold: a language stands there twice"),
-        (os.path.isdir(args.output), f"{args.output} is a folder"),
-        (read, f"--output is {' and '.join(read)}, or its list of rejected rows would be; choose another name"),
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),
         (sum((args.bf16, args.fp16, args.use_amp, args.float64)) > 1, "--bf16, --fp16, --use-amp and --float64: give one of them"),
-        (os.path.isfile(args.output) and not args.overwrite and not read,
-         f"{args.output} exists; --overwrite replaces it, or choose another name"),
     ]
     problems = [text for wrong, text in together if wrong]
+    problems += outputs.problems([args.output, args.output + ".rejected.csv"][:1 if not args.output.strip() else 2], inputs, args.overwrite)
     unwritable = cli.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
     return problems + ([unwritable] if unwritable else [])

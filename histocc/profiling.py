@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import shutil
+import tempfile
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from histocc.errors import UserError
+from histocc.outputs import OwnFiles
 
 PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
+OF_PROFILE = ("profile.txt", "trace.json")
 WARM_UP = 3                   # steps before the first that counts
 _active: list[torch.device] = []
 
@@ -29,12 +32,12 @@ def phase(name: str):
 class StepProfiler:
     """Profiles `steps` steps of this process, from the fourth on; `step_done` is to be called after each.
 
-    folder: gets profile.txt and trace.json, which chrome://tracing and Perfetto show. `report` says what came out. Raises UserError
-    where the folder cannot be written.
+    own: of the run's folder, which gets profile.txt and trace.json; chrome://tracing and Perfetto show the latter. say: is told what came
+    out, or that it could not be written.
     """
 
-    def __init__(self, steps: int, folder: str, device: torch.device, say):
-        self.steps, self.folder, self.device, self.say, self.done = steps, folder, device, say, 0
+    def __init__(self, steps: int, own: OwnFiles, device: torch.device, say):
+        self.steps, self.own, self.device, self.say, self.done = steps, own, device, say, 0
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         self.profile = profile(activities=activities)
 
@@ -52,6 +55,13 @@ class StepProfiler:
             self.steps = self.done - WARM_UP
             self._finish()
 
+    def _write_trace(self, file) -> None:
+        with tempfile.TemporaryDirectory() as folder:            # torch writes to a name
+            path = os.path.join(folder, OF_PROFILE[1])
+            self.profile.export_chrome_trace(path)
+            with open(path, "rb") as written:
+                shutil.copyfileobj(written, file)
+
     def _finish(self) -> None:
         self.profile.stop()
         _active.clear()
@@ -61,12 +71,13 @@ class StepProfiler:
         lines = self._phases(events)
         operations = events.table(sort_by="self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total", row_limit=40)
         try:
-            with open(os.path.join(self.folder, "profile.txt"), "w", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n\n" + operations)
-            self.profile.export_chrome_trace(os.path.join(self.folder, "trace.json"))
-        except OSError as error:
-            raise UserError(f"{self.folder}: the profile could not be written: {error.strerror}") from None
-        self.say("\n".join([*lines, f"Operations: {self.folder}/profile.txt; trace: {self.folder}/trace.json"]))
+            text = "\n".join(lines) + "\n\n" + operations
+            table = self.own.write(OF_PROFILE[0], lambda file: file.write(text.encode()))
+            trace = self.own.write(OF_PROFILE[1], self._write_trace)
+        except (OSError, RuntimeError) as error:
+            self.say("\n".join([*lines, f"WARNING: {self.own.folder}: the profile could not be written: {error}"]))
+            return
+        self.say("\n".join([*lines, f"Operations: {table}; trace: {trace}"]))
 
     def _phases(self, events) -> list[str]:
         """The table, out of `key_averages()`. A GPU's timeline repeats the names of the phases: those of the CPU, which waits for it, count."""

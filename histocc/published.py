@@ -5,15 +5,19 @@ What is read is always data: tensors and plain Python values.
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from histocc import checkpoint
+from histocc import checkpoint, encoder_sizes
 from histocc.canine import CanineConfig
+from histocc.checkpoint_schema import CHARS, CONFIG, CONFIG_JSON, LARGEST, MODEL
 from histocc.errors import UserError
+from histocc.file_sums import SUMS, without_sums
+from histocc.schema import Check, apart, described, floats, kind, mapping, maybe, require
 from histocc.text_rules import AS_IS, ASCII_LOWER
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -30,6 +34,7 @@ HUB_NAMES = {
     "occ-canine-v1": f"{HUB_OWNER}/OccCANINE"
 }  # names that the published program takes beside those of the hub
 MAX_LEN = 128
+MOST_JSON = 1 << 26  # bytes of a JSON file
 
 
 class Given(NamedTuple):
@@ -81,6 +86,12 @@ def find_weights(path: str) -> str | None:
     )
 
 
+def files_of(model: str) -> list[str]:
+    """The file of weights that a file or folder names, and the files that are read beside it; [] for a name on the hub."""
+    file = checkpoint.find(model, (checkpoint.BEST, checkpoint.LAST)) or find_weights(model)
+    return [] if file is None else [file, *(os.path.join(os.path.dirname(file), name) for name in BESIDE)]
+
+
 def hub_name(name: str) -> str:
     """The name on the hub of a model as the published program takes it: OccCANINE_s2s_mix is
     Christianvedel/OccCANINE_s2s_mix."""
@@ -116,64 +127,95 @@ def read(file: str, content: dict | None = None) -> Published:
     """
     if content is None:
         content = load_content(file)
-    weights = content["model"] if isinstance(content.get("model"), dict) else content
-    weights = {
-        name.removeprefix("module."): value
-        for name, value in weights.items()
-        if isinstance(value, torch.Tensor)
-    }
-    kind, weights = with_our_names(file, weights)
-    key = (
-        content.get("key")
-        if isinstance(content.get("key"), dict) and content["key"]
-        else _beside(file, "key.json", dict)
-    )
-    chars = content.get("chars") or _beside(file, "chars.json", list)
-    positions = (_beside(file, "config.json", dict) or {}).get("num_classes")
+    parts, weights = with_our_names(file, tensors_of(file, content))
+    require(file, mapping({}, rest=floats(most=LARGEST)), weights, "model")
+    if wrong := apart(weights):
+        raise UserError(f"{file}: model: {wrong}")
+    key, key_file = content.get("key"), file
+    require(file, maybe(kind_of(dict)), key, "key")
+    if not key:
+        key, key_file = _beside(file, "key.json", dict), os.path.join(os.path.dirname(file), "key.json")
+    chars, chars_file = content.get("chars"), file
+    if not chars:
+        chars, chars_file = _beside(file, "chars.json", list), os.path.join(os.path.dirname(file), "chars.json")
+    if chars:
+        require(chars_file, CHARS, chars, "chars")
+    beside = config_beside(file)
     as_trained = {
-        "memory_mask": kind not in ("mixer", "seq2seq"),
-        "target_mask": kind not in ("mixer", "seq2seq"),
+        "memory_mask": parts not in ("mixer", "seq2seq"),
+        "target_mask": parts not in ("mixer", "seq2seq"),
         "max_len": MAX_LEN,
-        "text": AS_IS if kind == "encoder" else ASCII_LOWER,
+        "text": AS_IS if parts == "encoder" else ASCII_LOWER,
     }
+    config = {**sizes(file, weights, beside), **as_trained}
+    require(file, CONFIG, config, "config")
     return Published(
-        kind,
+        parts,
         weights,
-        checked_key(file, key or {}),
+        checked_key(key_file, key or {}),
         list(map(str, chars)) if chars else None,
-        len(positions) if isinstance(positions, list) else None,
-        {**sizes(file, weights), **as_trained},
+        len(beside["num_classes"]) if "num_classes" in beside else None,
+        config,
     )
+
+
+def kind_of(type_: type) -> Check:
+    return kind("names and values" if type_ is dict else "a list", lambda value: isinstance(value, type_))
+
+
+def tensors_of(file: str, content: dict) -> dict[str, torch.Tensor]:
+    """The weights of a file, of whatever names but for the prefix of a wrapped model. Raises UserError where one is no ordinary
+    tensor or two have the same name."""
+    held = content["model"] if isinstance(content.get("model"), dict) else content
+    weights = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    require(file, MODEL, weights, "model")
+    found = {name.removeprefix("module."): value.detach() for name, value in weights.items()}
+    if len(found) < len(weights):
+        raise UserError(f"{file}: model: found tensors with and without 'module.' before their names, expected one of both")
+    return found
+
+
+def config_beside(file: str) -> dict:
+    """config.json beside a file of weights, {} where there is none. Raises UserError."""
+    found = _beside(file, "config.json", dict) or {}
+    require(os.path.join(os.path.dirname(file), "config.json"), CONFIG_JSON, found)
+    return found
 
 
 def checked_key(file: str, key: dict) -> dict[str, int]:
     """code → number in the order of the numbers, from that or from its reverse. Raises UserError unless these
-    are 0, 1, 2 …, each once."""
+    are 0, 1, 2 …, each once, and the codes differ and are not empty."""
     for pairs in (list(key.items()), [(code, number) for number, code in key.items() if isinstance(code, str)]):
-        if len(pairs) == len(key) and all(is_number(number) for _, number in pairs):
+        if len(pairs) == len(key) and all(is_number(number) and is_code(code) for code, number in pairs):
             found = {str(code).strip(): int(number) for code, number in sorted(pairs, key=lambda pair: int(pair[1]))}
             if list(found.values()) == list(range(len(key))):
                 return found
     raise UserError(
         f"{file}: its key must number its {len(key):,} different codes 0 … {len(key) - 1}, each once; it "
         "begins with "
-        + ", ".join(f"{code!r}: {number!r}" for code, number in list(key.items())[:3])
+        + ", ".join(f"{described(code)}: {described(number)}" for code, number in list(key.items())[:3])
     )
 
 
 def is_number(value) -> bool:
     """Whether it is a whole number, or a text of one as it is usually written."""
     if isinstance(value, str):
-        return value.isdecimal() and value == str(int(value))
-    return isinstance(value, int) and not isinstance(value, bool)
+        return len(value) < 18 and value.isdecimal() and value == str(int(value))
+    return type(value) is int and 0 <= value < 10**18
+
+
+def is_code(value) -> bool:
+    """Whether it can be a code: a text that is not empty, or a whole number for one."""
+    return isinstance(value, str) and 0 < len(value.strip()) <= 1000 or type(value) is int and abs(value) < 10**18
 
 
 def load_content(file: str) -> dict:
     """What a file of weights holds; an exported safetensors file that was saved again without its metadata is
-    completed from the JSON files beside it. Raises UserError."""
+    completed from the JSON files beside it. What an exported file says, and what lies beside it, is compared with
+    its checksums. Raises UserError."""
     if not file.endswith(".safetensors"):
         return checkpoint.load_plain(file)
-    content, beside = read_safetensors(file), _beside(file, "config.json", dict) or {}
+    content, beside = read_safetensors(file), config_beside(file)
     if SETTINGS not in content and SETTINGS in beside:
         content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", dict) or {}}
     elif SETTINGS not in content and "memory_mask" in beside:
@@ -181,7 +223,38 @@ def load_content(file: str) -> dict:
             f"{file}: was exported by an earlier version of histocc, which did not write all that coding needs: "
             "export it again from its run"
         )
-    return content
+    settings = content.get(SETTINGS)
+    if not isinstance(settings, dict):
+        return content
+    _check_beside(file, content, beside)
+    newer = type(settings.get("format")) is int and settings["format"] > checkpoint.FORMAT
+    if SUMS in settings and not newer:
+        require(file, MODEL, content["model"], "model")
+        whole = {**settings, "model": content["model"], "key": content.get("key")}
+        without_sums(file, whole, f"{SETTINGS}: ")
+    return {**content, SETTINGS: {name: value for name, value in settings.items() if name != SUMS}}
+
+
+def _check_beside(file: str, content: dict, beside: dict) -> None:
+    """Raises UserError where the JSON files that were written with an exported file say something else than it does."""
+    settings, folder = content[SETTINGS], os.path.dirname(file)
+    config = settings.get("config") if SETTINGS in beside and isinstance(settings.get("config"), dict) else {}
+    expected = {"config.json": ({name: beside.get(name) for name in config}, config)}
+    if SETTINGS in beside:
+        expected["config.json: histocc"] = (_bare(beside[SETTINGS]), _bare(settings))
+        for name, there in (("key.json", content.get("key")), ("chars.json", content.get("chars"))):
+            found = _beside(file, name, dict if name == "key.json" else list)
+            expected[name] = (found, there if found is not None else None)
+    for name, (found, there) in expected.items():
+        if found != there:
+            raise UserError(
+                f"{os.path.join(folder, name)}: found something else than {os.path.basename(file)} says, with which it was "
+                "written: it was changed, or belongs to another model. Put back the one that was exported, or export again"
+            )
+
+
+def _bare(settings: Any) -> Any:
+    return {name: value for name, value in settings.items() if name != SUMS} if isinstance(settings, dict) else settings
 
 
 def read_safetensors(file: str) -> dict:
@@ -194,27 +267,63 @@ def read_safetensors(file: str) -> dict:
     try:
         with safe_open(file, "pt") as found:
             said = found.metadata() or {}
-            entries = {name: json.loads(said[name]) for name in ("key", "chars", SETTINGS) if name in said}
+            entries = {
+                name: parsed(f"{file}: metadata: {name}", said[name])
+                for name in ("key", "chars", SETTINGS)
+                if name in said
+            }
             return {"model": {name: found.get_tensor(name) for name in found.keys()}, **entries}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot be read, it may be damaged ({error})") from None
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file makes the reader fail in any way
+        raise UserError(f"{file}: cannot be read, it may be damaged ({str(error)[:200]})") from None
 
 
-def _beside(file: str, name: str, kind: type):
+def parsed(said: str, text: str) -> Any:
+    """The value that a JSON text writes. said: what a message begins with. Raises UserError, also for names that stand there twice, and
+    numbers that are not finite."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict:
+        if len(dict(found)) < len(found):
+            names = [name for name, _ in found]
+            raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        return dict(found)
+
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise ValueError(f"{digits[:40]} is no finite number")
+        return value
+
+    try:
+        return json.loads(text, object_pairs_hook=pairs, parse_float=number, parse_constant=number)
+    except RecursionError:
+        raise UserError(f"{said}: is not readable as JSON (lists in lists without end)") from None
+    except ValueError as error:
+        raise UserError(f"{said}: is not readable as JSON ({str(error)[:200]})") from None
+
+
+def _beside(file: str, name: str, type_: type):
     """The content of a JSON file beside the weights; or None. Raises UserError."""
     path = os.path.join(os.path.dirname(file), name)
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         return None
+    if not os.path.isfile(path):
+        what = "folder" if os.path.isdir(path) else "link to nothing" if os.path.islink(path) else "pipe or device"
+        raise UserError(f"{path}: found a {what}, expected a JSON file")
     try:
-        with open(path, encoding="utf-8") as text:
-            content = json.load(text)
-    except (ValueError, OSError) as error:
+        with open(path, "rb") as source:
+            content = source.read(MOST_JSON + 1)
+    except OSError as error:
         raise UserError(f"{path}: is not readable as JSON ({error})") from None
-    if not isinstance(content, kind):
-        raise UserError(
-            f"{path}: expected {'names and values' if kind is dict else 'a list'}, found "
-            f"{json.dumps(content)[:80]}"
-        )
+    if len(content) > MOST_JSON:
+        raise UserError(f"{path}: found more than {MOST_JSON:,} bytes, expected a small JSON file")
+    try:
+        text = content.decode("utf-8")
+    except ValueError as error:
+        raise UserError(f"{path}: is not readable as JSON ({error})") from None
+    content = parsed(path, text)
+    require(path, kind_of(type_), content)
     return content
 
 
@@ -263,23 +372,21 @@ def flat_name(name: str, back: bool = False) -> str:
     return name
 
 
-def sizes(file: str, weights: dict[str, torch.Tensor]) -> dict:
-    """config as in a run's checkpoint: from config.json beside the file where there is one, and from the
-    shapes."""
-    width = weights["encoder.char_embeddings.char_position_embeddings.weight"].shape[1]
-    layers = {name.split(".")[3] for name in weights if name.startswith("encoder.encoder.layer.")}
-    found = {
-        "hidden_size": width,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": max(1, width // 64),
-        "intermediate_size": weights["encoder.initial_char_encoder.layer.0.intermediate.dense.weight"].shape[
-            0
-        ],
-    }
-    beside = _beside(file, "config.json", dict) or {}
-    found |= {name: value for name, value in beside.items() if name in CanineConfig.__dataclass_fields__}
-    feedforward = weights.get("decoder.decoder.layers.0.linear1.weight")
+def sizes(file: str, weights: dict[str, torch.Tensor], beside: dict) -> dict:
+    """config as in a run's checkpoint: from the shapes, and of what they do not show from config.json beside the file (`beside`), else as
+    published. Raises UserError where both do not agree."""
+    shown, wrong = encoder_sizes.shown_by(weights)
+    if wrong:
+        raise UserError(f"{file}: model: {wrong}")
+    fields = CanineConfig.__dataclass_fields__
+    said = {name: value for name, value in beside.items() if name in fields}
+    if wrong := encoder_sizes.disagreement(said, weights):
+        raise UserError(f"{file}: config.json beside it: {wrong}")
+    width = shown["hidden_size"]
+    usual = {name: field.default for name, field in fields.items()} | {"num_attention_heads": max(1, width // 64)}
     return {
-        **CanineConfig.from_dict(found).to_dict(),
-        "decoder_dim_feedforward": width if feedforward is None else feedforward.shape[0],
+        **usual,
+        **{name: value for name, value in shown.items() if name in fields},
+        **said,
+        "decoder_dim_feedforward": shown.get("decoder_dim_feedforward", width),
     }

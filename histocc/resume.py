@@ -13,6 +13,11 @@ from histocc.parallel import load_optimizer_state
 from histocc.precision import Precision
 from histocc.sampler import BatchPlan
 
+# What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made now.
+OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
+OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
+OTHER = ", so the checkpoint is of another run: choose another folder, or start anew with --overwrite"
+
 
 def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
     """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it does not fit.
@@ -63,6 +68,15 @@ def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) 
                         f"pass --global-batch-size {total}")
 
 
+def check_files(args: argparse.Namespace, resumed: dict, found: dict[str, int]) -> None:
+    """found: checksum of each file beside the rows that decides the result, by flag. Raises UserError where one was changed."""
+    before = resumed["position"].get("files", found)             # earlier versions did not note them
+    changed = [name for name in before if before[name] != found.get(name)]
+    if changed:
+        raise UserError(f"{getattr(args, changed[0])}: was changed since the run in {args.save_path} began (--{changed[0].replace('_', '-')}). Give "
+                        "it the same file, choose another folder, or start over with --overwrite")
+
+
 def set_threads(resumed: dict | None, world: World) -> None:
     """The number of threads decides the last bits of every sum: a resumed run takes that of its first start."""
     if not resumed or resumed["rng"]["threads"] == torch.get_num_threads():
@@ -76,10 +90,29 @@ def set_threads(resumed: dict | None, world: World) -> None:
 
 
 def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
-    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out. All ranks."""
-    load_optimizer_state(optimizer, resumed["optimizer"])
-    scheduler.load_state_dict(resumed["scheduler"])
+    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out. All ranks. Raises UserError
+    where the checkpoint is of other parameters."""
+    load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
+    held = resumed["scheduler"]
+    if len(held["base_lrs"]) != len(optimizer.param_groups):
+        raise UserError(f"scheduler: base_lrs: found {len(held['base_lrs'])} rates, expected {len(optimizer.param_groups)}{OTHER}")
+    scheduler.load_state_dict({**scheduler.state_dict(), **{name: held[name] for name in OF_SCHEDULER if name in held}})
     precision.load_state(resumed.get("scaler"))
+
+
+def _fitting(state: dict, optimizer: torch.optim.Optimizer) -> dict:
+    """The optimizer's state of a checkpoint; of its groups only the rates and decays, since all else is that of this optimizer. Raises
+    UserError where it is that of other parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    own = optimizer.state_dict()["param_groups"]
+    if [len(group["params"]) for group in state["param_groups"]] != [len(group["params"]) for group in own]:
+        raise UserError(f"optimizer: param_groups: found other groups of parameters than this run trains{OTHER}")
+    for number, entry in state["state"].items():
+        if entry["exp_avg"].shape != parameters[number].shape:
+            raise UserError(f"optimizer: state: {number}: found a state of shape {list(entry['exp_avg'].shape)}, expected "
+                            f"{list(parameters[number].shape)}{OTHER}")
+    groups = [{**ours, **{name: theirs[name] for name in OF_GROUP if name in theirs}} for ours, theirs in zip(own, state["param_groups"])]
+    return {"state": state["state"], "param_groups": groups}
 
 
 def nothing_to_do(args: argparse.Namespace, step: int, stop: int, total: int) -> str:

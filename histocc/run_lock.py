@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import socket
+import stat
 
 from histocc.errors import UserError
+from histocc.machine_errors import in_words
 from histocc.prepared_folder import is_same_file
 
 NAME = "run.lock"
@@ -21,15 +23,17 @@ def run_lock(folder: str):
     has the folder.
     """
     path = os.path.join(folder, NAME)
-    handle = _take(folder, path)
+    handle, is_ours = _take(folder, path)
     _held.add(handle)
     try:
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"host": socket.gethostname(), "process": os.getpid(), "since": datetime.datetime.now().isoformat(
-            " ", "seconds")}).encode(), 0)
+        if is_ours:
+            owner = {"host": socket.gethostname(), "process": os.getpid(), "since": datetime.datetime.now().isoformat(" ", "seconds")}
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, json.dumps(owner).encode(), 0)
         yield
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            if is_ours and is_same_file(handle, path):
+                os.unlink(path)
     finally:
         _held.discard(handle)
         os.close(handle)
@@ -38,7 +42,7 @@ def run_lock(folder: str):
 def is_held(folder: str) -> bool | None:
     """Whether a live job has `folder`; None where that cannot be told: locks of another machine are not always seen. Changes nothing."""
     try:
-        handle = os.open(os.path.join(folder, NAME), os.O_RDONLY)
+        handle = os.open(os.path.join(folder, NAME), os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     except OSError:
@@ -54,13 +58,20 @@ def is_held(folder: str) -> bool | None:
         os.close(handle)
 
 
-def _take(folder: str, path: str) -> int:
+def _take(folder: str, path: str) -> tuple[int, bool]:
+    """(the locked file, whether its content is ours to write: an empty file that was there may be anybody's)"""
     while True:
         try:
             os.makedirs(folder, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            flags, made = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW, True
+            try:
+                handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                handle, made = os.open(path, flags), False
+        except FileNotFoundError:                    # its owner has just removed it
+            continue
         except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+            raise UserError(in_words(error, path)) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -68,10 +79,19 @@ def _take(folder: str, path: str) -> int:
             os.close(handle)
             raise UserError(f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder") from None
         except OSError:                              # no locks here
-            return handle
+            pass
+        if not _is_lock(handle):
+            os.close(handle)
+            raise UserError(f"{path}: is not a lock of this program, which writes one under this name; move it away, or choose another folder")
         if is_same_file(handle, path):
-            return handle
+            return handle, made or os.fstat(handle).st_size > 0
         os.close(handle)                             # its owner has just removed it: take the new one
+
+
+def _is_lock(handle: int) -> bool:
+    """Whether an open file is empty, or what a job writes into its lock."""
+    found = os.fstat(handle)
+    return stat.S_ISREG(found.st_mode) and (not found.st_size or _facts(handle) is not None)
 
 
 _held: set[int] = set()       # a process that is forked while the lock is held, to load data, must not keep it alive
@@ -87,9 +107,15 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _owner(handle: int) -> str:
+def _facts(handle: int) -> dict | None:
+    """What a lock says of the job that took it; None where it is none."""
     try:
-        owner = json.loads(os.pread(handle, 4096, 0))
-        return f"host {owner['host']}, process {owner['process']}, since {owner['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "its host is not known"
+        found = json.loads(os.pread(handle, 4096, 0))
+        return {name: found[name] for name in ("host", "process", "since")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _owner(handle: int) -> str:
+    found = _facts(handle)
+    return f"host {found['host']}, process {found['process']}, since {found['since']}" if found else "its host is not known"

@@ -2,7 +2,9 @@
 
 import contextlib
 import csv
+import errno
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -10,11 +12,13 @@ import time
 from typing import Any
 
 from histocc.hints import Hints
+from histocc.outputs import OwnFiles, kind_of, write_text
 
 COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
            "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
            "token_acc", "flat_acc", "skipped_steps")
-STATUS, RUNNING = "status.json", "running"
+LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
+LARGEST = 1 << 30             # bytes of a log
 MOST = 2.0 ** 53              # from here on floats do not count one by one
 FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
 _DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
@@ -36,12 +40,14 @@ def duration(seconds: float) -> str:
 
 
 def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
-    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written."""
+    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written. Raises OSError for what is no log."""
+    if kind_of(path) is not None or os.path.getsize(path) > LARGEST:
+        raise OSError(errno.EINVAL, "is no file of the size of a log", path)
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         lines = list(file)
     whole = [line for line in lines if line.endswith("\n")]
     found = list(csv.DictReader(line.replace("\0", "") for line in whole))
-    good = [row for row in found if (row.get("step") or "").isdecimal() and None not in row.values()]
+    good = [row for row in found if (row.get("step") or "").isdecimal() and len(row["step"]) < 16 and None not in row.values()]
     return good, len(lines) - len(whole) + len(found) - len(good)
 
 
@@ -60,13 +66,16 @@ class RunLog:
 
     folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
     `again`: its row is still to be written. workers: of a process's loader, for the hints. others: has the methods
-    row and close, too, and is called on rank 0 (`histocc.loggers`).
+    row and close, too, and is called on rank 0 (`histocc.loggers`). own: the run's files in `folder`; None takes all names for its own.
     """
 
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
                  stop: int | None = None, again: bool = False, workers: int = 0,
-                 others: Any = None):
-        self.path = os.path.join(folder, "logs.csv") if folder and is_main else None
+                 others: Any = None, own: OwnFiles | None = None):
+        self.path = self.status_path = None
+        if folder and is_main:
+            own = own or OwnFiles(folder, overwrite=True)
+            self.own, self.path, self.status_path = own, os.path.join(folder, LOG), own.free_name(STATUS)
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.others = others if is_main else None
@@ -81,17 +90,18 @@ class RunLog:
 
     def _start_file(self, step: int) -> None:
         rows = []
-        if step and os.path.isfile(self.path):
+        if step and os.path.isfile(self.path) and self.own.replaces(self.path):
             found, damaged = read_rows(self.path)
             rows = [row for row in found if int(row["step"]) <= step]
             if damaged:
                 print(f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True)
-        temporary = self.path + ".tmp"
-        with open(temporary, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        os.replace(temporary, self.path)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self.path = self.own.free_name(LOG)
+        write_text(self.path, text.getvalue())
+        self.own.saw(self.path)
 
     def say(self, *words: object) -> None:
         if not self.is_main:
@@ -139,6 +149,9 @@ class RunLog:
         """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the end."""
         self.waiting += rows
         try:
+            if os.path.lexists(self.path) and not self.own.replaces(self.path):
+                self.path = self.own.free_name(LOG)              # somebody has put another file there
+                self.say(f"WARNING: {LOG} is no longer that of this run and stays as it is; the next rows are in {self.path}")
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 start = file.tell()
                 try:
@@ -147,6 +160,7 @@ class RunLog:
                 except OSError:
                     os.truncate(self.path, start)
                     raise
+            self.own.saw(self.path)
             self.waiting.clear()
         except OSError as error:
             self.say(f"WARNING: {self.path} could not be written: {error.strerror}. Its rows are kept and tried again.")
@@ -175,11 +189,11 @@ class RunLog:
         if not self.path:
             return
         self.status |= {**values, "updated": time.time()}
-        path = os.path.join(os.path.dirname(self.path), STATUS)
         with contextlib.suppress(OSError):
-            with open(path + ".tmp", "w", encoding="utf-8") as file:
-                json.dump(self.status, file)
-            os.replace(path + ".tmp", path)
+            if os.path.lexists(self.status_path) and not self.own.replaces(self.status_path):
+                self.status_path = self.own.free_name(STATUS)
+            write_text(self.status_path, json.dumps(self.status))
+            self.own.saw(self.status_path)
 
     def close(self, state: str = "ended") -> None:
         """state: what became of the run, in a word or two. Once; later calls do nothing."""
@@ -187,9 +201,9 @@ class RunLog:
             return
         self.status["state"] = state
         self._tell()
-        if self.others is not None:
-            self.others.close()
         if self.waiting:
             self._append()
+        if self.others is not None:
+            self.others.close(stopped=state == STOPPED)
         if self.bar is not None:
             self.bar.close()

@@ -9,7 +9,7 @@ each row weighs and how many observations the whole optimizer step has; other ba
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from histocc.parallel import PeerWait, is_sharded, is_wrapped, no_sync, unwrap, 
 from histocc.precision import LEAST_SCALE, Precision
 from histocc.profiling import phase
 from histocc.run_log import RunLog
+from histocc.stopping import Stopped
 from histocc.counter_rng import derived_seed
 
 CLIP_NORM = 1.0
@@ -123,7 +124,7 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
             break
         world.did(f"step {current_step + 1:,}: waiting for data")
         with phase("data"):
-            batch = meter.time_data(lambda: next(batches, None))
+            batch = meter.time_data(lambda: next_batch(batches, stop))
         if batch is None:
             break
         if opens_step and seed is not None:
@@ -149,6 +150,17 @@ def train_one_epoch(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.M
         with phase("log, validation, saving"):
             boundary(current_step, epoch, learning_rate)
     return current_step
+
+
+def next_batch(batches: Iterator[dict], stop: StopPoll | None) -> dict | None:
+    """The next one; None at the end, and where this process alone was asked to stop while its loader did not answer (`stop` knows)."""
+    try:
+        return next(batches, None)
+    except Stopped:
+        if stop is None:
+            raise
+        stop.asked_by_loader = True
+        return None
 
 
 def add_gradients(model: nn.Module, batch: dict, loss_fn: nn.Module, precision: Precision, factor: float) -> dict[str, Tensor]:
@@ -218,11 +230,14 @@ def evaluate(model: nn.Module, data_loader: Iterable[dict], loss_fn: nn.Module, 
     totals: dict[str, Tensor | float] = {}
     world.did("validation")
     with evaluating(raw_model), whole_weights(raw_model):
-        for batch in data_loader:
+        batches = iter(data_loader)
+        while (batch := next_batch(batches, stop)) is not None:
             if stop is not None and stop():
                 return None
             for name, value in _evaluation_sums(raw_model, to_device(batch, device), loss_fn, formatter, precision, each).items():
                 totals[name] = totals.get(name, 0.0) + value
+    if stop is not None and stop.asked_by_loader:
+        return None
     total = world.sum_over_ranks(totals)
     rows, tokens = max(total.pop("_rows"), 1.0), max(total.pop("_tokens"), 1.0)
     right_tokens = total.pop("_right_tokens")
@@ -275,7 +290,8 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
     data_loaders: "data_loader_train" and, where there is something to validate on, "data_loader_val". A loader with a
     method `at(epoch, first_batch)` starts in the middle of an epoch. There is an evaluation after the last step.
     position: what `save` was given by an earlier run, to go on counting where that stopped. stop: says whether to
-    stop; then everything is saved as last.bin between two steps, and the last step is returned.
+    stop; then everything is saved as last.bin between two steps, and the last step is returned. Raises TrainingError, on all ranks
+    alike, for a run that has diverged; see `histocc.boundary`.
     """
     device = torch.device(device)
     world = world or (current_world(device) if distributed else World(device=device))
@@ -290,7 +306,8 @@ def train(model: nn.Module, data_loaders: dict[str, Any], loss_fn: nn.Module, op
         world, meter, log_interval=log_interval, eval_interval=eval_interval, save_interval=save_interval,
         stop_step=stop_step, steps_per_epoch=steps_per_epoch, save=save, log=log if is_main_process else None,
         save_each_epoch=save_each_epoch, best_val_loss=position.get("best_val_loss"),
-        bad_in_row=position.get("bad_in_row", 0), check_interval=None if is_sharded(model) else check_interval,
+        bad_in_row=position.get("bad_in_row", 0), val_not_finite=position.get("val_not_finite", 0), finite_step=position.get("finite_step"),
+        check_interval=None if is_sharded(model) else check_interval,
         checksum=lambda: checksum(unwrap(model)), started=(current_step, time.perf_counter()), evaluate=None if loader_val is None else
         lambda: evaluate(model, loader_val, loss_fn, device, formatter=formatter, stop=stop, precision=precision, world=world))
     if position.get("unfinished"):

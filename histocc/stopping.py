@@ -11,7 +11,9 @@ import socket
 import threading
 import time
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from histocc.console import occupy_closed_descriptors
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECOND_AFTER = 1.0            # seconds: a launcher may send the same signal twice, a person who repeats it means it
 
 
@@ -54,7 +56,7 @@ class StopRequest:
         self._listens = True
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        before = {number: signal.signal(number, _nothing) for number in SIGNALS}
+        before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True).start()
         try:
@@ -81,11 +83,17 @@ class StopRequest:
             os._exit(128 + number)                   # files are replaced by renames: none is half-written
 
 
+def _is_left_alone(number: int) -> bool:
+    """nohup has SIGHUP ignored: what it starts outlives its terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
 _early: list = []             # the request of `start_listening`, and what keeps it listening
 
 
 def start_listening() -> None:
     """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes seconds."""
+    occupy_closed_descriptors()
     request = StopRequest()
     _early[:] = [request, request.listening()]
     _early[1].__enter__()
@@ -101,8 +109,8 @@ def _nothing(number, frame) -> None:
 
 
 def leave_to_parent(*_) -> None:
-    """In a forked helper process: its parent decides when it ends, so Ctrl-C and SIGUSR1 are not for it."""
+    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -6,7 +6,6 @@ one chunk, however long the file is.
 
 import codecs
 import csv
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,13 +14,14 @@ from itertools import compress, islice
 
 import numpy as np
 
+from histocc import parquet_files
+from histocc.csv_text import BEGIN, CsvLines, detect_encoding, encoding_of_header, is_torn, unquoted
 from histocc.errors import UserError
-from histocc.text import code_points
+from histocc.input_files import opened
+from histocc.parquet_files import is_parquet
 
 CHUNK = 1 << 12               # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-_BLOCK = 1 << 22              # bytes
-_PARQUET = b"PAR1"
 # What the first bytes of other files are.
 _OTHERS = {
     b"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack the archive",
@@ -35,14 +35,13 @@ _OTHERS = {
     b"ARROW1": "an Arrow (Feather) file; save it as Parquet or CSV",
     b"SQLite format 3": "a database; export the table as CSV",
     b"%PDF": "a PDF",
+    b"PARE": "an encrypted Parquet file; write it without encryption",
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "text in UTF-32; save it as UTF-8, for example "
+                    "with: iconv -f UTF-32 -t UTF-8 FILE > utf8.csv"),
+    **dict.fromkeys((b"+/v8", b"+/v9", b"+/v+", b"+/v/"), "text in UTF-7; save it as UTF-8, for example with: "
+                    "iconv -f UTF-7 -t UTF-8 FILE > utf8.csv"),
 }
-_BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_SYMBOL_IN_WORD = re.compile(rb"[A-Za-z][\xa0-\xbf](?=[a-z])")       # in Windows-1252 signs such as ¢ and ¿, elsewhere letters
 _LINE_BREAK = re.compile("\r\n|\r|\n")
-_NOT_IN_WINDOWS_1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
-
-csv.field_size_limit(1 << 24)   # characters of a cell: an open quotation mark must not swallow the memory with the file
-
 
 @dataclass
 class Chunk:
@@ -55,59 +54,29 @@ class Chunk:
     faults: list[tuple[int, str, str]] = field(default_factory=list)
 
 
-def is_parquet(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(4) == _PARQUET
-
-
 def read_header(path: str, delimiter: str | None = None) -> tuple[list[str], str]:
     """(column names, delimiter) of a file; `delimiter` None finds it. Raises UserError for what cannot be a table."""
-    if os.path.isdir(path):
-        raise UserError(f"{path}: is a folder, not a file")
-    try:
-        with open(path, "rb") as file:
-            begin = file.read(16)
+    with opened(path) as file:
+        begin = file.read(BEGIN)
         kind = next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None)
         if kind:
             raise UserError(f"{path}: is not a CSV file but {kind}")
-        if begin.startswith(_PARQUET):
-            return _parquet(path).schema_arrow.names, ""
-        return _csv_header(path, begin, delimiter)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _csv_header(path: str, begin: bytes, delimiter: str | None) -> tuple[list[str], str]:
-    mark = next((encoding for mark, encoding in _BYTE_ORDER_MARKS.items() if begin.startswith(mark)), None)
-    with open(path, "rb") as file:
-        first = file.readline(1 << 20)
-    if b"\0" in first and mark != "utf-16":
-        what = "looks like UTF-16 without a byte order mark; save it as UTF-8" if first.strip(b"\0").count(b"\0") * 3 > len(first) else \
-            "is not a text file (a NUL byte in the first line)"
-        raise UserError(f"{path}: {what}")
-    for encoding in [mark] if mark == "utf-16" else ["utf-8-sig", "windows-1252", "latin-1"]:
+        if begin.startswith(parquet_files.MAGIC):
+            return parquet_files.column_names(path), ""
+        encoding = encoding_of_header(path, begin)
+        file.seek(0)
+        table = CsvLines(path, file, encoding, errors="replace")
+        line = table.begin.partition(table.end)[0]
+        if not line.strip():
+            raise UserError(f"{path}: is empty" if not table.begin else
+                            f"{path}: the first line, with the column names, is blank")
+        found = delimiter or max(DELIMITERS.values(), key=unquoted(line).count)   # the first where none occurs
         try:
-            if mark != "utf-16":
-                first.decode(encoding)               # of the first line alone: what follows is looked at as a whole later
-            with open(path, encoding=encoding, errors="replace", newline="") as file:
-                line = file.readline(1 << 20)
-                if not line.strip():
-                    raise UserError(f"{path}: is empty" if not line else
-                                    f"{path}: the first line, with the column names, is blank")
-                found = delimiter or max(DELIMITERS.values(), key=_unquoted(line).count)    # the first where none occurs
-                file.seek(0)
-                return next(csv.reader(file, delimiter=found, strict=True)), found
-        except UnicodeError:
-            continue
+            return next(table.rows(found)), found
         except csv.Error as error:
-            raise UserError(f"{path}: the column names in the first line are not readable as CSV ({error})") from None
-    raise UserError(f"{path}: the first line is not readable as text")
-
-
-def _unquoted(line: str) -> str:
-    return "".join(line.split('"')[::2])
+            reason = "a carriage return stands inside it" if is_torn(error) else error
+            raise UserError(f"{path}: the column names in the first line are not readable as CSV ({reason})"
+                            ) from None
 
 
 def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str]:
@@ -125,121 +94,99 @@ def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str
     return problems
 
 
-def detect_encoding(path: str) -> str:
-    """utf-8-sig (with or without byte order mark), utf-16 (with one) or windows-1252, from all bytes of a CSV file.
-
-    Raises UserError for what is none of them, since guessing would spoil letters: a file that is UTF-8 for the most
-    part, one whose bytes are those of an old DOS or Mac code page.
-    """
-    with open(path, "rb") as file:
-        begin = file.read(3)
-    if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return "utf-16"
-    if _is_utf8(path):
-        return "utf-8-sig"
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    good = bad = lines = odd = 0
-    first = (0, 0)                                   # line and byte
-    bytes_seen = np.zeros(256, dtype=np.int64)
-    with open(path, "rb") as file:
-        more = True
-        while more:
-            block = file.read(_BLOCK)
-            more = len(block) > 0
-            text = decoder.decode(block, final=not more)
-            if not text.isascii():
-                points = code_points(text)
-                wrong = (points >= 0xDC80) & (points <= 0xDCFF)
-                found = int(wrong.sum())
-                good += int((points >= 0x80).sum()) - found
-                if found and not bad:
-                    at = int(np.argmax(wrong))
-                    first = (lines + (text.count("\n", 0, at) or text.count("\r", 0, at)) + 1, int(points[at]) - 0xDC00)
-                bad += found
-                bytes_seen += np.bincount(np.frombuffer(block, np.uint8), minlength=256)
-                odd += len(_SYMBOL_IN_WORD.findall(block))
-            lines += text.count("\n") or text.count("\r")
-    where = f"{path}: is not UTF-8 (byte 0x{first[1]:02x} in line {first[0]:,}"
-    if good * 100 > bad or begin == codecs.BOM_UTF8:
-        raise UserError(f"{where}; {bad:,} such bytes beside {good:,} letters that are UTF-8). Parts of different encodings "
-                        "were put together: save each as UTF-8 first, or mend these lines")
-    if bytes_seen[list(_NOT_IN_WINDOWS_1252)].any() or bytes_seen[0x80:0xA0].sum() + odd > bytes_seen[0xC0:].sum():
-        raise UserError(f"{where}) and not Windows-1252, but looks like an old DOS or Mac code page. Save it as UTF-8, for "
-                        f"example with\n  iconv -f CP850 -t UTF-8 {shlex.quote(path)} > utf8.csv\n  (or -f MACINTOSH; look "
-                        "at the letters afterwards)")
-    return "windows-1252"
-
-
-def _is_utf8(path: str) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with open(path, "rb") as file:
-        try:
-            while block := file.read(_BLOCK):
-                decoder.decode(block)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return False
-    return True
-
-
 def read_chunks(path: str, columns: list[str] | None, delimiter: str | None = None, encoding: str | None = None) -> Iterator[Chunk]:
     """All rows below the header, with the cells of `columns`, which the header must have; None: all columns, in order.
 
     delimiter, encoding: None finds them. Raises UserError where the rest of the file cannot be read.
     """
     header, delimiter = read_header(path, delimiter)
+    if is_parquet(path):
+        row = 0
+        for cells in parquet_files.read_columns(path, columns, CHUNK):
+            yield Chunk(np.arange(row, row + len(cells[0]), dtype=np.int64) + 1, cells)
+            row += len(cells[0])
+        return
     places = list(range(len(header))) if columns is None else [header.index(name) for name in columns]
-    try:
-        if is_parquet(path):
-            yield from _parquet_chunks(path, columns)
-            return
-        yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
-    except UnicodeError as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
+    yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
 
 
 def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: list[int]) -> Iterator[Chunk]:
-    with open(path, encoding=encoding, newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+    with opened(path) as file:
+        table = CsvLines(path, file, encoding)
+        reader = table.rows(delimiter)
         next(reader, None)
         more = True
         while more:
-            start, rows, faults = reader.line_num, [], []
-            try:
-                rows.extend(islice(reader, CHUNK))   # keeps what came before an error
-                more = len(rows) == CHUNK
-            except csv.Error as error:
-                faults.append(_broken_row(path, int(_ends(rows, start)[-1]) + 1, reader.line_num, error))
-                rows.append([])                      # passed over, so that the next row's line is right
-            if width == 1:                           # an empty line is a row with an empty cell
-                whole = len(rows) - len(faults)
-                rows[:whole] = [row or [""] for row in rows[:whole]]
+            rows, faults, ends = [], [], [np.array([reader.line_num])]
+            while more and len(rows) < CHUNK:
+                start, before, last = reader.line_num, len(rows), None
+                try:
+                    rows.extend(islice(reader, CHUNK - before))      # keeps what came before an error
+                    more, last = len(rows) == CHUNK, reader.line_num
+                except csv.Error as error:
+                    fault = error
+                if width == 1:                       # an empty line is a row with an empty cell
+                    rows[before:] = [row or [""] for row in rows[before:]]
+                ends.append(_ends(rows[before:], start, last, table.end))
+                if last is None:
+                    line = int(ends[-1][-1]) + 1 if len(rows) > before else start + 1
+                    faults.append(_broken_row(table, line, delimiter, fault))
+                    rows.append([])                  # passed over, so that the next row's line is right
+                    ends.append(np.array([reader.line_num]))
             if rows:
-                ends = _ends(rows, start, reader.line_num)
-                yield _chunk(rows, start, ends[1:], faults, delimiter, width, places)
+                spans = np.concatenate(ends)
+                yield _chunk(rows, table.numbers(spans[:-1] + 1), table.numbers(spans[1:], "right"), faults,
+                             delimiter, width, places)
+            table.forget()
 
 
-def _ends(rows: list[list[str]], start: int, last: int | None = None) -> np.ndarray:
-    """`start`, and the line on which each row ends, int64 [n + 1]; `last` is the last of them where it is known."""
-    if last == start + len(rows):                    # only quoted line breaks make a row longer than a line
-        return np.arange(start, last + 1)
-    breaks = [sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
-    return start + np.concatenate([[0], np.cumsum(np.array(breaks, dtype=np.int64) + 1)])
+def _ends(rows: list[list[str]], start: int, last: int | None, end: str) -> np.ndarray:
+    """The line on which each row ends, int64 [n], for rows that begin behind the line `start`; `last` is the
+    last of them where it is known."""
+    if last == start + len(rows):                    # only quoted line ends make a row longer than a line
+        return np.arange(start + 1, last + 1)
+    breaks = [sum(cell.count(end) for cell in row) for row in rows]
+    return start + np.cumsum(np.array(breaks, dtype=np.int64) + 1)
 
 
-def _broken_row(path: str, line: int, last: int, error: csv.Error) -> tuple[int, str, str]:
-    """The fault of a row that is not CSV. Raises UserError where it has swallowed the rows below it."""
-    if last > line:
-        raise UserError(f"{path}, line {line:,}: a quotation mark there is not closed before line {last:,}, so that the rows "
-                        "between would be lost. A cell that begins with a quotation mark must end with one, and quotation "
-                        f"marks inside it must be doubled ({error})")
-    return (line, "broken quotation marks", "a cell that begins with a quotation mark must end with one, and those inside it "
-            f"must be doubled ({error})")
+def _is_open(line: str, delimiter: str) -> bool:
+    """Whether a cell begins in the line with a quotation mark that is not closed there."""
+    return re.search(f'(?:^|{re.escape(delimiter)})"[^"]*(?:""[^"]*)*$', line) is not None
 
 
-def _chunk(rows: list[list[str]], start: int, ends: np.ndarray, faults: list, delimiter: str, width: int,
+def _broken_row(table: CsvLines, line: int, delimiter: str, error: csv.Error) -> tuple[int, str, str]:
+    """The fault of a row that is not CSV; line: where it begins, as it is handed out. Raises UserError where
+    other rows are lost with it."""
+    last = table.reader.line_num
+    first, end = int(table.numbers(line)), int(table.numbers(last))
+    where = f"{table.path}, line {first:,}"
+    if str(error).startswith("field larger"):
+        raise UserError(f"{where}: a cell there has more than {csv.field_size_limit():,} characters (down to "
+                        f"line {end:,}). Is a quotation mark not closed?")
+    if last > line and not is_torn(error):
+        raise UserError(f"{where}: a quotation mark there is not closed before line {end:,}, so that the rows "
+                        "between would be lost. A cell that begins with a quotation mark must end with one, and "
+                        f"quotation marks inside it must be doubled ({error})")
+    if not str(error).startswith("unexpected end") and _is_open(table.last_line(), delimiter):
+        raise UserError(f"{where}: a row that cannot be read goes on in the lines below {end:,}, so that it "
+                        f"cannot be told where the next one begins; mend it ({error})")
+    if is_torn(error):
+        inside = int(table.numbers(last, "right")) - last - (first - line)   # line breaks that end no line
+        if table.end == "\r" or inside > 1:
+            mend = f"tr -s '\\r' '\\n' < {shlex.quote(table.path)} > mended.csv"
+            raise UserError(f"{where}: lines end there in another way than before (some with a carriage return, "
+                            "some with a line feed), so that several rows would be taken for one. Give all "
+                            f"lines the same end, for example with\n  {mend}")
+        return (first, "carriage return in a row", "a carriage return stands in the row outside of quotation "
+                "marks, so that it may be one row or two: put the cell into quotation marks, or remove the "
+                "carriage return")
+    return (first, "broken quotation marks", "a cell that begins with a quotation mark must end with one, and "
+            f"those inside it must be doubled ({error})")
+
+
+def _chunk(rows: list[list[str]], lines: np.ndarray, ends: np.ndarray, faults: list, delimiter: str, width: int,
            places: list[int]) -> Chunk:
-    lines = np.concatenate([[start], ends[:-1]]) + 1
+    """lines, ends: the first and the last line of each row, int64 [n]."""
     keep = None
     if set(map(len, rows)) != {width}:
         sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
@@ -255,7 +202,7 @@ def _chunk(rows: list[list[str]], start: int, ends: np.ndarray, faults: list, de
                     "that is not closed swallows the rows below it") for i in swallowing if len(rows[i]) == width]
     if keep is not None:
         rows, lines = list(compress(rows, keep)), lines[keep]
-    return Chunk(lines, [[row[place] for row in rows] for place in places], faults)
+    return Chunk(lines, [[row[place] for row in rows] for place in places], sorted(faults))
 
 
 def _swallows(cell: str, delimiter: str, columns: int) -> bool:
@@ -263,32 +210,3 @@ def _swallows(cell: str, delimiter: str, columns: int) -> bool:
     A delimiter before a blank is taken for one of prose."""
     breaks = len(_LINE_BREAK.findall(cell))
     return columns > 1 and breaks > 0 and cell.count(delimiter) - cell.count(delimiter + " ") >= breaks * (columns - 1)
-
-
-def _parquet(path: str):
-    try:
-        from pyarrow import lib, parquet
-    except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or histocc with the extra parquet)") from None
-    try:
-        return parquet.ParquetFile(path)
-    except lib.ArrowException as error:
-        raise UserError(f"{path}: is a damaged Parquet file ({error})") from None
-
-
-def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
-    import pyarrow
-
-    row = 0
-    try:
-        for batch in _parquet(path).iter_batches(CHUNK, columns=columns):
-            cells = []
-            found = batch.columns if columns is None else [batch.column(batch.schema.get_field_index(name)) for name in columns]
-            for values in found:                     # all of them: by place, since names may repeat
-                if pyarrow.types.is_dictionary(values.type):
-                    values = values.dictionary_decode()
-                cells.append([value or "" for value in values.cast(pyarrow.string()).to_pylist()])
-            yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
-            row += len(batch)
-    except (pyarrow.lib.ArrowException, OSError) as error:
-        raise UserError(f"{path}, row {row + 1:,} or below: cannot be read as text ({error})") from None

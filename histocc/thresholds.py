@@ -7,8 +7,10 @@ without them 0.5 counts.
 from typing import NamedTuple
 
 from histocc.errors import UserError
+from histocc.schema import mapping, real, text
 
 USUAL = 0.5
+TABLE = mapping({"default": real(0, 1), "by_language": mapping({}, rest=real(0, 1)), "source": text(100)})
 
 # Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their
 # package).
@@ -47,13 +49,9 @@ class Thresholds(NamedTuple):
         held = state.get("thresholds")
         if held is None:
             return cls({None: USUAL}, "usual")
-        try:
-            values = {None: held["default"], **held["by_language"]}
-            if all(isinstance(value, float) and 0 <= value <= 1 for value in values.values()):
-                return cls(values, str(held["source"]))
-        except (TypeError, KeyError):
-            pass
-        raise UserError(f"the thresholds of the model are not probabilities by language: {str(held)[:200]}")
+        if wrong := TABLE(held):
+            raise UserError(f"the thresholds of the model are not probabilities by language: {wrong}")
+        return cls({None: held["default"], **held["by_language"]}, held["source"])
 
     def with_given(self, given: float | dict[str | None, float] | None) -> "Thresholds":
         """The same with those that a user names: one number for all, or by language, where None stands for

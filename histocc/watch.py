@@ -13,7 +13,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from histocc.cli import make_parser, speak_any_encoding
+from histocc.cli import make_parser, run_command
+from histocc.console import output_is_lost
 from histocc.errors import UserError
 from histocc.run_lock import is_held
 from histocc.run_log import MOST, RUNNING, STATUS, duration, numbers
@@ -154,21 +155,13 @@ def watch(args: argparse.Namespace) -> None:
             trouble = [f"not now     {error}; the view is the last one, and it looks again"]
         text = "\n".join(lines(view, max(60, min(120, shutil.get_terminal_size().columns))) + trouble)
         print((CLEAR if terminal else "") + (HOME if terminal else "") + text, flush=True)
-        if args.once or not view.running:
+        if args.once or not view.running or output_is_lost():
             return
         time.sleep(max(0.2, args.every))
 
 
 def main(argv: list[str] | None = None) -> int:
-    speak_any_encoding()
-    try:
-        watch(get_args_parser().parse_args(argv))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(lambda: watch(get_args_parser().parse_args(argv)))
 
 
 if __name__ == "__main__":

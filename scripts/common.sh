@@ -2,104 +2,33 @@
 # What launch_training.sh, run_multi_gpu_train.sh and tests/run have in common. Sourced, never run.
 # Written for bash 3.2 too: an empty array is expanded as ${A[@]+"${A[@]}"}.
 
-REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+REPO=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+PRINT_ONLY=''
+
+# A closed descriptor would be given to the next file that a process opens, and what is printed would go there.
+{ true <&0; } 2>/dev/null || exec </dev/null
+{ true >&1; } 2>/dev/null || exec >/dev/null
+(true >&2) || exec 2>/dev/null
+
+# say LINE…: prints, and succeeds whatever becomes of that: a full disk, a closed pipe or terminal ends no run.
+# The subshell also keeps SIGPIPE and what could not be written away from this shell.
+say() {
+  { (printf '%s\n' "$@"); } 2>/dev/null || true
+}
+
+# say_words WORD…: the words as one line that a shell reads as the same words.
+say_words() {
+  { (printf ' %q' "$@" && echo); } 2>/dev/null || true
+}
 
 # fail LINE…: says what is wrong and ends with 2, as the scripts do for a user's mistake.
 fail() {
-  printf 'error: %s\n' "$1" >&2
-  shift
-  (($# == 0)) || printf '  %s\n' "$@" >&2
+  (printf 'error: %s\n' "$1" && shift && { (($# == 0)) || printf '  %s\n' "$@"; }) >&2 || true
   exit 2
 }
 
-# ---- environment ----
-
-# probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or none,
-# options of its torchrun", or why not.
-probe() {
-  PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
-import importlib.util, re, sys
-if sys.version_info < (3, 11):
-    sys.exit(print("Python %d.%d is older than 3.11" % sys.version_info[:2]) or 1)
-missing = [name for name in ("torch", "numpy", *sys.argv[1:]) if importlib.util.find_spec(name) is None]
-if missing:
-    sys.exit(print("it has no", ", ".join(missing)) or 1)
-try:
-    import numpy, torch
-    from torch.distributed.run import get_args_parser
-except Exception as error:
-    sys.exit(print("torch or numpy cannot be imported:", " ".join(str(error).split())) or 1)
-if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
-    sys.exit(print("torch", torch.__version__, "is older than 2.10") or 1)
-usage = get_args_parser().format_help()
-print(torch.__version__, torch.version.cuda or torch.version.hip or "none",
-      *(option for option in ("--signals-to-handle", "--shutdown-timeout") if option in usage))
-EOF
-  ) && [[ -n $PROBED ]]
-}
-
-# set_up REQUIREMENTS [MODULE…]: sets PYTHON to that of the active environment where it has torch, numpy and the modules,
-# else to that of .venv, which is made and filled here.
-set_up() {
-  local name active reason=''
-  for name in python python3; do
-    active=$(command -v "$name" || true)
-    [[ -n $active && $active != "$REPO/.venv/bin/"* ]] || continue
-    if probe "$active" "${@:2}"; then
-      PYTHON=$active
-      echo "Environment: $PYTHON, torch ${PROBED%% *}"
-      return
-    fi
-    reason=${reason:-" ($active is not used: ${PROBED:-it does not start})"}
-  done
-  PYTHON=$REPO/.venv/bin/python
-  echo "Environment: $REPO/.venv$reason"
-  fill_venv "$@"
-}
-
-# The file `unfinished` stands in .venv while it is being filled, so that an interrupted start is noticed and mended;
-# `installed-REQUIREMENTS` says for which requirements it was filled, so that the next start costs nothing.
-fill_venv() {
-  local venv=$REPO/.venv unfinished=$REPO/.venv/unfinished done_for=$REPO/.venv/installed-$1 log=$REPO/.venv/pip.log wanted base
-  wanted=$(cat "$REPO/requirements.txt" "$REPO/$1" | cksum)
-  if [[ ! -e $unfinished && ( ! -e $done_for || $(cat "$done_for") == "$wanted" ) ]] && probe "$PYTHON" "${@:2}"; then
-    return
-  fi
-  if [[ -e $unfinished ]] || ! "$PYTHON" -m pip --version >/dev/null 2>&1; then
-    base=$(find_python)
-    [[ ! -e $venv ]] || echo "  making it anew: it is broken, or an earlier start was interrupted"
-    echo "  making it with $("$base" --version)"
-    rm -rf "$venv"
-    mkdir "$venv"
-    touch "$unfinished"
-    "$base" -m venv "$venv" >"$log" 2>&1 || pip_failed "$log"
-  fi
-  touch "$unfinished"
-  echo "  installing $1 (torch alone is a download of 200 MB to 3 GB; log: $log)"
-  "$PYTHON" -m pip install --no-input --disable-pip-version-check -r "$REPO/$1" >"$log" 2>&1 </dev/null || pip_failed "$log"
-  probe "$PYTHON" "${@:2}" || fail "$venv was filled, but: $PROBED"
-  echo "$wanted" >"$done_for"
-  rm "$unfinished"
-  echo "  installed"
-}
-
-pip_failed() {
-  tail -n 25 "$1" >&2
-  (fail "the installation failed; the lines above are the end of $1" \
-    "The same command tries again. An activated environment with torch 2.10 or newer is used instead of .venv.") || exit 1
-}
-
-find_python() {
-  local name
-  for name in python3.11 python3.12 python3.13 python3.14 python3 python; do
-    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-      command -v "$name"
-      return
-    fi
-  done
-  fail "Python 3.11 or newer, with its venv module, was not found." \
-    "Install it (on Debian and Ubuntu: python3.11 and python3.11-venv), or activate an environment with torch 2.10 or newer."
-}
+# shellcheck source=scripts/environment.sh
+source "$REPO/scripts/environment.sh"
 
 # ---- arguments of the launchers ----
 
@@ -107,7 +36,8 @@ find_python() {
 usage_of_both() {
   cat <<'EOF'
   --print-only  print what would run and stop (so does HISTOCC_LAUNCH_DRY_RUN=1);
-                the environment is set up if it is not yet there
+                nothing is installed or written; without an environment that has
+                torch the columns of DATA are not read
   -- FLAGS      flags of the training script; python finetune.py --help lists them.
                 Without --target-cols the columns hisco_1 ... hisco_5 or OCC1950_1/2
                 that the file has, and their formatter; --language-col lang where it
@@ -123,6 +53,8 @@ From the environment:
                         and the first one's name; the same command on each of them
   OMP_NUM_THREADS       threads of a process (default: cores / processes)
 
+NUM is at most the number of GPUs; on CPUs at most four for each core, or 8 where that
+is more.
 The same command again goes on where the run stopped. Uses the active Python environment
 if it has torch 2.10 or newer and numpy, else makes .venv beside this script. The exit
 code is torchrun's; 2 where the arguments are wrong and nothing was started.
@@ -134,26 +66,36 @@ EOF
 read_arguments() {
   OWN_SCRIPT=${SCRIPT:-}
   [[ -z $OWN_SCRIPT || -f $OWN_SCRIPT ]] || fail "SCRIPT=$OWN_SCRIPT: no such file"
+  [[ $OWN_SCRIPT != -* ]] || OWN_SCRIPT=./$OWN_SCRIPT
   export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # started from another folder, python finds histocc all the same
-  NUM='' DATA='' FLAGS=() CONFIG=() PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-} NUMBERED_BY_SRUN=''
+  NUM='' DATA='' FLAGS=() CONFIG=() NUMBERED_BY_SRUN=''
+  PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
+  [[ $PRINT_ONLY != 0 ]] || PRINT_ONLY=''
   while (($#)); do
     case $1 in
       -h | --help) usage; exit 0 ;;
       --print-only) PRINT_ONLY=1 ;;
       --) shift; FLAGS=("$@"); break ;;
+      -[0-9]*) fail "NUM=$1: expected the number of processes, at least 1" ;;
       -*) fail "unknown option $1. Flags for the training script stand after --: [NUM] [DATA] -- $1" ;;
-      *[!0-9]* | '')
-        if [[ $1 == all ]]; then
-          set_once NUM "$1"
-        else
-          [[ -n $1 ]] || fail "DATA is empty: expected a CSV or Parquet file, or a folder with train.csv and val.csv (or .parquet)"
-          set_once DATA "$1"
-        fi ;;
-      *) set_once NUM "$((10#$1))" ;;
+      all) set_once NUM all ;;
+      *[!0-9]* | '') take_data "$1" ;;
+      *) set_once NUM "$1" ;;
     esac
     shift
   done
-  [[ $NUM != 0 ]] || fail "NUM is the number of processes: at least 1"
+  if [[ -n $NUM && $NUM != all ]]; then
+    NUM=${NUM#"${NUM%%[!0]*}"}                          # 007 is 7
+    [[ -n $NUM ]] || fail "NUM is the number of processes: at least 1"
+  fi
+  [[ -z $PRINT_ONLY ]] || export PYTHONDONTWRITEBYTECODE=1
+}
+
+# take_data WORD: sets DATA, where that is a file or folder.
+take_data() {
+  [[ -n $1 ]] || fail "DATA is empty." "$EXPECTED"
+  [[ -e $1 ]] || fail "$1: no such file or folder, and no number of processes." "$EXPECTED"
+  set_once DATA "$1"
 }
 
 set_once() {
@@ -178,47 +120,66 @@ has_flag() {
 }
 
 # Sets CONFIG to what the file of --config holds, as flags, without what the script leaves out of an args.json; what is wrong
-# with the file the script says.
+# with the file the script says. Needs no torch: histocc is taken as a bare folder.
 read_config() {
   has_flag --config || return 0
-  local line
-  while IFS= read -r line; do CONFIG+=("$line"); done < <("$PYTHON" - "$VALUE" <<'EOF'
-import json, sys, tomllib
+  local flag was_read=''
+  while IFS= read -r -d '' flag; do
+    if [[ -z $flag ]]; then was_read=1; else CONFIG+=("$flag"); fi
+  done < <([[ -z $ANY_PYTHON ]] || "$ANY_PYTHON" - "$VALUE" "$REPO/histocc" 2>/dev/null <<'EOF'
+import json, os, sys, types
+sys.modules["histocc"] = types.ModuleType("histocc")
+sys.modules["histocc"].__path__ = [sys.argv[2]]
+import tomllib
 from histocc.config_file import OF_ONE_START
 is_args = sys.argv[1].endswith(".json")
+found = {}
 try:
-    with open(sys.argv[1], "rb") as file:
-        found = json.load(file) if is_args else tomllib.load(file)
-except (OSError, ValueError):
-    found = {}
-for name, value in found.items():
+    if os.path.isfile(sys.argv[1]):
+        with open(sys.argv[1], "rb") as file:
+            found = json.load(file) if is_args else tomllib.load(file)
+except (OSError, ValueError, RecursionError):
+    pass
+for name, value in found.items() if isinstance(found, dict) else ():
     if value not in (None, False) and not (is_args and name in OF_ONE_START):
-        print(f"--{name}={value}")
+        sys.stdout.buffer.write(f"--{name}={value}".replace("\0", " ").encode("utf-8", "replace") + b"\0")
+sys.stdout.buffer.write(b"\0")
 EOF
   )
+  [[ -n $was_read ]] || say "Config:      $VALUE is not read here: what it says does not count in the lines below"
 }
 
 # ---- processes ----
 
 # GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves.
 count_gpus() {
-  local listed all visible=0 id
+  local listed all visible=0 id ids=()
   listed=$(nvidia-smi --list-gpus 2>/dev/null || true)
   all=$(grep -c '^GPU ' <<<"$listed" || true)
   if [[ -z ${CUDA_VISIBLE_DEVICES+set} ]]; then
     echo "$all"
     return
   fi
-  for id in ${CUDA_VISIBLE_DEVICES//,/ }; do          # as CUDA reads it: up to the first that is not there
-    [[ ! $id =~ ^-?[0-9]+$ ]] || ((id >= 0 && id < all)) || break
+  IFS=', ' read -r -a ids <<<"$CUDA_VISIBLE_DEVICES" || true
+  for id in ${ids[@]+"${ids[@]}"}; do                 # as CUDA reads it: up to the first that is not there
+    case $id in
+      GPU-* | MIG-*) ;;
+      *[!0-9]* | ?????????*) break ;;
+      *) ((10#$id < all)) || break ;;
+    esac
     visible=$((visible + 1))
   done
   ((all == 0)) && echo 0 || echo "$visible"
 }
 
+# more_than NUMBER LIMIT: also for a NUMBER of more digits than the shell can count to.
+more_than() {
+  ((${#1} > 9)) || (($1 > $2))
+}
+
 # choose_processes DEFAULT (a number, or all): sets GPUS, PROCESSES and DEVICES, in words.
 choose_processes() {
-  local default=$1 hidden=''
+  local default=$1 hidden='' limit cores
   GPUS=$(count_gpus)
   [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || hidden=" (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)"
   if has_flag --device && [[ $VALUE == cpu ]]; then
@@ -227,7 +188,11 @@ choose_processes() {
   if ((GPUS == 0)); then
     PROCESSES=${NUM:-$default}
     [[ $PROCESSES != all ]] || PROCESSES=2
-    DEVICES="NO GPU$hidden: TRAINING ON CPUS, $PROCESSES process(es) on $(cores) core(s)"
+    cores=$(cores)
+    limit=$((4 * cores > 8 ? 4 * cores : 8))
+    ! more_than "$PROCESSES" "$limit" || fail "$PROCESSES processes are too many for the $cores core(s) of this machine." \
+      "Ask for at most $limit: on CPUs NUM is limited to four for each core, or 8 where that is more"
+    DEVICES="NO GPU$hidden: TRAINING ON CPUS, $PROCESSES process(es) on $cores core(s)"
     return
   fi
   PROCESSES=$NUM
@@ -236,7 +201,7 @@ choose_processes() {
   elif [[ -z $NUM ]]; then
     PROCESSES=$((default < GPUS ? default : GPUS))
   fi
-  ((PROCESSES <= GPUS)) || fail \
+  ! more_than "$PROCESSES" "$GPUS" || fail \
     "$PROCESSES processes need a GPU each, but $GPUS can be used here$hidden." \
     "Ask for at most $GPUS, set CUDA_VISIBLE_DEVICES to more of them, or train on CPUs with -- --device cpu"
   DEVICES="$PROCESSES of $GPUS GPU(s)$hidden"
@@ -248,8 +213,10 @@ cores() {
   (unset OMP_NUM_THREADS OMP_THREAD_LIMIT; nproc 2>/dev/null) || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1
 }
 
+# Without any Python, which --print-only can do without, the port that is usual.
 free_port() {
-  "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  [[ -n $ANY_PYTHON ]] || { echo 29500; return; }
+  "$ANY_PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
 # ---- what to run ----
@@ -273,16 +240,18 @@ table_in_data() {
 choose_script() {
   local validation
   if [[ -d $DATA ]]; then
+    [[ -r $DATA && -x $DATA ]] || fail "$DATA may not be read by this user."
     HEADER_OF=$(table_in_data train) || exit 2
     validation=$(table_in_data val) || exit 2
     SCRIPT=train_mixer.py ARGUMENTS=(--train-data "$HEADER_OF" --val-data "$validation")
     return
   fi
-  [[ -e $DATA ]] || fail "$DATA: no such file or folder." "$EXPECTED"
+  [[ -f $DATA ]] || fail "$DATA is no regular file: a table is read several times." "$EXPECTED"
   case $DATA in
     *.[cC][sS][vV] | *.[tT][sS][vV] | *.[tT][xX][tT] | *.[pP][aA][rR][qQ][uU][eE][tT]) ;;
     *) fail "$DATA is neither a table nor a folder of tables." "$EXPECTED" ;;
   esac
+  [[ -r $DATA ]] || fail "$DATA may not be read by this user."
   HEADER_OF=$DATA
   SCRIPT=finetune.py ARGUMENTS=(--dataset "$DATA")
 }
@@ -293,6 +262,10 @@ describe_columns() {
   ! has_flag --target-cols --key --target-col-naming || wanted=''
   ! has_flag --language --language-col || language=''
   [[ -n $wanted$language ]] || return 0
+  if [[ -z $PROBED ]]; then
+    say "Columns:     not read, since that needs torch: a start adds the flags that fit them, such as --target-cols"
+    return
+  fi
   found=$("$PYTHON" - "$HEADER_OF" ${wanted:+"$wanted"} <<'EOF'
 import sys
 from histocc import tables
@@ -321,6 +294,8 @@ choose_save_path() {
   SAVE_PATH=./output
   if has_flag --save-path --save-dir --checkpoint-dir; then
     SAVE_PATH=$VALUE
+    [[ -n $SAVE_PATH ]] || fail "--save-path is empty: expected a folder. Without the flag it is ./output"
+    [[ $SAVE_PATH != -* ]] || SAVE_PATH=./$SAVE_PATH
   elif [[ $SCRIPT == finetune.py ]]; then
     ARGUMENTS+=(--save-path "$SAVE_PATH")
   else
@@ -328,15 +303,15 @@ choose_save_path() {
   fi
 }
 
-# Whether the save path holds the run on the sample that launch_training.sh makes.
+# Whether the save path holds the run on the sample that launch_training.sh makes, however that path was spelled.
 holds_sample_run() {
-  [[ -f $SAVE_PATH/args.json ]] && grep -qF "\"$SAVE_PATH/sample/train.csv\"" "$SAVE_PATH/args.json"
+  [[ -f $SAVE_PATH/args.json && -f $SAVE_PATH/sample/train.csv ]] && grep -q '"[^"]*/sample/train\.csv"' <"$SAVE_PATH/args.json"
 }
 
 # Sets NODES, ADDRESS and PORT: where the processes meet. On one machine a port that is in use is replaced by a free one;
 # several machines must agree on theirs.
 choose_meeting_point() {
-  NODES=${NNODES:-1} ADDRESS=${MASTER_ADDR:-127.0.0.1} PORT=${MASTER_PORT:-}
+  NODES=${NNODES:-1} ADDRESS=127.0.0.1 PORT=${MASTER_PORT:-}
   [[ $NODES =~ ^[1-9][0-9]{0,5}$ ]] || fail "NNODES=$NODES: set it to the number of machines, at least 1"
   [[ -z $PORT || $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -le 65535 ]] || fail "MASTER_PORT=$PORT: set it to a port, a whole number from 1 to 65535, or leave it out"
   [[ -z ${NODE_RANK:-} || $NODE_RANK =~ ^(0|[1-9][0-9]{0,5})$ && $NODE_RANK -lt $NODES ]] || fail \
@@ -344,27 +319,50 @@ choose_meeting_point() {
   if ((NODES > 1)); then
     [[ -n ${MASTER_ADDR:-} && -n ${NODE_RANK:-$NUMBERED_BY_SRUN} ]] || fail "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, ... on the others." \
       "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=${MASTER_ADDR:-$(hostname)} MASTER_PORT=29500 $0 ..."
-    PORT=${PORT:-29500}
+    ADDRESS=$MASTER_ADDR PORT=${PORT:-29500}
   elif [[ -z $PORT ]]; then
     PORT=$(free_port)
   elif port_in_use "$PORT"; then
-    echo "Port $PORT (MASTER_PORT) is in use: another one is taken"
+    say "Port $PORT (MASTER_PORT) is in use: another one is taken"
     PORT=$(free_port)
   fi
 }
 
 port_in_use() {
-  ! "$PYTHON" -c 'import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind(("", int(sys.argv[1])))' "$1" 2>/dev/null
+  [[ -n $ANY_PYTHON ]] && ! "$ANY_PYTHON" - "$1" 2>/dev/null <<'EOF'
+import socket, sys
+held = socket.socket()
+held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+held.bind(("", int(sys.argv[1])))
+EOF
+}
+
+# Sets OMP_NUM_THREADS, which may be a list, one number for each level of nested parallelism.
+choose_threads() {
+  local most=1024
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(cores) / PROCESSES > 0 ? $(cores) / PROCESSES : 1))}
+  if [[ ! $OMP_NUM_THREADS =~ ^[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*$ ]] || ((${OMP_NUM_THREADS%%,*} > most)); then
+    fail "OMP_NUM_THREADS=$OMP_NUM_THREADS: set it to the threads of a process, from 1 to $most, or leave it out"
+  fi
+}
+
+# Whether this shell and what it starts were told to live on after a hang-up, as by nohup.
+hangup_is_ignored() {
+  [[ $("$BASH" -c 'kill -HUP $$; echo alive' 2>/dev/null) == alive ]]
 }
 
 # Sets COMMAND from all that was chosen; the user's flags come last and win.
 make_command() {
+  local signals=SIGTERM,SIGINT,SIGQUIT,SIGUSR1
   choose_meeting_point
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(cores) / PROCESSES > 0 ? $(cores) / PROCESSES : 1))}
+  choose_threads
   COMMAND=("$PYTHON" -m torch.distributed.run --nnodes="$NODES" --nproc-per-node="$PROCESSES" --master-addr="$ADDRESS" --master-port="$PORT")
   [[ -z ${NODE_RANK:-} ]] || COMMAND+=(--node-rank="$NODE_RANK")
-  [[ $PROBED != *--signals-to-handle* ]] || COMMAND+=(--signals-to-handle='SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1')
-  [[ $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
+  if [[ -z $PROBED || $PROBED == *--signals-to-handle* ]]; then
+    hangup_is_ignored || signals=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+    COMMAND+=(--signals-to-handle="$signals")         # torchrun would take a signal that is ignored, too
+  fi
+  [[ -n $PROBED && $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
   COMMAND+=("$(script_path)" --distributed "${ARGUMENTS[@]}")
   if [[ -n ${MODEL_SIZE:-} ]] && ! has_flag --model-size; then
     COMMAND+=(--model-size "$MODEL_SIZE")
@@ -378,10 +376,12 @@ script_path() {
 }
 
 say_command() {
-  printf '%s\n' "Data:        $DATA" "Script:      ${OWN_SCRIPT:-$SCRIPT}" "Processes:   $PROCESSES$( ((NODES == 1)) || echo " on each of $NODES machines")" "Devices:     $DEVICES" \
-    "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Port:        $PORT" "Rate:        $(learning_rate)" "Save path:   $SAVE_PATH" "Command:"
-  printf ' %q' "${COMMAND[@]}"
-  printf '\n'
+  local machines=''
+  ((NODES == 1)) || machines=" on each of $NODES machines"
+  say "Data:        $DATA" "Script:      ${OWN_SCRIPT:-$SCRIPT}" "Processes:   $PROCESSES$machines" "Devices:     $DEVICES" \
+    "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Port:        $PORT" "Rate:        $(learning_rate)" \
+    "Save path:   $SAVE_PATH" "Command:"
+  say_words "${COMMAND[@]}"
 }
 
 # How the learning rate comes about, in words.

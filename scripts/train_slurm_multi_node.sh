@@ -13,6 +13,11 @@
 ##SBATCH --partition=gpu
 #
 # What stands above can be changed here or on the command line of sbatch.
+if [ -z "${BASH_VERSION:-}" ]; then                   # started with another shell: sh SCRIPT
+  command -v bash >/dev/null || { echo "error: $0 needs bash, which was not found: install it" >&2; exit 2; }
+  exec bash -- "$0" "$@"
+fi
+set +o posix                                          # where sh is bash, it is so in its POSIX mode
 set -euo pipefail
 
 usage() {
@@ -32,7 +37,7 @@ logs/train_JOBID.out and .err. Nodes, GPUs and time: the lines at the top of the
   DATA          a CSV or Parquet file, which finetune.py splits into training and
                 validation, or a folder with train.csv and val.csv (or .parquet),
                 for train_mixer.py
-  --print-only  print what would run and stop
+  --print-only  print what would run and stop; nothing is installed or written
   -- FLAGS      flags of the training script, as for launch_training.sh
 
 Three minutes before the time limit the training saves, ends, and the job goes back into the
@@ -71,7 +76,7 @@ set_up requirements.txt
 read_config
 [[ " ${CONFIG[*]-}" != *' --overwrite='* ]] || fail "overwrite in a config would start anew after every requeue: give --overwrite on the command line"
 if ((${SLURM_RESTART_COUNT:-0} > 0)) && has_flag --overwrite; then
-  echo "The job was started before: --overwrite is left out, so that the run goes on"
+  say "The job was started before: --overwrite is left out, so that the run goes on"
   KEPT=()
   for flag in "${FLAGS[@]}"; do
     [[ $flag == --overwrite ]] || KEPT+=("$flag")
@@ -89,7 +94,7 @@ MASTER_PORT=${MASTER_PORT:-$(free_port)}
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(((${SLURM_CPUS_PER_TASK:-$(cores)} + PROCESSES - 1) / PROCESSES))}
 export OMP_NUM_THREADS
 make_command
-echo "Job:         $JOB on $NNODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((${SLURM_RESTART_COUNT:-0} + 1))"
+say "Job:         $JOB on $NNODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((${SLURM_RESTART_COUNT:-0} + 1))"
 say_command
 [[ -z $PRINT_ONLY ]] || exit 0
 
@@ -99,7 +104,7 @@ srun --nodes="$NNODES" --ntasks="$NNODES" --ntasks-per-node=1 --kill-on-bad-exit
   bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' torchrun "${COMMAND[@]}" &
 steps=$!
 limit_is_near=''
-trap 'limit_is_near=1; echo "The time limit is near: asking the training to save and end"; scancel --signal=USR1 "$JOB" || true' USR1
+trap 'limit_is_near=1; say "The time limit is near: asking the training to save and end"; scancel --signal=USR1 "$JOB" || true' USR1
 trap : TERM                                           # SLURM tells the training itself; this script waits for it
 
 status=0
@@ -108,7 +113,7 @@ while kill -0 "$steps" 2>/dev/null; do
   wait "$steps" || status=$?                          # a signal ends `wait` early
 done
 if [[ -n $limit_is_near && $status != 0 ]]; then      # torchrun ends with 1 after a signal
-  echo "Job $JOB goes back into the queue; the same command goes on from the last checkpoint"
+  say "Job $JOB goes back into the queue; the same command goes on from the last checkpoint"
   scontrol requeue "$JOB"
   sleep 60                                            # SLURM ends this script
 fi

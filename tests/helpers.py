@@ -137,3 +137,8 @@ def greatest_difference(folder, other, names):
     pairs = [(row[name], row2[name]) for row, row2 in zip(rows, others) for name in names]
     assert all((a is None) == (b is None) for a, b in pairs)
     return max(abs(a - b) / abs(a) for a, b in pairs if a is not None and a != 0)
+
+
+def mutations(share):
+    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 500 unless it is set."""
+    return max(1, round(share * int(os.environ.get("HISTOCC_MUTATIONS", "500"))))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from histocc import prepare as prep
+from histocc import row_writer
 from histocc.arrays import PreparedData
 from histocc.data_settings import PrepareSettings, file_problems
 from histocc.errors import UserError
@@ -79,3 +80,11 @@ def problems(tmp_path, content: str | bytes, **options) -> list[str]:
     path = tmp_path / "data.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return file_problems(settings_for(path, **options))
+
+
+@pytest.fixture
+def second_process(monkeypatch):
+    """Writing goes on in a process of its own from the second chunk on, as it does with many rows."""
+    monkeypatch.setattr("histocc.table_files.CHUNK", 7)
+    monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
+    monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})

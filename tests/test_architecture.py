@@ -19,11 +19,11 @@ MODULES = {".".join(path.relative_to(ROOT / "histocc").with_suffix("").parts): p
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**MODULES, **SCRIPTS}.items()}
 
 LEVELS = [                                                            # the lowest first; imports only point down
-    {"__init__", "counter_rng", "compiling", "device_clock", "errors", "stopping", "heartbeat", "layers", "profiling", "hints"},
-    {"distributed", "parallel", "lr_schedule", "metrics", "text", "text_rules", "thresholds", "devices", "augment", "formatter", "canine", "decoder", "prepared_folder", "run_lock"},
-    {"arguments", "arrays", "code_book", "findings", "config_file", "table_files", "sampler", "loss", "mixer", "checkpoint", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
-    {"cli", "tables", "data_report", "saver"},
-    {"machine", "watch", "plot", "data_settings", "row_writer", "descriptions", "dataset", "decoding", "banner", "published"},
+    {"__init__", "call_arguments", "checksums", "schema", "file_sums", "encoder_sizes", "console", "watchdog", "counter_rng", "compiling", "device_clock", "outputs", "errors", "machine_errors", "stopping", "heartbeat", "layers", "profiling", "hints", "launcher", "loading"},
+    {"distributed", "parallel", "lr_schedule", "metrics", "text", "text_rules", "thresholds", "devices", "torch_settings", "augment", "formatter", "canine", "decoder", "arrays", "prepared_folder", "run_lock"},
+    {"arguments", "code_book", "findings", "config_file", "csv_text", "input_files", "parquet_files", "table_files", "sampler", "loss", "mixer", "checkpoint", "checkpoint_schema", "resume_schema", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
+    {"cli", "run_files", "tables", "data_report", "saver"},
+    {"machine", "watch", "plot", "data_settings", "row_reader", "row_writer", "descriptions", "dataset", "decoding", "banner", "published", "finetune_arguments"},
     {"model_io", "initial_weights", "search", "outcomes"},
     {"coder", "export", "report", "loggers"},
     {"coded_file", "coded_tables", "predict_arguments"},
@@ -94,7 +94,7 @@ def test_one_module_knows_the_processes():
         return any(full.startswith("torch.distributed") for full in imports(tree)) or any(
             isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
             or isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed" for node in ast.walk(tree))
-    assert [name for name, tree in TREES.items() if knows(tree)] == ["distributed", "parallel"]
+    assert [name for name, tree in TREES.items() if knows(tree)] == ["distributed", "launcher", "parallel"]
     assert {full for full in imports(TREES["parallel"]) if full.startswith("torch.distributed")} == {
         "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.fsdp.fully_shard", "torch.distributed.tensor.distribute_tensor"}
 

@@ -71,7 +71,7 @@ def test_save_path_on_a_read_only_mount(tmp_path, data):
         pytest.skip("this system mounts nothing")
     try:
         output = refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", "--save-path", mount / "run")
-        assert "cannot write there: Read-only file system" in output
+        assert "cannot write there: the file system is read-only" in output
     finally:
         subprocess.run(["umount", str(mount)], check=True)
 

@@ -3,14 +3,16 @@
 import argparse
 import os
 import re
+import zipfile
 from collections import OrderedDict
 from datetime import timedelta
 
 import pytest
 import torch
 
-from histocc import checkpoint
+from histocc import checkpoint, run_files
 from histocc.errors import UserError
+from histocc.outputs import LIST, OwnFiles
 
 STATE = {
     "model": OrderedDict(weight=torch.arange(6.0).reshape(2, 3), bias=torch.tensor([1, 2], dtype=torch.int64), empty=torch.zeros(0)),
@@ -37,7 +39,7 @@ def state_at(step: int) -> dict:
 
 
 def save(folder, *names, step: int = 12) -> None:
-    checkpoint.save(str(folder), list(names), state_at(step))
+    checkpoint.save(OwnFiles(str(folder)), list(names), state_at(step))
 
 
 def step_of(path) -> int:
@@ -45,7 +47,7 @@ def step_of(path) -> int:
 
 
 def names_in(folder) -> list[str]:
-    return sorted(os.listdir(folder))
+    return sorted(name for name in os.listdir(folder) if name != LIST)
 
 
 def refusal(path) -> str:
@@ -62,12 +64,13 @@ def test_round_trip_as_weights_only(tmp_path):
     assert same(checkpoint.load(str(tmp_path / "last.bin")), STATE)
     loaded = torch.load(tmp_path / "last.bin", weights_only=True)
     assert loaded["model_state_dict"] is loaded["model"]                 # by its second name, once in the file
-    assert same({name: value for name, value in loaded.items() if name != "model_state_dict"}, STATE)
+    assert loaded["checksums"].keys() == STATE.keys()
+    assert same({name: value for name, value in loaded.items() if name not in ("model_state_dict", "checksums")}, STATE)
 
 
 def test_tensors_are_saved_without_their_gradients(tmp_path):
     layer = torch.nn.Linear(2, 2)
-    checkpoint.save(str(tmp_path), ["last.bin"], {"model": dict(layer.named_parameters())})
+    checkpoint.save(OwnFiles(str(tmp_path)), ["last.bin"], {"model": dict(layer.named_parameters())})
     loaded = checkpoint.load(str(tmp_path / "last.bin"))["model"]
     assert all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in loaded.values())
     assert torch.equal(loaded["weight"], layer.weight)
@@ -97,14 +100,18 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
 
     def record(name, original):
         def call(*arguments):
-            kind = "folder" if name == "fsync" and os.path.isdir(f"/proc/self/fd/{arguments[0]}") else "file"
-            done.append(f"{name} {kind}" if name == "fsync" else name)
+            at = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else arguments[1]
+            done.append((name, re.sub(r"\.tmp\d+", "", os.path.basename(at))))
             return original(*arguments)
         monkeypatch.setattr(os, name, call)
-    for name in ("fsync", "replace"):
+    for name in ("fsync", "replace", "link"):
         record(name, getattr(os, name))
     save(tmp_path, "100.bin", "last.bin")
-    assert done == ["fsync file", "replace", "fsync folder", "replace", "fsync folder"]
+    folder = tmp_path.name
+    of_files = [each for each in done if each[1] != LIST]
+    for name in ("last.bin", "100.bin"):
+        named = of_files.index(("link", name))
+        assert ("fsync", "last.bin") in of_files[:named] and ("fsync", folder) in of_files[named:]
 
 
 def test_names_of_one_state_share_its_bytes(tmp_path):
@@ -144,15 +151,18 @@ def test_what_a_killed_process_left_does_no_harm(tmp_path, names):
 
 def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
     others = ["best.bin", "epoch_1.bin", "last.bin", "10.bin.tmp5", "a10.bin", "logs.csv"]
+    own = OwnFiles(str(tmp_path))
     for name in ["9.bin", "10.bin", "100.bin", "1000.bin", "200.bin", *others]:
         (tmp_path / name).touch()
+        own.add({name: None})
+    (tmp_path / "8.bin").write_text("somebody's")                        # which the run did not write
     for keep in (7, 5):
-        checkpoint.prune(str(tmp_path), keep)
-        assert len(names_in(tmp_path)) == 11
-    checkpoint.prune(str(tmp_path), 3)
-    assert names_in(tmp_path) == sorted(["100.bin", "200.bin", "1000.bin", *others])
-    checkpoint.prune(str(tmp_path), 1)
-    assert names_in(tmp_path) == sorted(["1000.bin", *others])
+        checkpoint.prune(own, keep)
+        assert len(names_in(tmp_path)) == 12
+    checkpoint.prune(own, 3)
+    assert names_in(tmp_path) == sorted(["8.bin", "100.bin", "200.bin", "1000.bin", *others])
+    checkpoint.prune(own, 1)
+    assert names_in(tmp_path) == sorted(["8.bin", "1000.bin", *others])
 
 
 def test_find(tmp_path):
@@ -168,11 +178,24 @@ def test_find(tmp_path):
 
 def test_clear_removes_a_run_and_nothing_else(tmp_path):
     (tmp_path / "prepared").mkdir()
-    for name in ("last.bin", "best.bin", "100.bin", "epoch_2.bin", "last.bin.tmp77", "logs.csv", "args.json",
-                 "notes.txt", "pytorch_model.bin"):
+    for name in ("last.bin", "best.bin", "100.bin", "epoch_2.bin", "logs.csv", "args.json", "notes.txt", "pytorch_model.bin"):
         (tmp_path / name).touch()
-    checkpoint.clear(str(tmp_path))
-    assert names_in(tmp_path) == ["notes.txt", "prepared", "pytorch_model.bin"]
+    OwnFiles(str(tmp_path)).add(dict.fromkeys(("last.bin", "best.bin", "epoch_2.bin", "logs.csv", "args.json")))
+    run_files.clear(run_files.own_files(str(tmp_path)))
+    assert names_in(tmp_path) == ["100.bin", "notes.txt", "prepared", "pytorch_model.bin"]
+
+
+def test_left_overs_have_exact_names(tmp_path):
+    others = [".key.csv.newer", ".key.csv.new", ".git", ".x.new", "last.bin.tmp7x", "notes.csv.tmp77", "thesis.bin.tmp5"]
+    left = ["last.bin.tmp77", "epoch_2.bin.tmp1", "args.json.tmp3", "logs.csv.tmp", "logs.csv.tmp4", "key.csv.tmp9"]
+    for name in [*left, *others]:
+        (tmp_path / name).touch()
+    own = OwnFiles(str(tmp_path))
+    checkpoint.remove_leftovers(own)                                     # where no run ever was, nothing is one
+    assert names_in(tmp_path) == sorted([*left, *others])
+    own.add(dict.fromkeys(("last.bin", "epoch_2.bin", "args.json", "logs.csv", "key.csv")))
+    checkpoint.remove_leftovers(own)
+    assert names_in(tmp_path) == sorted(others)
 
 
 # ---- files that are refused
@@ -203,6 +226,50 @@ def test_foreign_objects_are_named(tmp_path):
     assert "argparse.Namespace" in message and "datetime.timedelta" in message and "state_dict" in message
 
 
+@pytest.mark.parametrize("change, said", [
+    (lambda state: state["model"]["bias"].add_(1), "model: bias: found another content"), (lambda state: state.update(step=13), "step: found another content"),
+    (lambda state: state["key"].update({"x": 2}), "key: found another content"), (lambda state: state.pop("key"), "key: found nothing"),
+    (lambda state: state.update(thresholds={}), "thresholds: found an entry that was added"), (lambda state: state["model"].pop("bias"), "model: bias: found another"),
+    (lambda state: state["checksums"].update(step="x"), "checksums: step: found 'x', expected a whole number"), (lambda state: state.update(checksums=[1]), "checksums: found a list"),
+    (lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 40)), "args: flag: found a tensor float32 .* bytes in a memory of 4")])
+def test_what_was_changed_after_it_was_written_is_named(tmp_path, change, said):
+    save(tmp_path, "last.bin")
+    state = torch.load(tmp_path / "last.bin", weights_only=True)
+    change(state)
+    torch.save(state, tmp_path / "last.bin")
+    assert re.search(said, refusal(tmp_path / "last.bin"))
+    if isinstance(state["checksums"], dict):
+        assert "removes the entry checksums" in refusal(tmp_path / "last.bin") or "a whole number" in said or "bytes" in said
+
+
+def test_files_without_checksums_and_those_that_lack_what_resuming_needs_are_read(tmp_path):
+    save(tmp_path, "last.bin")
+    state = torch.load(tmp_path / "last.bin", weights_only=True)
+    del state["optimizer"]
+    torch.save(state, tmp_path / "small.bin")
+    assert checkpoint.load(str(tmp_path / "small.bin")).keys() == STATE.keys() - {"optimizer"}
+    del state["checksums"]
+    state["step"] = 99
+    torch.save(state, tmp_path / "edited.bin")
+    assert step_of(tmp_path / "edited.bin") == 99
+
+
+def test_a_pipe_is_not_waited_for_and_a_bomb_not_unpacked(tmp_path):
+    os.mkfifo(tmp_path / "last.bin")
+    assert "found a pipe or device, expected a file" in refusal(tmp_path / "last.bin")
+    with zipfile.ZipFile(tmp_path / "bomb.bin", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data.pkl", bytes(1 << 20))
+    assert "compressed parts" in refusal(tmp_path / "bomb.bin")
+
+
+def test_values_that_share_parts_without_end_are_refused(tmp_path):
+    deep = ["x"]
+    for _ in range(18):
+        deep = [deep] * 10
+    torch.save({**STATE, "args": deep, "checksums": {}}, tmp_path / "last.bin")
+    assert "found values inside of values without end" in refusal(tmp_path / "last.bin")
+
+
 def test_truncated_file(tmp_path):
     save(tmp_path, "last.bin")
     whole = (tmp_path / "last.bin").read_bytes()
@@ -224,7 +291,7 @@ def test_flipped_bit_is_refused_or_harmless(tmp_path, bit):
 
 
 def test_flipped_bit_in_the_weights_is_refused(tmp_path):
-    checkpoint.save(str(tmp_path), ["last.bin"], {"model": {"weight": torch.full((500,), 7.0)}})
+    checkpoint.save(OwnFiles(str(tmp_path)), ["last.bin"], {"model": {"weight": torch.full((500,), 7.0)}})
     whole = (tmp_path / "last.bin").read_bytes()
     middle = whole.index(torch.full((500,), 7.0).numpy().tobytes()) + 1001
     (tmp_path / "bad.bin").write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1:])
@@ -288,11 +355,3 @@ def test_nothing_to_transfer(weights, old_key):
     state = linear_state(2, 0)
     assert checkpoint.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
     assert same(state, linear_state(2, 0))
-
-
-def test_what_a_killed_save_left_is_removed_and_nothing_else(tmp_path):
-    keep = ["last.bin", "12.bin", "epoch_1.bin", "logs.csv", "mine.tmp3", "args.json", "x.bin.tmp4", ".hidden"]
-    for name in [*keep, "last.bin.tmp77", "12.bin.tmp1", "epoch_1.bin.tmp5", "args.json.tmp5", "logs.csv.tmp", ".key.csv.new"]:
-        (tmp_path / name).write_text("")
-    checkpoint.remove_leftovers(str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(keep)

@@ -58,16 +58,43 @@ def coded(tmp_path):
 
 
 def test_a_folder_of_somebody_else_is_left_alone(coded):
+    """Names alone are no proof: only a settings file as it was written makes the folder one of parts."""
+    for name in ("thesis.csv", "000001.csv", "settings.json", "scan.json", "input"):
+        other = coded.path(name)
+        with open(other, "w") as file:
+            file.write("mine")
+        with pytest.raises(UserError, match=f"holds {name}, which is none of them"):
+            coded.refuse_others()
+        os.remove(other)
+    coded.refuse_others()
+    open(coded.path("settings.json.tmp99"), "w").close()                 # of a process that was killed at its begin
+    coded.refuse_others()
+    assert coded.begin(overwrite=False) is False and os.listdir(coded.folder) == ["settings.json"]
     other = coded.path("thesis.csv")
     open(other, "w").close()
-    with pytest.raises(UserError, match="holds thesis.csv, which is none of them"):
-        coded.begin(overwrite=True)
-    os.rename(other, coded.path("000007.csv.tmp99"))
-    coded_file.write_json(coded.path("scan.json"), {})
-    assert coded.begin(overwrite=False) is False and os.listdir(coded.folder) == ["settings.json"]
-    open(other, "w").close()
+    coded.refuse_others()
     coded.clear()
     assert os.listdir(coded.folder) == ["thesis.csv"]
+
+
+def test_a_part_is_that_of_its_number_and_its_settings(coded, tmp_path):
+    coded.begin(overwrite=False)
+    coded.write_part(0, [["smed"]], noted())
+    coded.write_part(1, [["kok"]], noted())
+    for ending in ("csv", "json"):
+        os.replace(coded.part(0, ending), coded.path("x"))
+        os.replace(coded.part(1, ending), coded.part(0, ending))
+        os.replace(coded.path("x"), coded.part(1, ending))
+    assert not coded.is_done(0) and not coded.is_done(1)
+    other = coded_file.CodedFile(coded.output, {"k": 9})
+    coded.write_part(0, [["smed"]], noted())
+    assert coded.is_done(0) and not other.is_done(0)
+    coded.write_part(1, [["kok"]], noted())
+    with pytest.raises(UserError, match="its parts hold 2 rows, and the input 3"):
+        coded.join(["occ1"], 2, 3, overwrite=False)
+    os.mkfifo(coded.path("scan.json"))
+    with pytest.raises(UserError, match="scan.json is a pipe, where a file of the unfinished output would be"):
+        coded.open_scan()
 
 
 def test_what_is_missing_is_said(coded):
@@ -76,16 +103,16 @@ def test_what_is_missing_is_said(coded):
     coded.write_part(1, [["smed"]], noted())
     os.remove(coded.part(1, "json"))
     assert coded.is_done(0) and not coded.is_done(1)
-    with pytest.raises(UserError, match="000001.csv was there and is missing: the same command codes it again"):
-        coded.join(["occ1"], 2)
-    with pytest.raises(UserError, match="frequent0.json was there and is missing"):
+    with pytest.raises(UserError, match="000001.csv was there and is missing or damaged: the same command codes it again"):
+        coded.join(["occ1"], 2, 2, overwrite=False)
+    with pytest.raises(UserError, match="frequent0.json was there and is missing or damaged"):
         coded.frequent(Scan(2, 2, 1, None, [("smed", "da")]))
 
 
 def test_faults_and_languages_of_all_parts_are_put_together(coded):
     coded.write_part(0, [["smed"]], noted(unknown=5000, unknown_languages={"se": 10}, faults=[[3, "kind", "a\rb"]]))
     coded.write_part(1, [["kok"]], noted(unknown=1, unknown_languages={"se": 1}, faults=[[9, "kind", "c"]]))
-    counts = coded.join(["occ1"], 2)
+    counts = coded.join(["occ1"], 2, 2, overwrite=False)
     assert (counts["faults"], counts["unknown"], counts["unknown_languages"], counts["rows"]) == (2, 5001, {"se": 11}, 2)
     assert open(coded.output, newline="").read() == "occ1\nsmed\nkok\n"
     with open(counts["rejected"], newline="", encoding="utf-8") as file:
@@ -106,4 +133,4 @@ def test_nothing_that_is_read_is_written_over(tmp_path):
                             ({"output": tmp_path / "run" / "best.bin"}, "the model"), ({"model": tmp_path / "out.csv"}, "the model")]:
         (tmp_path / "out.csv").touch()
         [problem] = problems(**arguments)
-        assert problem.startswith("--output is ") and what in problem
+        assert "inputs are never written to" in problem and what in problem

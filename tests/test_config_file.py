@@ -1,6 +1,7 @@
 """--config FILE: arguments from a file, under those of the command line."""
 
 import json
+import os
 import tomllib
 
 import finetune
@@ -139,3 +140,56 @@ def test_a_flag_that_can_be_switched_off(tmp_path):
     for value, expected in (("true", True), ("false", False)):
         path = config(tmp_path, f'dataset = "a.csv"\nmemory_mask = {value}\n')
         assert finetune.get_args_parser().parse_args(["--config", str(path)]).memory_mask is expected
+
+
+DEEP = 30_000
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("a.toml", b"x = " + b"[" * DEEP + b"]" * DEEP, "cannot be read as TOML: it is nested too deeply"),
+    ("a.toml", b"x = " + b"{a = " * DEEP + b"1" + b"}" * DEEP, "cannot be read as TOML: it is nested too deeply"),
+    ("a.json", b'{"a": ' * DEEP + b"1" + b"}" * DEEP, "cannot be read as JSON: it is nested too deeply"),
+    ("a.yaml", b"x: " + b"[" * DEEP + b"]" * DEEP, "a.yaml: "),
+    ("a.toml", b"batch_size" + b".a" * 1500 + b" = 1", "'batch_size': expected one value, not "),
+    ("a.toml", b"batch_size = 0x" + b"f" * 5000, "'batch_size': the whole number is too large"),
+    ("a.toml", b"batch_size = " + b"9" * 5000, "a number in it has thousands of digits"),
+    ("a.json", b'{"batch_size": ' + b"9" * 5000 + b"}", "a number in it has thousands of digits"),
+    ("a.toml", b"target_cols = [[0x" + b"f" * 5000 + b"]]", "'target_cols': expected texts or numbers in the list, not a list"),
+    ("a.toml", b"learning_rate = nan", "'learning_rate': expected a finite number, not nan"),
+    ("a.json", b'{"learning_rate": NaN}', "'learning_rate': expected a finite number, not nan"),
+    ("a.json", b'{"learning_rate": -Infinity}', "'learning_rate': expected a finite number, not -inf"),
+    ("a.json", b'{"learning_rate": 1e999}', "'learning_rate': expected a finite number, not inf"),
+    ("a.json", b'{"target_cols": ["a", Infinity]}', "'target_cols': expected a finite number, not inf"),
+    ("a.json", b'{"batch_size": 3, "batch_size": 4}', "cannot be read as JSON: 'batch_size' stands there twice"),
+    ("a.toml", b"batch_size = 3\nbatch_size = 4", "cannot be read as TOML: Cannot overwrite"),
+    ("a.toml", b"language = \"a\0b\"", "cannot be read as TOML"), ("a.json", b'{"language": "a\0b"}', "cannot be read as JSON"),
+    ("a.toml", b'language = "a\\u0000b"', "'language': \"a\\u0000b\" holds a NUL character"),
+    ("a.json", b'{"dataset": "\\ud800"}', "'dataset': \"\\ud800\" holds a NUL character or half of a character"),
+    ("a.toml", b'a = 1\nlanguage = "\xff"', "line 2 is not UTF-8 (byte 0xff)"), ("a.json", b'{"language": "\xff"}', "line 1 is not UTF-8 (byte 0xff)"),
+    ("a.toml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"), ("a.yml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
+    ("a.toml", b"".join(b"x%d = 1\n" % i for i in range(50_000)), "… and 49,980 more"),
+    ("a.toml", b"x" * 100_000 + b" = 1\n", "there is no such flag"),
+    ("a.yaml", b"a:\n" + b"- x\n" * 50_000, "must be TOML, not YAML"),
+    ("a.toml", b"target_cols = 2020-01-01\n", "'target_cols': expected a list, not \"2020-01-01\"")])
+def test_any_content_gives_one_short_message(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        PARSE(["--dataset", "a.csv", "--config", str(tmp_path / name)])
+    assert said in str(caught.value) and f"--config {tmp_path / name}: " in str(caught.value)
+    assert len(str(caught.value)) < 5000 and "Traceback" not in str(caught.value)
+
+
+def test_a_byte_order_mark_before_the_arguments(tmp_path):
+    for name, content in (("a.toml", b"batch_size = 7\n"), ("a.json", b'{"batch_size": 7}')):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content)
+        assert PARSE(["--dataset", "a.csv", "--config", str(tmp_path / name)]).batch_size == 7
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.json", "a.yaml"])
+def test_what_is_no_regular_file_is_said_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    os.mkdir(tmp_path / f"folder-{name}")
+    for path, said in ((tmp_path / name, "is a pipe"), (tmp_path / f"folder-{name}", "is a folder"), ("a\0" + name, "is not the name of a file"),
+                       ("x" * 300 + name, "the name is too long"), (tmp_path / f"none-{name}", "no such file")):
+        with pytest.raises(UserError, match=f"^--config .*{said}"):
+            PARSE(["--dataset", "a.csv", "--config", str(path)])

@@ -205,7 +205,7 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, mo
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         launched(0, 0, 2)
-        with pytest.raises(UserError, match=f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)Another program has this port: choose another MASTER_PORT") as taken:
+        with pytest.raises(UserError, match=f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)Another program has this port.*: choose another MASTER_PORT") as taken:
             init_world(device="cpu", timeout_minutes=0.02)
     launched(1, 1, 2)
     with pytest.raises(UserError, match=f"Rank 1 could not meet .*MASTER_ADDR=127.0.0.1, MASTER_PORT={port}(?s:.*)rank 0 must run on that one, and the firewall") as refused:

@@ -204,7 +204,10 @@ class TestRefused:
         state = torch.load(trained / "run" / "best.bin", weights_only=True)
         state["config"]["hidden_size"] *= 2
         torch.save(state, tmp_path / "wide.bin")
-        assert "do not fit its settings" in refused("--model", tmp_path / "wide.bin", *common)
+        assert "config: found another content, expected what the checksums of the file say" in refused("--model", tmp_path / "wide.bin", *common)
+        del state["checksums"]
+        torch.save(state, tmp_path / "wide.bin")
+        assert "config does not fit its weights: hidden_size: found 256, expected 128" in refused("--model", tmp_path / "wide.bin", *common)
 
 
 def test_a_published_model_with_a_key_of_its_own(tmp_path):

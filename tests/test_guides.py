@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import REPO, environment, write_csv, write_rows
 
-GUIDES = ("README.md", "MULTI_GPU_TRAINING.md", "docs/published.md")
+GUIDES = ("README.md", "MULTI_GPU_TRAINING.md", "docs/published.md", "docs/faults.md")
 SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch-size", "4"]
 ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")           # test_launchers and the installation by .ci/run
 HELP = """

@@ -11,6 +11,7 @@ from helpers import TINY, read_logs, run_inside, write_rows
 
 from histocc import cli, loggers
 from histocc.errors import TrainingError, UserError
+from histocc.outputs import OwnFiles
 
 ARGS = finetune.get_args_parser().parse_args
 
@@ -85,72 +86,38 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_imported_where_it_is_not_asked_for():
-    args = finetune.get_args_parser().parse_args(["--dataset", "a.csv"])
-    made = loggers.Loggers(args, "name", 0)
-    made.row({"step": 1, "train_loss": 1.0})
-    made.close()
-    assert made.writer is None and made.wandb is None
-
-
-def test_a_writer_that_has_died_of_a_full_disk_does_not_end_the_run(flags):
-    class Full:
-        def add_scalar(self, *_):
-            raise OSError(28, "No space left on device")
-        close = add_scalar
-    made = loggers.Loggers(finetune.get_args_parser().parse_args(["--dataset", "a.csv"]), "name", 0)
-    made.writer = Full()
-    made.row({"step": 1, "train_loss": 1.0})
-    made.row({"step": 2, "train_loss": 1.0})
-    made.close()
-    assert made.writer is None
+def test_nothing_is_opened_where_it_is_not_asked_for():
+    assert loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0).threads == []
 
 
 def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
     assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
-    monkeypatch.setattr(loggers.Loggers, "_open_tensorboard", fails(RuntimeError("no space")))
+    monkeypatch.setattr(loggers.TensorBoard, "__init__", fails(RuntimeError("no space")))
     code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
     assert code == 2 and "--tensorboard: no space" in output and (tmp_path / "run" / "last.bin").exists()
 
 
-@pytest.mark.parametrize("broken, said", [("_open_tensorboard", "--tensorboard: AssertionError"),
-                                          ("_open_wandb", "--log-wandb: AssertionError; WANDB_MODE=offline needs no network")])
-def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, said):
-    for name in ("_open_tensorboard", "_open_wandb"):
-        monkeypatch.setattr(loggers.Loggers, name, fails(AssertionError()) if name == broken else lambda *_: None)
+@pytest.mark.parametrize("broken, said", [("TensorBoard", "--tensorboard: AssertionError"), ("WandB", "--log-wandb: 7; WANDB_MODE=offline needs no network")])
+def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, said, capsys):
+    for name in ("TensorBoard", "WandB"):
+        error = AssertionError() if name == "TensorBoard" else SystemExit(7)
+        monkeypatch.setattr(getattr(loggers, name), "__init__", fails(error) if name == broken else lambda *_: None)
+        monkeypatch.setattr(getattr(loggers, name), "close", lambda self: None)
+        monkeypatch.setattr(getattr(loggers, name), "row", lambda *_: None)
+    args = ARGS(["--dataset", "a.csv", "--tensorboard", "--log-wandb"])
     with pytest.raises(UserError) as error:
-        loggers.Loggers(ARGS(["--dataset", "a.csv", "--tensorboard", "--log-wandb"]), "name", 0)
+        loggers.Loggers(args, "name", 0)
     assert str(error.value) == said
-
-
-def test_a_broken_library_is_said_once_and_ends_nothing(capsys):
-    class Broken:
-        add_scalar = flush = close = log = finish = fails(RuntimeError("service is gone\nmore"))
-    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0)
-    made.writer = made.wandb = Broken()
-    for step in (1, 2):
-        made.row({"step": step, "train_loss": 1.0})
-    assert made.writer is None and made.wandb is None
-    made.wandb = Broken()
+    made = loggers.Loggers(args, "name", 5)                              # a run that is resumed continues without it
+    made.row({"step": 6, "train_loss": 1.0})
     made.close()
-    output = capsys.readouterr().out
-    assert made.wandb is None and output.count("WARNING: --log-wandb: service is gone. The run goes on without it") == 1
-    assert output.count("WARNING: --tensorboard: service is gone.") == 1 and "more" not in output
-
-
-def test_an_end_that_fails_is_said(capsys):
-    class Broken:
-        finish = fails(RuntimeError())
-    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0)
-    made.wandb = Broken()
-    made.close()
-    assert "WARNING: --log-wandb: RuntimeError." in capsys.readouterr().out
+    assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1
 
 
 def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(loggers.plot, "available", lambda: True)
     monkeypatch.setattr(loggers.plot, "draw", fails(AttributeError("no such backend")))
-    made = loggers.Loggers(ARGS(["--dataset", "a.csv", "--save-path", str(tmp_path)]), "name", 0)
+    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0, OwnFiles(str(tmp_path)))
     made.row({"step": 1, "val_loss": 1.0})
     made.close()
     assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1
@@ -159,15 +126,17 @@ def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatc
 def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(loggers.plot, "available", lambda: True)
-    monkeypatch.setattr(loggers.plot, "draw", lambda runs, path: drawn.append(path))
+    monkeypatch.setattr(loggers.plot, "draw", lambda runs, path, own: drawn.append(path))
     (tmp_path / "logs.csv").write_text("step,val_loss\n1,1.0\n")
     for later, times in (([], 1), ([{"step": 2, "train_loss": 1.0}], 2)):
-        made = loggers.Loggers(ARGS(["--dataset", "a.csv", "--save-path", str(tmp_path)]), "name", 0)
+        curves = loggers.Curves(OwnFiles(str(tmp_path)))
         for row in ({"step": 1, "val_loss": 1.0}, *later):
-            made.row(row)
-        made.close()
+            curves.row(row, more=False)
+        curves.close()
         assert len(drawn) == times, later
         drawn.clear()
+    curves.row({"step": 3, "val_loss": 1.0}, more=True)                  # the next row draws it
+    assert drawn == []
 
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):

@@ -127,6 +127,12 @@ CASES = [
     Case("number of five thousand digits", b"occ1,code1\nfarmer,0\nsmith," + b"7" * 5000 + b"\n", None, r"is not a number of the key|what is not a number of the key",
          ("--formatter", "hisco", "--target-cols", "code1", "--share-val", "0", "--key", "key.csv")),
     Case("--max-len out of reach", HEAD + GOOD, None, r"--max-len must be at most 2048", (*HISCO, "--max-len", "999999999")),
+    Case("carriage return inside a row", HEAD + GOOD + b"old\rsmith,83110\n", 2, r"1 × carriage return in a row \(data\.csv line 4\)"),
+    Case("Macintosh lines in a file of others", HEAD + GOOD + GOOD.replace(b"\n", b"\r"), None, r"line 4: lines end there in another way than before"),
+    Case("carriage returns doubled", (HEAD + GOOD).replace(b"\n", b"\r\r\n"), 2, r"2 read, 2 for training"),
+    Case("UTF-32", (HEAD + GOOD).decode().encode("utf-32"), None, r"text in UTF-32; .*iconv -f UTF-32 -t UTF-8"),
+    Case("UTF-32 without byte order mark", (HEAD + GOOD).decode().encode("utf-32-be"), None, r"\n  iconv -f UTF-32BE -t UTF-8 .*data\.csv"),
+    Case("encrypted Parquet file", b"PARE" + b"\0" * 20, None, r"an encrypted Parquet file; write it without encryption"),
     Case("several things at once", b"occ1,hisco_1\n,61110\nfarmer,\nbaker\nsmith,83110\n", 1, r"3 rows rejected(.*\n)+.*1 × ", HISCO),
 ]
 

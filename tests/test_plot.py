@@ -37,7 +37,7 @@ def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch
     empty.mkdir()
     RunLog(str(empty), 100, bar=False)
     monkeypatch.setattr(plot, "available", lambda: True)
-    monkeypatch.setattr(plot, "draw", lambda runs, path: None)
+    monkeypatch.setattr(plot, "draw", lambda runs, path, own: path)
     assert plot.main([one, str(empty), "--output", str(tmp_path / "both.png")]) == 0
     assert capsys.readouterr().err == f"Note: {empty}: left out, the log has no rows yet\n"
     assert plot.main([one]) == 0 and capsys.readouterr().err == ""

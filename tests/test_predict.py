@@ -20,6 +20,7 @@ from histocc.coder import Coded, Coder
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.outputs import OwnFiles
 from histocc.published import Given
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.precision import Precision
@@ -52,7 +53,7 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     made = make_model()
     config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
-    checkpoint.save(str(folder), ["last.bin"], {
+    checkpoint.save(OwnFiles(str(folder)), ["last.bin"], {
         "model": made.state_dict(), "config": config, "formatter": hisco_blocky5().to_dict(), "key": {code: i for i, code in enumerate(CODES)},
         "system": "hisco", "languages": ["unk", "en", "da"], "format": checkpoint.FORMAT, "args": {}, "rng": {}, "position": {}, "step": 1})
     return str(folder)
@@ -215,7 +216,7 @@ def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
     assert [row["hisco_1"] for row in deduplicated] == [row["hisco_1"] for row in every] and len(every) == 9_000
 
 
-@pytest.mark.parametrize("error, message", [(OSError(28, "No space left on device"), "No space left on device. The same command goes on"),
+@pytest.mark.parametrize("error, message", [(OSError(28, "No space left on device"), "make room, or choose another folder. The same command continues"),
                                             (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256: take a smaller one")])
 def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, message):
     def fail(*_):
@@ -309,7 +310,7 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     (tmp_path / "damaged.bin").write_bytes(open(os.path.join(model, "last.bin"), "rb").read()[:-5000])
     for arguments, message in [
         (flags(model, source, output, "--column", "occ"), "has no column 'occ'; it has 'id', 'occ1', 'lang', 'note'"),
-        (flags(model, source, source), "--output is the input"),
+        (flags(model, source, source), "is the input, and inputs are never written to"),
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
         (flags(model, source, output, "--language", "en"), "--language and --language-column"),
         (["--model", model, "--input", source, "--output", output, "--language", "en-GB"], "does not know 'en-GB'; it knows unk, en, da"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import write_csv
-from preparing import HEADER, Result, prepare, quiet, settings_for
+from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
 
 from histocc import data_settings, prepared_folder, row_writer
 from histocc import prepare as prep
@@ -155,14 +155,6 @@ def test_lists_can_be_read_again_whatever_their_texts(tmp_path):
     assert [len(row) for row in result.table("rejected_rows.csv")] == [5, 5] and result.reasons[0][0] == 6
 
 
-@pytest.fixture
-def second_process(monkeypatch):
-    """Writing goes on in a process of its own from the second chunk on, as it does with many rows."""
-    monkeypatch.setattr("histocc.table_files.CHUNK", 7)
-    monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
-    monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})
-
-
 def test_a_second_process_writes_the_same(tmp_path, request):
     path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i % 40} ø𝔊", "61110", ("", "83110")[i % 2]) for i in range(200)])
     folders = []
@@ -174,8 +166,9 @@ def test_a_second_process_writes_the_same(tmp_path, request):
         assert file.read_bytes() == (folders[1] / file.name).read_bytes()
 
 
-@pytest.mark.parametrize("end, words", [("full", "No space left on device"), ("killed", "process that writes the prepared data has died")])
-def test_what_happens_to_the_second_process_is_said(tmp_path, second_process, monkeypatch, end, words):
+@pytest.mark.parametrize("end, words", [("full", "no space left on the device"), ("killed", "process that writes the prepared data has died")])
+def test_what_happens_to_the_second_process_is_said(tmp_path, second_process, monkeypatch,  # noqa: F811
+                                                    end, words):
     path, reader, add = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(20_000)]), os.getpid(), row_writer.PartFiles.add
 
     def fails(self, *arguments, **arrays):

@@ -69,7 +69,7 @@ def test_resumed_run_drops_later_rows(tmp_path):
     before = rows(tmp_path)
     log_with(tmp_path, 250, step=200)
     assert steps(tmp_path) == ["100", "200", "250"] and rows(tmp_path)[:2] == before[:2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.csv", "status.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["histocc.json", "logs.csv", "status.json"]
 
 
 def test_resumed_run_without_a_log(tmp_path):

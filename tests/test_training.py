@@ -225,7 +225,7 @@ class TestFinetune:
     def test_prepare_only_trains_nothing(self, finished, tmp_path):
         output = run(FINETUNE, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
         assert "60 read" in output and sorted(os.listdir(tmp_path / "run")) == [
-            "conflicts.csv", "data_report.json", "key.csv", "prepared", "rejected_rows.csv"]
+            "conflicts.csv", "data_report.json", "histocc.json", "key.csv", "prepared", "rejected_rows.csv"]
 
     def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
         data = tmp_path / "data.csv"

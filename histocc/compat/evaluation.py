@@ -2,8 +2,12 @@
 says more, with intervals."""
 
 import math
+import numbers
+from collections.abc import Hashable
 from typing import Any
 
+from histocc.call_arguments import COUNT, FLAG, TABLE, TEXT, checked, optional, shown
+from histocc.coded_tables import column_of, names_of
 from histocc.report_metrics import cut
 
 MEASURES = {
@@ -14,12 +18,18 @@ MEASURES = {
 }
 
 
-def column_names(table: Any) -> list[str]:
-    return [str(name) for name in (table.columns if hasattr(table, "columns") else table[0] if table else [])]
+OF_AN_ENGINE = {
+    "ground_truth": TABLE,
+    "predicitons": TABLE,
+    "pred_col": TEXT,
+    "digits": optional(COUNT),
+    "group_col": TEXT,
+}
 
 
-def column(table: Any, name: str) -> list:
-    return list(table[name]) if hasattr(table, "columns") else [row[name] for row in table]
+def read_arguments(**given: Any) -> dict[str, Any]:
+    """Raises ValueError, see `checked`."""
+    return checked({name: OF_AN_ENGINE[name] for name in given}, given)
 
 
 class EvalEngine:
@@ -32,31 +42,47 @@ class EvalEngine:
 
     A row is right if its set of codes is the true set; the published accuracy gives a row with one of two
     codes right a half. F1 is that of each row. Where the truth has no such column everything is NaN. Raises
-    ValueError for tables of different lengths.
+    ValueError for arguments of another kind, predictions without such a column where the truth has one, and
+    tables of different lengths.
     """
 
     def __init__(
         self, model: Any, ground_truth: Any, predicitons: Any, pred_col: str, digits: int | None = None
     ):
-        self.formatter, self.pred_col, self.digits = model.formatter, pred_col, digits
+        given = read_arguments(pred_col=pred_col, digits=digits)
+        if not hasattr(model, "formatter"):
+            raise ValueError(f"model: found {shown(model)}, expected an OccCANINE")
+        self.formatter, self.pred_col, self.digits = model.formatter, given["pred_col"], given["digits"]
         self.codes = frozenset(getattr(model, "codes", ()))
         self.update_data(ground_truth, predicitons)
 
     def update_data(self, ground_truth: Any, predicitons: Any) -> None:
         """Other rows of the same columns."""
-        self.no_label = not any(name.startswith(self.pred_col) for name in column_names(ground_truth))
-        self.true, self.pred = self.sets(ground_truth), self.sets(predicitons)
+        self.check(ground_truth, predicitons)
+        self.true, self.pred = self.sets("ground truth", ground_truth), self.sets("predictions", predicitons)
         if not self.no_label and len(self.true) != len(self.pred):
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 
-    def sets(self, table: Any) -> list[set[str]]:
-        """The codes of each row."""
-        columns = [column(table, name) for name in column_names(table) if name.startswith(self.pred_col)]
-        return (
-            [{code for code in map(self.code, cells) if code} for cells in zip(*columns)]
-            if columns
-            else [set()] * len(table)
-        )
+    def check(self, ground_truth: Any, predicitons: Any) -> None:
+        read_arguments(ground_truth=ground_truth, predicitons=predicitons)
+        self.no_label = not self.columns(ground_truth)
+        if not self.no_label and not self.columns(predicitons) and len(predicitons):
+            raise ValueError(
+                f"predictions: no column begins with {self.pred_col!r}, as in the ground truth; they have "
+                f"{', '.join(map(repr, names_of(predicitons))) or 'none'}"
+            )
+
+    def columns(self, table: Any) -> list[str]:
+        return [name for name in names_of(table) if name.startswith(self.pred_col)]
+
+    def sets(self, what: str, table: Any) -> list[set[str]]:
+        """The codes of each row; what: the table, in messages."""
+        columns = [column_of(what, table, name) for name in self.columns(table) or names_of(table)[:1]]
+        if len(set(map(len, columns))) > 1:
+            raise ValueError(f"{what}: has columns of different lengths")
+        if not self.columns(table):
+            return [set() for _ in columns[0]] if columns else []
+        return [{code for code in map(self.code, cells) if code} for cells in zip(*columns)]
 
     def code(self, cell: Any) -> str | None:
         """A cell as a code, cut to `digits`; or None."""
@@ -75,6 +101,9 @@ class EvalEngine:
         return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
 
     def measured(self, measure: str, return_per_obs: bool) -> float | list[float]:
+        return_per_obs = checked({"return_per_obs": FLAG}, {"return_per_obs": return_per_obs})[
+            "return_per_obs"
+        ]
         if self.no_label:
             return [math.nan] * len(self.pred) if return_per_obs else math.nan
         values = [MEASURES[measure](pred, true) for pred, true in zip(self.pred, self.true)]
@@ -114,22 +143,23 @@ class TopKEvalEngine(EvalEngine):
         group_col: str = "rowid",
         digits: int | None = None,
     ):
-        for name, table, needed in (
-            ("predictions", predicitons, (group_col, "top-k-pos")),
-            ("ground truth", ground_truth, (group_col,)),
-        ):
-            missing = [column for column in needed if column not in column_names(table)]
-            if missing:
-                raise ValueError(f"the {name} need a column {missing[0]!r}")
-        self.group_col = group_col
-        self.k = max(column(predicitons, "top-k-pos"), default=-1) + 1
+        given = read_arguments(ground_truth=ground_truth, predicitons=predicitons, group_col=group_col)
+        self.group_col = given["group_col"]
+        positions = column_of("predictions", predicitons, "top-k-pos")
+        if not all(isinstance(position, numbers.Real) and position >= 0 for position in positions):
+            raise ValueError("predictions: column 'top-k-pos' holds no positions from 0")
+        self.k = int(max(positions, default=-1)) + 1
         super().__init__(model, ground_truth, predicitons, pred_col, digits)
 
     def update_data(self, ground_truth: Any, predicitons: Any) -> None:
-        self.no_label = not any(name.startswith(self.pred_col) for name in column_names(ground_truth))
-        self.pred, groups = self.sets(predicitons), column(ground_truth, self.group_col)
-        truth = dict(zip(groups, self.sets(ground_truth)))
-        wanted = column(predicitons, self.group_col)
+        self.check(ground_truth, predicitons)
+        self.pred = self.sets("predictions", predicitons)
+        groups = column_of("ground truth", ground_truth, self.group_col)
+        wanted = column_of("predictions", predicitons, self.group_col)
+        odd = next((group for group in [*groups, *wanted] if not isinstance(group, Hashable)), None)
+        if odd is not None:
+            raise ValueError(f"column {self.group_col!r}: found {shown(odd)}, expected a number or a text")
+        truth = dict(zip(groups, self.sets("ground truth", ground_truth)))
         unknown = next((group for group in wanted if group not in truth), None)
         if len(truth) < len(groups) or unknown is not None:
             raise ValueError(

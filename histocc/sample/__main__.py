@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 
+from histocc.cli import run_command
 from histocc.sample.files import VAL_SHARE, write
 from histocc.sample.generate import rows
 
@@ -37,10 +38,15 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", metavar="FILE", help="CSV file for all rows")
     parser.add_argument("--split-dir", "--split_dir", metavar="DIR",
                         help=f"folder for train.csv and val.csv; {VAL_SHARE:.0%}% of the texts are in val.csv")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist with other content")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
+    return run_command(lambda: run(arguments))
+
+
+def run(arguments: list[str] | None) -> None:
     parser = get_args_parser()
     args = parser.parse_args(arguments)
     if not args.output and not args.split_dir:
@@ -49,12 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     if args.output and os.path.realpath(args.output) in map(os.path.realpath, split):
         parser.error(f"--output {args.output} is also a file of --split-dir")
     try:
-        counts = write(rows(args.rows, args.seed), args.output, args.split_dir)
+        counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)
     except OSError as error:
         parser.error(f"cannot write: {error}")
     for path, count in counts.items():
         print(f"{path}: {count:,} rows")
-    return 0
 
 
 if __name__ == "__main__":

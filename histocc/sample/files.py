@@ -1,5 +1,6 @@
 """Writes the sample as CSV files that are whole or not there at all, and splits it by a hash of the text."""
 
+import contextlib
 import csv
 import hashlib
 import os
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import islice
 
+from histocc import outputs
 from histocc.sample.generate import Row
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
@@ -23,15 +25,16 @@ def in_validation(text: str, share: float = VAL_SHARE) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None = None) -> dict[str, int]:
-    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made.
+def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False) -> dict[str, int]:
+    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made. A file that is there with the same
+    content stays, with another one it is replaced only with `overwrite`.
 
     Returns the number of rows of each file. Raises OSError if one cannot be written."""
     counts: dict[str, int] = {}
     with ExitStack() as stack:
         def start(path: str):
             counts[path] = 0
-            writer = stack.enter_context(_whole(path))
+            writer = stack.enter_context(_whole(path, overwrite))
 
             def put(some: list[Row]) -> None:
                 writer.writerows(some)
@@ -55,8 +58,8 @@ def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None 
 
 
 @contextmanager
-def _whole(path: str):
-    """A CSV writer whose file gets its name only when everything is written and synced."""
+def _whole(path: str, overwrite: bool):
+    """A CSV writer whose file gets its name only when everything is written and synced. Raises OSError where another one has it."""
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} is not a regular file")
@@ -78,7 +81,13 @@ def _whole(path: str):
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        if os.path.lexists(path) and not overwrite:
+            if not outputs.same_content(temporary, path):
+                raise OSError(f"{path} exists, with other content; --overwrite replaces it, or choose another name")
+            return
+        placed = outputs.put(temporary, path, lambda _: overwrite)
+        if placed != path:
+            raise OSError(f"{path} was made by somebody else meanwhile; the sample is {placed}")
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

@@ -7,7 +7,7 @@ import argparse
 import sys
 
 from histocc.coder import Coder
-from histocc.errors import UserError
+from histocc.cli import run_command
 from histocc.model_io import load_model
 from histocc.sample.demo import demo_rows
 from histocc.sample.table import read_table
@@ -29,13 +29,13 @@ def table_lines(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = get_args_parser().parse_args(argv)
-    try:
-        model, formatter, checkpoint = load_model(args.model)
-        coder = Coder(model, formatter, checkpoint)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(lambda: show(get_args_parser().parse_args(argv)))
+
+
+def show(args: argparse.Namespace) -> None:
+    """Raises UserError."""
+    model, formatter, checkpoint = load_model(args.model)
+    coder = Coder(model, formatter, checkpoint)
     demo = demo_rows()
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read_table()}
     coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
@@ -51,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
     print(f"Twelve descriptions that the model has not seen, coded by {args.model} (step {checkpoint.get('step') or 0:,}):")
     print("\n".join(table_lines(rows)))
     print(f"{right} of {len(demo)} right")
-    return 0
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ def flip_a_bit(path):
 
 
 def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole):
-    """One run: three signals, kills, two damaged files."""
+    """One run: four signals, kills, two damaged files."""
     job, dice = Job(folder / "one", epochs=6), random.Random(1)
-    for name, expected in (("SIGUSR1", 0), ("SIGINT", 130), ("SIGTERM", 0)):
+    for name, expected in (("SIGUSR1", 0), ("SIGHUP", 0), ("SIGINT", 130), ("SIGTERM", 0)):
         process = job.start_and_wait()
         time.sleep(dice.uniform(0, 0.2))
         process.send_signal(getattr(signal, name))
@@ -261,7 +261,7 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
         assert "Finished at step 6" in job.run()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        assert f"error: {job.folder}: cannot write there: Read-only file system" in job.run("--num-epochs", 2, code=2)
+        assert f"error: {job.folder}: cannot write there: the file system is read-only" in job.run("--num-epochs", 2, code=2)
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

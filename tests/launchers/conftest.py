@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -32,10 +33,12 @@ def gpus(bin_dir):
 @pytest.fixture
 def plan(bin_dir, tmp_path):
     """Runs a launcher in a folder of its own without starting anything. Returns the finished process."""
-    def run(script: str, *arguments: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
+    def run(script: str, *arguments: str, code: int = 0, shell: tuple[str, ...] = (), hangup=signal.SIG_DFL,
+            **variables: str) -> subprocess.CompletedProcess:
         env = {"PATH": str(bin_dir), "HOME": str(tmp_path), "HISTOCC_LAUNCH_DRY_RUN": "1", "MASTER_PORT": "29511", **variables}
-        done = subprocess.run([str(REPO / script), *arguments], capture_output=True, text=True, cwd=tmp_path, env=env,
-                              stdin=subprocess.DEVNULL, timeout=60)
+        done = subprocess.run([*shell, str(REPO / script), *arguments], capture_output=True, text=True, cwd=tmp_path,
+                              env=env, stdin=subprocess.DEVNULL, timeout=60,
+                              preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup))   # this process may ignore it
         assert done.returncode == code, done.stdout + done.stderr
         return done
     return run

@@ -8,7 +8,8 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
 SLURM = "scripts/train_slurm_multi_node.sh"
-SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/common.sh", "tests/run", ".ci/run"]
+SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
+SHELL_FILES = [LAUNCH, MULTI, SLURM, *SOURCED, "tests/run", ".ci/run"]
 TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "getconf", "grep", "mkdir", "rm", "sleep", "tail", "touch")
 NAMED = ["--target-cols", "hisco_1", "--language", "en"]      # with these a launcher need not look into the file
 

@@ -1,5 +1,6 @@
 """What the launchers say to arguments and variables that cannot be meant so, and what they leave out where it would do harm."""
 
+import os
 import shutil
 import subprocess
 
@@ -120,3 +121,109 @@ def test_overwrite_in_a_configuration_is_not_for_slurm(plan, data, tmp_path):
     assert message == "error: overwrite in a config would start anew after every requeue: give --overwrite on the command line\n"
     for name in ("kept.toml", "args.json"):
         plan(SLURM, data, "--", *NAMED, "--config", str(tmp_path / name), **JOB)
+
+
+# ---- numbers ----
+
+@pytest.mark.parametrize("number, said", [
+    ("99999999999999999999", "99999999999999999999 processes are too many for the 2 core(s)"),
+    ("999", "999 processes are too many"),
+    ("9", "9 processes are too many for the 2 core(s) of this machine.\n  Ask for at most 8"),
+    ("0", "NUM is the number of processes"),
+    ("000", "NUM is the number of processes"), ("-3", "NUM=-3: expected the number of processes, at least 1"),
+    ("abc", "abc: no such file or folder, and no number of processes"),
+    ("1e3", "1e3: no such file or folder, and no number"), ("*", "*: no such file or folder, and no number")])
+def test_a_number_of_processes_that_cannot_be_is_refused(plan, bin_dir, data, number, said):
+    write_executable(bin_dir / "nproc", "#!/bin/bash\necho 2\n")
+    for words in ([number, data], [number]):
+        message = plan(LAUNCH, *words, "--", *NAMED, code=2).stderr
+        assert message.startswith(f"error: {said}") and "line" not in message
+
+
+def test_a_number_of_processes_at_the_limit_is_taken(plan, bin_dir, gpus, data):
+    for cores, number in (("1", "8"), ("2", "008"), ("16", "64")):
+        write_executable(bin_dir / "nproc", f"#!/bin/bash\necho {cores}\n")
+        assert option(printed_command(plan(LAUNCH, number, data, "--", *NAMED)), "nproc-per-node") == number.lstrip("0")
+    gpus(4)
+    for number in ("5", "99999999999999999999"):
+        message = plan(LAUNCH, number, data, "--", *NAMED, code=2).stderr
+        assert f"error: {number} processes need a GPU each, but 4 can" in message
+
+
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "08", "1025", "99999999999999999999", "4,x"])
+def test_threads_that_cannot_be_are_refused(plan, data, threads):
+    message = plan(LAUNCH, data, "--", *NAMED, code=2, OMP_NUM_THREADS=threads).stderr
+    assert message.startswith(f"error: OMP_NUM_THREADS={threads}: set it to the threads of a process")
+
+
+def test_threads_by_level_are_taken(plan, data):
+    assert "OMP_NUM_THREADS=4,2\n" in plan(LAUNCH, data, "--", *NAMED, OMP_NUM_THREADS="4,2").stdout
+
+
+@pytest.mark.parametrize("visible, count", [
+    ("*", 0), ("08", 0), ("99999999999999999999", 0), ("0, 1", 2), ("NoDevFiles", 0), ("003,0", 2)])
+def test_gpus_are_counted_whatever_the_variable_holds(plan, gpus, data, visible, count):
+    gpus(4)
+    done = plan(LAUNCH, data, "--", *NAMED, CUDA_VISIBLE_DEVICES=visible)
+    assert (f"of {count} GPU(s)" if count else "NO GPU") in done.stdout and done.stderr == ""
+
+
+def test_one_machine_meets_at_itself(plan, data):
+    assert option(printed_command(plan(LAUNCH, data, "--", *NAMED, MASTER_ADDR="gone")), "master-addr") == "127.0.0.1"
+
+
+# ---- files and folders ----
+
+def test_data_that_are_no_file_are_refused(plan, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    os.mkfifo(tmp_path / "run.toml")
+    for path in ("pipe.csv", "/dev/null"):
+        assert f"{path} is no regular file" in plan(LAUNCH, path, code=2).stderr
+    assert "/proc/nowhere: no such file" in plan(MULTI, "/proc/nowhere", code=2).stderr
+    done = plan(LAUNCH, "--", "--config", "run.toml")
+    assert "histocc.sample.show" in done.stdout                  # what is wrong with the pipe the script says
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
+def test_data_that_may_not_be_read_are_refused(plan, data, folder):
+    for path in (data, folder):
+        os.chmod(path, 0)
+        assert "may not be read" in plan(LAUNCH, path, code=2).stderr
+        os.chmod(path, 0o700)
+
+
+@pytest.mark.parametrize("name", ["new\nline *.csv", "$(touch no).csv", "'\" \\.csv"])
+def test_names_of_every_kind(plan, data, tmp_path, name):
+    shutil.copy(data, tmp_path / name)
+    done = plan(LAUNCH, name, "--", *NAMED, "--save-path", name[:-4])
+    line = done.stdout[done.stdout.index("Command:\n") + 9:]
+    printed = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, timeout=60)
+    words = printed.stdout.split("\0")
+    assert after(words, "--dataset") == name and after(words, "--save-path") == name[:-4]
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("flags", [["--save-path", ""], ["--save_dir="], ["--save-path"]])
+def test_an_empty_save_path_is_refused(plan, data, flags):
+    for words in ([data], []):
+        assert "--save-path is empty: expected a folder" in plan(LAUNCH, *words, "--", *NAMED, *flags, code=2).stderr
+
+
+def test_a_leading_hyphen_is_part_of_a_name(plan, data, tmp_path):
+    (tmp_path / "-mine.py").touch()
+    assert "./-mine.py" in printed_command(plan(LAUNCH, data, "--", *NAMED, SCRIPT="-mine.py"))
+    assert after(printed_command(plan(LAUNCH, "--", "--save-path=-x")), "--train-data") == "./-x/sample/train.csv"
+
+
+@pytest.mark.parametrize("name, text", [
+    ("a.json", "[1]"), ("b.json", "[" * 100_000), ("c.toml", "x = "), ("d.toml", "\0")])
+def test_a_broken_configuration_is_left_to_the_script(plan, data, tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    done = plan(LAUNCH, data, "--", *NAMED, "--config", name)
+    assert printed_command(done)[-1] == name and done.stderr == "" and "not read" not in done.stdout
+
+
+def test_a_value_of_a_configuration_is_no_other_flag(plan, data, tmp_path):
+    (tmp_path / "run.toml").write_text('save_path = "a\\n--lr-scaling=sqrt"\n')
+    done = plan(LAUNCH, data, "--", *NAMED, "--config", "run.toml")
+    assert "Rate:        the learning rate of the script, whatever" in done.stdout

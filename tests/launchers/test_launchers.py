@@ -161,11 +161,12 @@ def test_the_slurm_job_says_what_it_will_run(plan, data):
     assert "/ is not the folder of histocc" in elsewhere.stderr
 
 
-def test_torchrun_is_told_about_signals_and_threads(plan, data):
+def test_torchrun_is_told_about_signals_and_threads(plan, bin_dir, data):
+    write_executable(bin_dir / "nproc", "#!/bin/bash\necho 2\n")
     words = printed_command(plan(LAUNCH, data, "--", *NAMED))
     assert option(words, "signals-to-handle") == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     assert int(option(words, "shutdown-timeout")) > 30
-    many = plan(LAUNCH, "1000", data, "--", *NAMED).stdout
+    many = plan(LAUNCH, "8", data, "--", *NAMED).stdout
     assert "OMP_NUM_THREADS=1\n" in many
     assert "OMP_NUM_THREADS=7\n" in plan(LAUNCH, data, "--", *NAMED, OMP_NUM_THREADS="7").stdout
 
@@ -192,6 +193,7 @@ def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path)
     output = tmp_path / "output"
     output.mkdir()
     (output / "last.bin").touch()
+    write_table(output / "sample" / "train.csv", "occ1,hisco_1")
     (output / "args.json").write_text('{"train_data": ["./output/sample/train.csv"]}')
     message = plan(LAUNCH, data, "--", *NAMED, code=2).stderr
     assert "holds the run on the sample" in message and "--save-path" in message and "--overwrite" in message

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import MULTI, REPO, SHELL_FILES, write_table, write_executable
+from launching import MULTI, REPO, SHELL_FILES, SOURCED, write_table, write_executable
 
 
 # ---- environment ----
@@ -36,7 +36,8 @@ def set_up(bin_dir, tmp_path):
     """Runs the set-up in a copy of the repository's set-up files, with a fake python3.11; returns (process, its calls)."""
     repo = tmp_path / "repo"
     (repo / "scripts").mkdir(parents=True)
-    shutil.copy(REPO / "scripts" / "common.sh", repo / "scripts")
+    for name in SOURCED:
+        shutil.copy(REPO / name, repo / "scripts")
     for name in ("requirements.txt", "requirements-test.txt"):
         shutil.copy(REPO / name, repo)
     (bin_dir / "python").unlink()
@@ -97,6 +98,14 @@ def test_an_environment_with_torch_is_used_as_it_is(set_up):
     assert not (set_up.repo / ".venv").exists()
 
 
+def test_an_environment_of_the_user_is_not_cleared_away(set_up):
+    (set_up.repo / ".venv").mkdir()
+    (set_up.repo / ".venv" / "mine").touch()
+    done, calls = set_up()
+    assert done.returncode == 2 and ".venv was not made by this program and cannot be used" in done.stderr
+    assert (set_up.repo / ".venv" / "mine").exists() and "-m venv" not in calls
+
+
 def test_no_python_says_which_is_needed(set_up):
     (set_up.bin / "python3.11").unlink()
     done, _ = set_up()
@@ -108,7 +117,7 @@ def test_no_python_says_which_is_needed(set_up):
 @pytest.mark.parametrize("name", SHELL_FILES)
 def test_shell_files_are_sound(name):
     subprocess.run(["bash", "-n", str(REPO / name)], check=True)
-    assert name == "scripts/common.sh" or os.access(REPO / name, os.X_OK)
+    assert name in SOURCED or os.access(REPO / name, os.X_OK)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

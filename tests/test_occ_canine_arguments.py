@@ -1,0 +1,390 @@
+"""Wrong arguments of the calls from Python: one message at the door that names them."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import write_csv
+from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
+
+import histocc
+from histocc import EvalEngine, TopKEvalEngine
+from histocc.call_arguments import (
+    COLUMNS,
+    COUNT,
+    FLAG,
+    PATH,
+    TABLE,
+    TEXT,
+    checked,
+    optional,
+    shown,
+    thresholds,
+)
+from histocc.errors import UserError
+from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
+from histocc.occ_canine import OccCANINE
+
+TEXTS, LANGUAGES = ["smed", "wine merchant and fisher"], ["da", "en"]
+NAN = float("nan")
+
+
+class Lies:
+    """Promises more rows than there is memory for."""
+
+    def __len__(self):
+        return 10**12
+
+    def __iter__(self):
+        return iter(TEXTS)
+
+
+class Other:
+    pass
+
+
+@pytest.fixture(scope="module")
+def coder(model):  # noqa: F811
+    return OccCANINE(name=model, device="cpu", batch_size=2)
+
+
+@pytest.fixture(autouse=True)
+def no_pandas(request, monkeypatch):
+    if "frames" not in request.keywords:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+
+
+# ---- kinds of arguments
+
+
+@pytest.mark.parametrize(
+    "kind, good, bad",
+    [
+        (
+            FLAG,
+            [True, False, 0, 1, np.bool_(True), np.array(False)],
+            [None, "no", 2, 1.0, [], np.array([True])],
+        ),
+        (
+            COUNT,
+            [1, 10**12, np.int64(3), torch.tensor(2)],
+            [0, -1, True, 1.5, 2.0, "3", None, NAN, float("inf"), [1]],
+        ),
+        (TEXT, ["a", np.str_("a")], ["", "  ", b"a", 3, None]),
+        (PATH, ["a", Path("a")], ["", " ", b"a", 3, None, ["a"], Other()]),
+        (optional(PATH), [None, "a"], ["", 3]),
+        (
+            COLUMNS,
+            ["a", ["a", "b"], ("a",), np.array(["a"]), [1]],
+            ["", [], ["a", "a"], {"a"}, {"a": 1}, b"a", 3, [None], [["a"]], [True]],
+        ),
+        (TABLE, [{"a": [1]}, [{"a": 1}], []], [None, [1], "a", 3]),
+        (
+            thresholds(["en", "unk"]),
+            [0, 1, 0.5, np.float32(0.5), {}, {"en": 0.1, None: 1}, None],
+            [
+                NAN,
+                float("inf"),
+                -1,
+                1.01,
+                10**400,
+                "0.5",
+                True,
+                [0.5],
+                {"da": 0.5},
+                {"en": NAN},
+                {"en": None},
+                {1: 0.5},
+            ],
+        ),
+    ],
+)
+def test_kinds(kind, good, bad):
+    for value in good:
+        checked({"x": kind}, {"x": value})
+    for value in bad:
+        with pytest.raises(ValueError, match=r"^x: found .*, expected ") as raised:
+            checked({"x": kind}, {"x": value})
+        assert len(str(raised.value).splitlines()) == 1 and len(str(raised.value)) < 400
+
+
+def test_what_is_read():
+    assert checked(
+        {"a": COLUMNS, "b": PATH, "c": FLAG, "d": COUNT},
+        {"a": "name", "b": Path("x/y"), "c": 1, "d": np.int64(4)},
+    ) == {"a": ["name"], "b": "x/y", "c": True, "d": 4}
+    read = checked({"t": thresholds(["en"])}, {"t": {"en": np.float64(0.25), None: 1}})["t"]
+    assert read == {"en": 0.25, None: 1.0} and {type(value) for value in read.values()} == {float}
+    assert checked({"t": thresholds(["en"])}, {"t": {}})["t"] is None
+    assert (
+        "more than 40 digits" in shown(10**5000)
+        and len(shown("x" * 10**6)) < 100
+        and "Other" in shown(Other())
+    )
+
+
+# ---- predict
+
+
+def test_arguments_of_predict(coder):
+    for name, values in {
+        "k_pred": [1.5, True, "3", 0, -1, None],
+        "what": [0, True, "PRED", None, 2.5, [], b"pred"],
+        "behavior": ["GOOD", 0, "", []],
+        "prediction_type": ["beam", 0, "", {}],
+        "threshold": [NAN, float("inf"), -1, 2, "0.5", {"xx": 0.5}, [0.5]],
+        **dict.fromkeys(
+            ("deduplicate", "order_invariant_conf", "get_dict", "get_df", "concat_in"),
+            ["no", None, np.array([1, 2])],
+        ),
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: found .*, expected "):
+                coder.predict(TEXTS, **{name: value})
+    with pytest.raises(ValueError, match="(?s)what: found 'x'.*k_pred: found 0.*threshold: found 3"):
+        coder.predict(TEXTS, what="x", k_pred=0, threshold=3)
+    assert (
+        coder.predict(TEXTS, k_pred=10**9)[0]["hisco_1"]
+        and len(coder.predict(TEXTS, what=np.int64(1))[0]) == 5
+    )
+
+
+def test_texts_in_any_form(coder):
+    expected = coder.predict(TEXTS)
+    for texts in (
+        tuple(TEXTS),
+        (text for text in TEXTS),
+        np.array(TEXTS),
+        dict.fromkeys(TEXTS).keys(),
+        Lies(),
+    ):
+        assert coder.predict(texts) == expected
+    assert (
+        coder.predict(np.array("smed")) == coder.predict("smed")
+        and coder.predict([]) == coder.predict(np.array([])) == []
+    )
+    for texts in ({"a", "b"}, b"smed", bytearray(b"x"), np.array([TEXTS]), Path("x"), Other(), str, 1j, True):
+        with pytest.raises(ValueError, match="^occ1: found .*, expected a text, or a list"):
+            coder.predict(texts)
+    for texts in ([TEXTS], [b"smed"], [True], [1j], [Other()], torch.tensor([1, 2])):
+        with pytest.raises(ValueError, match=r"^occ1: row 0 \(counted from 0\): .* is not a text"):
+            coder.predict(texts)
+
+
+def test_languages_in_any_form(coder):
+    expected = coder.predict(TEXTS, [None, "en"])
+    for languages in (
+        ("unk", "en"),
+        np.array([None, "en"], dtype=object),
+        (name for name in (NAN, "en")),
+        ["", "en"],
+    ):
+        assert coder.predict(TEXTS, languages) == expected
+    assert (
+        coder.predict(TEXTS, None)
+        == coder.predict(TEXTS, NAN)
+        == coder.predict(TEXTS, "")
+        == coder.predict(TEXTS, "unk")
+    )
+    for languages in (
+        {"en", "da"},
+        {"en": 1, "da": 2},
+        b"en",
+        True,
+        np.array([["en"], ["da"]]),
+        Path("en"),
+        Other(),
+    ):
+        with pytest.raises(ValueError, match="^lang: found .*, expected a language"):
+            coder.predict(TEXTS, languages)
+    for languages in (3, [3, 4], ["en", b"da"], [["en"], "da"]):
+        with pytest.raises(ValueError, match="^lang: .*is not a language"):
+            coder.predict(TEXTS, languages)
+    with pytest.raises(ValueError, match="2 texts, but 1 languages"):
+        coder.predict(TEXTS, ["en"])
+
+
+@pytest.mark.frames
+def test_columns_of_pandas_are_paired_by_position(coder):
+    pandas = pytest.importorskip("pandas")
+    texts, other = pandas.Series(TEXTS, index=[5, 6]), pandas.Series(LANGUAGES, index=[6, 5])
+    with pytest.warns(UserWarning, match="different indexes: their rows are paired by position"):
+        found = coder.predict(texts, other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for languages in (
+            LANGUAGES,
+            pandas.Series(LANGUAGES, index=[5, 6]),
+            pandas.Series(LANGUAGES, index=[5, 6], dtype="category"),
+        ):
+            pandas.testing.assert_frame_equal(coder.predict(texts, languages), found)
+    with pytest.raises(ValueError, match="lang: found a table .DataFrame., expected a language or a column"):
+        coder.predict(texts, pandas.DataFrame({"lang": LANGUAGES}))
+    assert coder.predict(texts, pandas.NA)["lang"].tolist() == ["unk", "unk"]
+
+
+def test_arguments_without_effect_are_said(coder):
+    for arguments in (
+        {"behavior": "good"},
+        {"prediction_type": "topk"},
+        {"prediction_type": "greedy-topk"},
+        {"prediction_type": "flat", "what": "probs"},
+        {"what": "embeddings"},
+    ):
+        with pytest.warns(UserWarning, match="threshold: has no effect on"):
+            coder.predict(TEXTS, "da", threshold=0.3, **arguments)
+    with pytest.warns(UserWarning, match="behavior 'fast' has no effect: prediction_type 'full'"):
+        coder.predict(TEXTS, "da", behavior="fast", prediction_type="full")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for arguments in (
+            {"behavior": "fast"},
+            {"prediction_type": "full"},
+            {"prediction_type": "flat", "what": "bin"},
+        ):
+            coder.predict(TEXTS, "da", threshold=0.3, **arguments)
+        assert coder.predict(TEXTS, "da", threshold={}) == coder.predict(TEXTS, "da")
+        assert coder.predict(TEXTS, "da", prediction_type="full", threshold={}) == coder.predict(
+            TEXTS, "da", prediction_type="full"
+        )
+
+
+# ---- the constructor
+
+
+def test_arguments_of_the_constructor(model, tmp_path):  # noqa: F811
+    for name, values in {
+        "batch_size": [NAN, 0, 1.5, "3", True, None],
+        "verbose": ["no", None],
+        "system": ["", 3, []],
+        "key": ["", b"x", 3, {}],
+        "descriptions": ["", 3, b"x", True, [1], Other()],
+        "hf": ["no", 3],
+        "force_download": ["no", None],
+        "model_type": ["mixer", 3],
+        "use_within_block_sep": ["no", None],
+        "target_cols": ["", [], {"a"}, ["a", "a"], 3],
+    }.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: found .*, expected "):
+                OccCANINE(model, **{"device": "cpu", name: value})
+    for name in ("", "  ", b"x", 3, True, [model], {}, Other()):
+        with pytest.raises(ValueError, match="^name: found .*, expected "):
+            OccCANINE(name, device="cpu")
+    for device in (3, b"cpu", ["cpu"], True, Other(), torch.device("meta")):
+        with pytest.raises(ValueError, match="^device: found .*, expected None, 'auto', 'cpu'"):
+            OccCANINE(model, device=device)
+    found = OccCANINE(
+        Path(model), device=torch.device("cpu"), batch_size=np.int64(10**12), target_cols="hisco_1"
+    )
+    assert found.name == model and found.batch_size == 10**12 and len(found.predict(TEXTS)) == 2
+    with pytest.raises(ValueError, match="batch_size: found nan"):
+        found.batch_size = NAN
+    assert found.batch_size == 10**12
+
+
+@pytest.mark.frames
+def test_descriptions_in_any_form(model, tmp_path):  # noqa: F811
+    rows = [
+        {"system_code": CODES[1], "desc": "one"},
+        {"system_code": CODES[2], "desc": None},
+        {"system_code": None, "desc": "two"},
+        {"system_code": CODES[1], "desc": "again"},
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    forms = [
+        rows,
+        columns,
+        Path(
+            write_csv(
+                tmp_path / "words.csv", ["system_code", "desc"], [(CODES[1], "one"), (CODES[1], "again")]
+            )
+        ),
+    ]
+    pandas = pytest.importorskip("pandas")
+    forms += [
+        pandas.DataFrame(rows),
+        pandas.DataFrame({"system_code": [float(CODES[1]), NAN], "desc": ["one", "two"]}),
+    ]
+    assert [OccCANINE(model, device="cpu", descriptions=form).key_desc for form in forms] == [
+        {CODES[1]: "one"}
+    ] * len(forms)
+    for form, message in (
+        ({"code": [1]}, "system_code and desc missing"),
+        ([], "system_code and desc missing"),
+        ({"system_code": ["99999"], "desc": ["x"]}, "none of the 7 codes"),
+        (tmp_path / "none.csv", "no such file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            OccCANINE(model, device="cpu", descriptions=form)
+    for form in ({"system_code": 3, "desc": 4}, {"system_code": CODES, "desc": ["x"]}, [rows[0], {}]):
+        with pytest.raises(ValueError, match="^descriptions: "):
+            OccCANINE(model, device="cpu", descriptions=form)
+
+
+# ---- the other calls
+
+
+def test_tables_of_the_engines_of_evaluation(coder):
+    truth, found = [{"hisco_1": "22222"}, {"hisco_1": None}], [{"hisco_1": "22222"}, {"hisco_1": "33333"}]
+    assert EvalEngine(coder, truth, {"hisco_1": ["22222", "33333"]}, "hisco").accuracy() == 0.5
+    for change, message in (
+        ({"ground_truth": None}, "ground_truth: found None"),
+        ({"predicitons": [1]}, "predicitons: found .1., expected"),
+        ({"predicitons": [{"hisco_1": "1"}, {"x": 1}]}, "predictions: row 1 .* has no 'hisco_1'"),
+        ({"predicitons": {"hisco_1": 3}}, "no column of cells"),
+        ({"pred_col": ""}, "pred_col: found ''"),
+        ({"predicitons": [{"code": "1"}] * 2}, "no column begins with 'hisco'"),
+        ({"digits": 1.5}, "digits: found 1.5"),
+        ({"predicitons": {"hisco_1": ["a", "b"], "hisco_2": ["a"]}}, "different lengths"),
+        ({"model": None}, "model: found None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EvalEngine(
+                **{"model": coder, "ground_truth": truth, "predicitons": found, "pred_col": "hisco"} | change
+            )
+    with pytest.raises(ValueError, match="return_per_obs: found 'no'"):
+        EvalEngine(coder, truth, found, "hisco").accuracy("no")
+    truth, found = [{"rowid": 1, "hisco_1": "22222"}], [{"rowid": 1, "top-k-pos": 0, "hisco_1": "22222"}]
+    assert TopKEvalEngine(coder, truth, found, "hisco").accuracy() == [1.0]
+    for change, message in (
+        ({"group_col": "x"}, "ground truth: has no column 'x'"),
+        ({"group_col": 3}, "group_col: found 3"),
+        ({"ground_truth": [{**truth[0], "rowid": []}]}, r"column 'rowid': found \[\]"),
+        ({"predicitons": [{**found[0], "top-k-pos": "a"}]}, "holds no positions"),
+        ({"predicitons": []}, "no column 'top-k-pos'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TopKEvalEngine(
+                **{"model": coder, "ground_truth": truth, "predicitons": found, "pred_col": "hisco"} | change
+            )
+
+
+@pytest.mark.frames
+def test_a_column_that_is_there_twice(coder):
+    pandas = pytest.importorskip("pandas")
+    truth = pandas.DataFrame({"hisco_1": ["22222"]})
+    with pytest.raises(ValueError, match="ground truth: has more than one column 'hisco_1'"):
+        EvalEngine(coder, pandas.concat([truth, truth], axis=1), truth, "hisco")
+    assert EvalEngine(coder, truth, truth, "hisco").f1() == 1.0
+
+
+def test_formatters_by_their_published_names(coder):
+    for given in (0, 3, "1", 1.5, True):
+        with pytest.raises(ValueError, match="max_num_codes: found .*, expected 1 or 2"):
+            BlockyOCC1950Formatter(given)
+    assert construct_finetune_formatter(3, "code_1").target_cols == ["code_1"]
+    for arguments, name in (
+        (("3", ["a"]), "block_size"),
+        ((3, []), "target_cols"),
+        ((3, ["a"], 5), "chars"),
+        ((3, ["a"], [None]), "chars"),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: found "):
+            construct_finetune_formatter(*arguments)
+    with pytest.raises(ValueError, match="BibTex: found 'no'"):
+        coder.citation("no")
+    assert histocc.OccCANINE is OccCANINE

@@ -1,0 +1,242 @@
+"""The object as a whole: copies, threads that share it, and what fine-tuning that does not end leaves."""
+
+# ruff: noqa: F811
+
+import copy
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import write_rows
+from second_device import DEVICE, second_device
+from test_occ_canine_arguments import LANGUAGES, NAN, TEXTS, Other, coder, no_pandas  # noqa: F401  fixtures and texts
+from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
+
+from histocc import coder as coder_module, occ_canine
+from histocc.errors import UserError
+from histocc.formatter import hisco_blocky5
+from histocc.occ_canine import OccCANINE
+from histocc.stopping import Stopped
+
+
+# ---- copies
+
+
+def same(one: OccCANINE, other: OccCANINE) -> bool:
+    return all(
+        one.predict(TEXTS, LANGUAGES, prediction_type=kind)
+        == other.predict(TEXTS, LANGUAGES, prediction_type=kind)
+        for kind in ("greedy", "flat", "topk")
+    )
+
+
+def test_copies_give_the_same_codes(coder):
+    coder.predict(TEXTS, prediction_type="topk")  # what is worked out once is not carried along
+    for other in (pickle.loads(pickle.dumps(coder)), copy.deepcopy(coder)):
+        assert same(coder, other) and repr(other) == repr(coder) and other.codes == coder.codes
+        assert (
+            other.model is other.coder.model is not coder.model and other.formatter is other.coder.formatter
+        )
+        other.batch_size = 1
+        assert coder.batch_size == coder.coder.batch_size == 2 and other.coder.batch_size == 1
+    weights = sum(value.numel() * value.element_size() for value in coder.model.state_dict().values())
+    assert len(pickle.dumps(coder)) < 1.3 * weights + 300_000
+
+
+def test_a_copy_whose_gpu_is_not_there_is_on_the_cpu(coder):
+    other = OccCANINE.__new__(OccCANINE)
+    with pytest.warns(UserWarning, match="was on cuda:99, is on the CPU now"):
+        other.__setstate__({**pickle.loads(pickle.dumps(coder)).__getstate__(), "device": "cuda:99"})
+    assert other.device == other.coder.device == torch.device("cpu") and same(coder, other)
+
+
+def test_weights_of_another_device_are_copied_to_the_cpu(monkeypatch):
+    part = torch.nn.Linear(3, 3)
+    shared = torch.nn.Sequential(part, part, torch.nn.BatchNorm1d(3))
+    assert coder_module.on_cpu(shared) is shared
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["unk", "da", "en"],
+        "config": {"max_len": 128},
+    }
+    expected = coder_module.Coder(make_model(), hisco_blocky5(), state).code(TEXTS, LANGUAGES)
+    with second_device(monkeypatch):
+        there = shared.to(DEVICE)
+        here = coder_module.on_cpu(there)
+        assert here[0] is here[1] and {value.device.type for value in here.state_dict().values()} == {"cpu"}
+        assert all(value.device == DEVICE for value in there.state_dict().values()) and all(
+            isinstance(value, torch.nn.Parameter) for value in here.parameters()
+        )
+        pickled = pickle.dumps(coder_module.Coder(make_model().to(DEVICE), hisco_blocky5(), state))
+    back = pickle.loads(pickled)
+    assert back.device == torch.device("cpu") and back.code(TEXTS, LANGUAGES) == expected
+
+
+@pytest.mark.processes
+def test_another_process_gets_it(coder):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(coder.predict, (TEXTS, LANGUAGES), {"get_dict": True})
+    for row, expected in zip(found, coder.predict(TEXTS, LANGUAGES), strict=True):
+        assert row == {
+            name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+            for name, value in expected.items()
+        }
+
+
+# ---- threads
+
+
+def test_threads_take_turns(model, monkeypatch):  # noqa: F811
+    coder = OccCANINE(model, device="cpu", batch_size=1)
+    texts = [f"smed {i}" for i in range(6)]
+    expected, inside, most = coder.predict(texts, "da"), [], []
+    batch = coder_module.Coder._batch
+
+    def watched(self, *arguments):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        found = list(batch(self, *arguments))
+        inside.pop()
+        return iter(found)
+
+    monkeypatch.setattr(coder_module.Coder, "_batch", watched)
+    coder.model.train()  # in evaluation mode only while codes are worked out
+    found = [None] * 3
+
+    def predict(i):
+        found[i] = coder.predict(texts, "da")
+
+    threads = [threading.Thread(target=predict, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for size in (3, 2, 1) * 5:  # changed while they run
+        coder.batch_size = size
+        time.sleep(0.005)
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and coder.model.training
+    for rows in found:
+        assert [row["hisco_1"] for row in rows] == [row["hisco_1"] for row in expected]
+        assert [row["conf"] for row in rows] == pytest.approx([row["conf"] for row in expected], rel=1e-3)
+
+
+# ---- fine-tuning
+
+
+def test_arguments_of_finetune(coder, tmp_path):
+    data = write_rows(tmp_path / "data.csv", 20)
+    for name, values in {
+        "save_path": ["", " ", b"x", 3, ["a"], True],
+        "input_col": ["", ["occ1"], True, {}],
+        "target_cols": ["", [], {"a"}, ["a", "a"], 3],
+        "num_epochs": ["", True, [3], NAN, b"3", {}],
+        "freeze_encoder": ["no", 3, []],
+        "initial_checkpoint": ["", False],
+        "language": [b"en", ["en"]],
+        "key": [True],
+    }.items():
+        for value in values:
+            with pytest.raises(UserError, match=f"^{name}: found .*, expected "):
+                coder.finetune(data, **{"save_path": tmp_path / "out", name: value})
+    for name in ("help", "version", "epochs_of", "foo"):
+        for value in (True, None, 3):
+            with pytest.raises(UserError, match=f"unknown argument '{name}'"):
+                coder.finetune(data, save_path=tmp_path / "out", **{name: value})
+    with pytest.raises(UserError, match="unknown argument 'num_epoch' .is 'num_epochs' meant"):
+        coder.finetune(data, num_epoch=3)
+    for dataset in (None, [1], {"occ1": ["a"]}, b"x", 3, "", Other()):
+        with pytest.raises(UserError, match="^dataset: found .*, expected a file or a DataFrame"):
+            coder.finetune(dataset, save_path=tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["data.csv"]
+
+
+@pytest.mark.frames
+def test_frames_that_are_no_data_set(coder, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"occ1": ["a"], "hisco_1": ["22222"]})
+    for dataset, message in (
+        (pandas.DataFrame(), "empty DataFrame .0 rows; columns: none"),
+        (frame[:0], "columns: occ1, hisco_1"),
+        (frame["occ1"], "not Series"),
+        (pandas.concat({"a": frame}, axis=1), "several levels"),
+        (pandas.concat([frame, frame], axis=1), "the same name"),
+    ):
+        with pytest.raises(UserError, match=f"^dataset: .*{message}"):
+            coder.finetune(dataset, save_path=tmp_path / "out")
+
+
+def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(OccCANINE, "_train", lambda self, args, device: given.append(args))
+    coder.finetune(
+        write_rows(tmp_path / "data.csv", 20),
+        tmp_path / "out",
+        initial_checkpoint=None,
+        num_epochs=np.int64(2),
+        memory_mask=False,
+        language="da",
+        language_col="lang",
+        device=None,
+        target_cols="hisco_1",
+    )
+    args = given[0]
+    assert (
+        args.initial_checkpoint == coder.file
+        and args.num_epochs == 2
+        and args.memory_mask is False
+        and args.device == "cpu"
+    )
+    assert (args.language, args.language_col, args.target_cols, args.save_path) == (
+        "unk",
+        "lang",
+        ["hisco_1"],
+        str(tmp_path / "out"),
+    )
+
+
+@pytest.mark.parametrize("how", ["error", "signal", "stop_after", "damaged"])
+def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeypatch, how):  # noqa: F811
+    coder = OccCANINE(model, device="cpu")
+    expected = coder.predict(TEXTS, LANGUAGES)
+    other = tmp_path / "out"
+
+    def ends(args, world, data, formatter, files):
+        other.mkdir(exist_ok=True)
+        (other / "last.bin").write_bytes(
+            b"half a file" if how == "damaged" else (Path(model) / "last.bin").read_bytes()
+        )
+        if how == "error":
+            raise RuntimeError("out of memory")
+        if how == "signal":
+            world.stop.signal = signal.SIGINT
+        if how in ("signal", "stop_after"):
+            world.stop.deadline = 0.0
+            raise Stopped
+
+    monkeypatch.setattr(occ_canine.dry_run, "run_as_asked", ends)
+
+    def finetune():
+        coder.finetune(write_rows(tmp_path / "data.csv", 20), other, target_cols=["hisco_1"], share_val=0)
+
+    if how == "stop_after":
+        with pytest.warns(UserWarning, match="stopped by --stop-after: these are the weights from before"):
+            finetune()
+    elif how == "signal":
+        with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="stopped by SIGINT"):
+            finetune()
+    else:
+        with pytest.raises({"error": RuntimeError, "damaged": UserError}[how]):
+            finetune()
+    assert (
+        coder.name == model
+        and coder.file == f"{model}/last.bin"
+        and coder.predict(TEXTS, LANGUAGES) == expected
+    )

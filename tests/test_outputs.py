@@ -1,0 +1,550 @@
+"""Nothing that this program did not write is replaced or removed."""
+
+import contextlib
+import csv
+import json
+import os
+import stat
+
+import finetune
+import pytest
+from helpers import TINY, mutations, run_inside, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histocc import evaluate, export, outputs, plot, predict, prepare, run_files
+from histocc.checkpoint import SECOND_NAME
+from histocc.errors import UserError
+from histocc.outputs import OwnFiles, problems, write_atomic
+from histocc.sample.__main__ import main as sample
+
+
+def contents(folder):
+    """What stands below a folder: kind and content of each name."""
+    found = {}
+    for root, folders, files in os.walk(folder):
+        for name in folders + files:
+            path = os.path.join(root, name)
+            mode = os.lstat(path).st_mode
+            found[os.path.relpath(path, folder)] = (
+                stat.S_IFMT(mode),
+                open(path, "rb").read() if stat.S_ISREG(mode) else None,
+            )
+    return found
+
+
+# ---- one file
+
+
+def test_a_file_that_was_made_meanwhile_stays(tmp_path):
+    path = tmp_path / "coded.csv"
+
+    def write(file):
+        file.write(b"result")
+        path.write_text("somebody's")
+
+    assert write_atomic(str(path), write, lambda _: False) == str(tmp_path / "coded.1.csv")
+    assert path.read_text() == "somebody's" and (tmp_path / "coded.1.csv").read_text() == "result"
+    assert sorted(os.listdir(tmp_path)) == ["coded.1.csv", "coded.csv"]
+
+
+def test_the_same_content_is_no_other_file(tmp_path):
+    path = tmp_path / "key.csv"
+    path.write_text("result")
+    assert write_atomic(str(path), lambda file: file.write(b"result"), lambda _: False) == str(path)
+    assert os.listdir(tmp_path) == ["key.csv"]
+
+
+def test_a_file_system_without_links_replaces_nothing_either(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", fails)
+    (tmp_path / "a.csv").write_text("mine")
+    assert write_atomic(str(tmp_path / "a.csv"), lambda file: file.write(b"x"), lambda _: False) == str(
+        tmp_path / "a.1.csv"
+    )
+    assert write_atomic(str(tmp_path / "b.csv"), lambda file: file.write(b"x"), lambda _: False) == str(
+        tmp_path / "b.csv"
+    )
+    assert (tmp_path / "a.csv").read_text() == "mine" and (tmp_path / "b.csv").read_text() == "x"
+
+
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "coded.csv").symlink_to(tmp_path / "disk" / "real.csv")
+    assert write_atomic(str(tmp_path / "coded.csv"), lambda file: file.write(b"x")) == str(
+        tmp_path / "coded.csv"
+    )
+    assert (tmp_path / "coded.csv").is_symlink() and (tmp_path / "disk" / "real.csv").read_bytes() == b"x"
+
+
+def test_what_cannot_be_an_output_is_said(tmp_path):
+    (tmp_path / "a.csv").write_text("input")
+    os.link(tmp_path / "a.csv", tmp_path / "hard.csv")
+    (tmp_path / "soft.csv").symlink_to("a.csv")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    read = {str(tmp_path / "a.csv"): "the input", None: "the file of --key"}
+    for name, words in [
+        ("a.csv", "is the input, and inputs are never written to"),
+        ("hard.csv", "is the input"),
+        ("soft.csv", "is the input"),
+        ("pipe", "is a pipe, which is not written to"),
+        ("folder", "is a folder"),
+    ]:
+        assert words in problems([str(tmp_path / name)], read, overwrite=True)[0]
+    assert (
+        "is a device" in problems(["/dev/null"], {}, True)[0]
+        and "no name" in problems([""], {})[0]
+        and "no name" in problems(["a\0b"], {})[0]
+    )
+    assert "--overwrite replaces it" in problems([str(tmp_path / "hard.csv")], {})[0]
+    assert (
+        problems([str(tmp_path / "hard.csv")], {}, True) == [] == problems([str(tmp_path / "new.csv")], read)
+    )
+
+
+# ---- the files of a folder
+
+
+def test_only_listed_files_are_its_own(tmp_path):
+    own = OwnFiles(str(tmp_path))
+    own.write_content("key.csv", b"codes")
+    own.write("last.bin", lambda file: file.write(b"weights"))
+    (tmp_path / "500.bin").write_text("somebody's")
+    again = OwnFiles(str(tmp_path))
+    assert (
+        again.holds(str(tmp_path / "key.csv"))
+        and again.holds(str(tmp_path / "last.bin"))
+        and not again.holds(str(tmp_path / "500.bin"))
+    )
+    (tmp_path / "key.csv").write_text("codes, edited")
+    assert not again.holds(str(tmp_path / "key.csv"))
+    assert again.write_content("key.csv", b"other codes") == str(tmp_path / "key.1.csv")
+    assert again.write("500.bin", lambda file: file.write(b"x")) == str(tmp_path / "500.1.bin")
+    again.remove(["last.bin", "500.bin", "key.csv"])
+    assert (tmp_path / "500.bin").read_text() == "somebody's" and (
+        tmp_path / "key.csv"
+    ).read_text() == "codes, edited"
+    assert not (tmp_path / "last.bin").exists() and again.free_name("500.bin").endswith("500.1.bin")
+
+
+def test_two_writers_of_one_list_lose_nothing(tmp_path):
+    first, second = OwnFiles(str(tmp_path)), OwnFiles(str(tmp_path))
+    first.add({"a": None})
+    second.is_listed = True
+    second.add({"b": 1})
+    first.add({"c": None})
+    assert OwnFiles(str(tmp_path)).files == {"a": None, "b": 1, "c": None}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"files": {}, "format": 1}',
+        '{"written_by": "histocc", "format": 2, "files": {}}',
+        '{"written_by": "histocc", "format": 1, "files": {"../x": null}}',
+        '{"written_by": "histocc", "format": 1, "files": {"x": "y"}}',
+        '{"written_by": "other", "format": 1, "files": {}}',
+        "[" * 100000,
+    ],
+)
+def test_a_list_of_another_program_is_refused(tmp_path, content):
+    (tmp_path / outputs.LIST).write_text(content)
+    with pytest.raises(UserError, match="histocc.json: "):
+        OwnFiles(str(tmp_path))
+    assert (tmp_path / outputs.LIST).read_text() == content
+
+
+# ---- commands
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("data") / "data.csv", 40)
+
+
+def flags(data, folder, *more):
+    return [
+        "--dataset",
+        data,
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+        *TINY,
+        "--batch-size",
+        16,
+        "--num-epochs",
+        1,
+        "--save-path",
+        folder,
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    assert run_inside(finetune.main, *flags(data, folder))[0] == 0
+    return folder
+
+
+def refused(code, output, before, folder):
+    assert code == 2 and output.count("error: ") == 1 and "Traceback" not in output, output
+    assert contents(folder) == before
+    return output
+
+
+def test_an_input_is_never_written_to(data, run, tmp_path):
+    """Whatever it is called, with --overwrite and without."""
+    (tmp_path / "key.csv").write_text(
+        "system_code,code\n"
+        + "".join(
+            f"{code},{i}\n"
+            for i, code in enumerate(sorted({row[1] for row in csv.reader(open(data))} - {"hisco_1"}))
+        )
+    )
+    for name in ("conflicts.csv", "rejected_rows.csv", "t.csv"):
+        (tmp_path / name).write_bytes(open(data, "rb").read())
+    before = contents(tmp_path)
+    for more in ([], ["--overwrite"]):
+        for arguments in (
+            flags(data, tmp_path, "--key", tmp_path / "key.csv"),
+            flags(tmp_path / "conflicts.csv", tmp_path),
+            [
+                *flags(data, tmp_path, "--prepare-only"),
+                "--all-codes-file",
+                tmp_path / "key.csv",
+                "--all-codes-col",
+                "system_code",
+            ],
+        ):
+            said = refused(*run_inside(finetune.main, *arguments, *more), before, tmp_path)
+            assert "inputs are never written to" in said
+        prepared = [
+            tmp_path / "conflicts.csv",
+            "--target-cols",
+            "hisco_1",
+            "--formatter",
+            "hisco",
+            "--save-path",
+            tmp_path,
+            *more,
+        ]
+        refused(*run_inside(lambda argv: exit_with(prepare.main(argv)), *prepared), before, tmp_path)
+        coded = [
+            "--model",
+            run,
+            "--input",
+            tmp_path / "t.csv",
+            "--output",
+            tmp_path / "t.csv",
+            "--system",
+            "x",
+            *more,
+        ]
+        refused(*run_inside(predict.main, *coded), before, tmp_path)
+    refused(
+        *run_inside(
+            evaluate.main,
+            "--model",
+            run,
+            "--data",
+            tmp_path / "rejected_rows.csv",
+            "--output",
+            tmp_path,
+            "--overwrite",
+        ),
+        before,
+        tmp_path,
+    )
+    refused(
+        *run_inside(
+            lambda argv: exit_with(plot.main(argv)), run, "--output", run / "logs.csv", "--overwrite"
+        ),
+        before,
+        tmp_path,
+    )
+
+
+def exit_with(code):
+    raise SystemExit(code)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logs.csv",
+        "key.csv",
+        "args.json",
+        "data_report.json",
+        "status.json",
+        "run.lock",
+        "histocc.json",
+        "best.bin",
+        "7.bin",
+        "curves.png",
+        "prepared",
+    ],
+)
+def test_a_save_folder_with_somebody_s_file(data, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    before = contents(tmp_path)
+    code, output = run_inside(finetune.main, *flags(data, tmp_path))
+    after = contents(tmp_path)
+    assert {path: after[path] for path in before} == before and "Traceback" not in output
+    assert (
+        code == 2 and output.count("error: ") == 1 and name in output or code == 0 and name == "curves.png"
+    ), output
+
+
+def test_hidden_folders_in_prepared_stay(data, tmp_path):
+    for name in (".git", ".dvc", ".0123456789abcdef.notours", "0123456789abcdef"):
+        (tmp_path / "prepared" / name).mkdir(parents=True)
+        (tmp_path / "prepared" / name / "HEAD").write_text("mine")
+    before = contents(tmp_path)
+    assert run_inside(finetune.main, *flags(data, tmp_path, "--prepare-only"))[0] == 0
+    after = contents(tmp_path)
+    assert {path: after.get(path) for path in before} == before
+
+
+def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
+    assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
+    (tmp_path / "key.csv").write_text("my notes")
+    code, output = run_inside(finetune.main, *flags(data, tmp_path, "--batch-size", 4))
+    assert code == 0 and (tmp_path / "key.csv").read_text() == "my notes" and "key.1.csv" in output
+    assert "system_code" in (tmp_path / "key.1.csv").read_text()
+
+
+def test_a_run_of_an_earlier_version_keeps_no_list_and_is_resumed(data, tmp_path):
+    assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
+    (tmp_path / outputs.LIST).unlink()
+    (tmp_path / "thesis.csv").write_text("mine")
+    code, output = run_inside(finetune.main, *flags(data, tmp_path, "--batch-size", 4))
+    assert code == 0 and "Resuming" in output and not [name for name in os.listdir(tmp_path) if ".1." in name]
+    assert "thesis.csv" not in OwnFiles(str(tmp_path)).files and "last.bin" in OwnFiles(str(tmp_path)).files
+
+
+def test_starting_over_leaves_what_is_not_the_runs(data, tmp_path):
+    import torch
+
+    torch.save({"model": {}, SECOND_NAME: {}}, tmp_path / "last.bin")  # of another trainer
+    (tmp_path / "9.bin").write_text("mine")
+    assert run_inside(finetune.main, *flags(data, tmp_path))[0] == 2
+    code, output = run_inside(finetune.main, *flags(data, tmp_path, "--overwrite"))
+    assert code == 0 and (tmp_path / "9.bin").read_text() == "mine", output
+    assert "format" in torch.load(tmp_path / "last.bin", weights_only=True)  # what --overwrite is for
+
+
+def test_the_args_json_of_the_run_itself_may_be_its_config(data, tmp_path):
+    assert run_inside(finetune.main, *flags(data, tmp_path))[0] == 0
+    code, output = run_inside(finetune.main, "--config", tmp_path / "args.json")
+    assert code == 0 and "is finished" in output
+
+
+def test_exports_and_samples_replace_nothing(run, tmp_path):
+    pytest.importorskip("safetensors")
+    (tmp_path / "config.json").write_text("mine")
+    before = contents(tmp_path)
+    refused(
+        *run_inside(
+            lambda argv: exit_with(export.main(argv)), run, "--to", "safetensors", tmp_path / "m.safetensors"
+        ),
+        before,
+        tmp_path,
+    )
+    refused(
+        *run_inside(lambda argv: exit_with(export.main(argv)), run, "--to", "published", "/dev/null"),
+        before,
+        tmp_path,
+    )
+    path = str(tmp_path / "real.csv")
+    assert sample(["--rows", "5", "--output", path]) == 0 == sample(["--rows", "5", "--output", path])
+    before = contents(tmp_path)
+    with contextlib.suppress(SystemExit):
+        assert sample(["--rows", "6", "--output", path]) == 2
+    assert contents(tmp_path) == before and sample(["--rows", "6", "--output", path, "--overwrite"]) == 0
+
+
+def test_links_of_a_resumed_run_are_replaced_and_not_followed(data, tmp_path):
+    """As in a copy of its folder that was made of links."""
+    folder, precious = tmp_path / "run", tmp_path / "precious.txt"
+    start = flags(data, folder, "--batch-size", 4, "--save-interval", 1, "--profile", 1)
+    assert run_inside(finetune.main, *start, "--max-steps", 6)[0] == 0
+    precious.write_text("mine")
+    for name in (
+        "best.bin",
+        "logs.csv",
+        "status.json",
+        "key.csv",
+        "curves.png",
+        "profile.txt",
+        "trace.json",
+        "args.json",
+    ):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(precious)
+    code, output = run_inside(finetune.main, *start)
+    assert code == 0 and precious.read_text() == "mine", output
+    os.remove(folder / "last.bin")
+    (folder / "last.bin").symlink_to(precious)
+    code, output = run_inside(finetune.main, *start, "--num-epochs", 2)
+    assert code == 0, output
+    assert precious.read_text() == "mine" and not (folder / "last.bin").is_symlink()
+
+
+def test_temporary_names_are_never_written_through(data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious.txt").write_text("mine")
+    for name in ("status.json", "logs.csv", "last.bin", "args.json", outputs.LIST):
+        (tmp_path / "run" / f"{name}.tmp{os.getpid()}").symlink_to(tmp_path / "precious.txt")
+    assert run_inside(finetune.main, *flags(data, tmp_path / "run"))[0] == 0
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_list_that_somebody_makes_meanwhile_stays(tmp_path):
+    own = OwnFiles(str(tmp_path))
+    (tmp_path / outputs.LIST).write_text("mine")
+    with pytest.raises(UserError, match="somebody has made this file meanwhile"):
+        own.write_content("key.csv", b"x")
+    assert os.listdir(tmp_path) == [outputs.LIST] and (tmp_path / outputs.LIST).read_text() == "mine"
+
+
+def test_what_is_put_in_the_place_of_a_file_of_the_run_stays(tmp_path):
+    own = OwnFiles(str(tmp_path))
+    for content in (b"1", b"2"):
+        assert own.write("last.bin", lambda file, content=content: file.write(content)) == str(
+            tmp_path / "last.bin"
+        )
+    os.remove(tmp_path / "last.bin")
+    (tmp_path / "last.bin").write_text("mine")
+    for _ in range(2):
+        assert own.write("last.bin", lambda file: file.write(b"3")) == str(tmp_path / "last.1.bin")
+    assert (tmp_path / "last.bin").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == [outputs.LIST, "last.1.bin", "last.bin"]
+
+
+def test_several_files_are_written_all_or_none(tmp_path):
+    def fails(file):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "b").write_text("mine")
+    with pytest.raises(OSError) as error:
+        outputs.all_or_none(
+            {"a": lambda file: file.write(b"x"), "b": lambda file: file.write(b"mine"), "c": fails},
+            str(tmp_path),
+        )
+    assert (
+        error.value.filename.endswith("/c")
+        and os.listdir(tmp_path) == ["b"]
+        and (tmp_path / "b").read_text() == "mine"
+    )
+
+
+def test_the_files_of_a_model_s_folder_are_inputs(data, run, tmp_path):
+    pytest.importorskip("safetensors")
+    model = tmp_path / "model"
+    assert (
+        run_inside(
+            lambda argv: exit_with(export.main(argv)), run, "--to", "safetensors", model / "model.safetensors"
+        )[0]
+        == 0
+    )
+    before = contents(tmp_path)
+    for name in ("model.safetensors", "config.json", "key.json"):
+        code = ["--model", model, "--input", data, "--output", model / name, "--system", "x", "--overwrite"]
+        assert "is the model" in refused(*run_inside(predict.main, *code), before, tmp_path)
+
+
+def test_a_sample_leaves_samples_of_like_names_alone(tmp_path):
+    assert sample(["--rows", "5", "--output", str(tmp_path / "s.1.csv")]) == 0
+    (tmp_path / "s.csv").write_text("mine")
+    before = contents(tmp_path)
+    with contextlib.suppress(SystemExit):
+        assert sample(["--rows", "5", "--output", str(tmp_path / "s.csv")]) == 2
+    assert contents(tmp_path) == before
+
+
+def test_a_way_back_through_a_folder_that_is_not_there(run):
+    before = contents(run)
+    around = f"{run}/evaluation/../../{run.name}"
+    assert "no folder" in refused(
+        *run_inside(evaluate.main, "--model", run, "--data", "x.csv", "--output", around), before, run
+    )
+
+
+def test_a_list_of_words_that_was_changed_is_said_when_the_run_is_resumed(data, tmp_path):
+    words = tmp_path / "words.csv"
+    words.write_text("word,freq\nold,3\n")
+    start = flags(data, tmp_path / "run", "--batch-size", 4, "--fn-word-freq", words)
+    assert run_inside(finetune.main, *start, "--max-steps", 1)[0] == 0
+    words.write_text("word,freq\nnew,3\n")
+    code, output = run_inside(finetune.main, *start)
+    assert code == 2 and "words.csv: was changed since the run" in output
+    words.write_text("word,freq\nold,3\n")
+    assert run_inside(finetune.main, *start)[0] == 0
+
+
+NAMES = [
+    *run_files.LISTS,
+    "args.json",
+    "logs.csv",
+    "status.json",
+    "curves.png",
+    "last.bin",
+    "best.bin",
+    "3.bin",
+    "console.log",
+    "run.lock",
+    "histocc.json",
+    "prepared",
+    "prepared/.git",
+    "prepared/notes.txt",
+    "notes.txt",
+    "key.csv.tmp1x",
+    ".key.csv.newer",
+    "tensorboard",
+]
+KINDS = st.sampled_from(["text", "json", "empty", "folder", "pipe", "link", "dangling"])
+
+
+@settings(max_examples=mutations(0.2), deadline=None, derandomize=True)
+@given(
+    files=st.dictionaries(st.sampled_from(NAMES), KINDS, max_size=3),
+    more=st.sampled_from([(), ("--prepare-only",), ("--dry-run",)]),
+)
+def test_whatever_lies_in_the_folder_stays(data, tmp_path_factory, files, more):
+    """The run does its work, or says in one message why not; what was there is there, byte for byte."""
+    folder = tmp_path_factory.mktemp("foreign")
+    (folder / "elsewhere").write_text("mine, elsewhere")
+    target = folder / "run"
+    target.mkdir()
+    for name, kind in files.items():
+        path = target / name
+        with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+            path.parent.mkdir(exist_ok=True)
+            make(path, kind, folder / "elsewhere")
+    before = contents(folder)
+    code, output = run_inside(finetune.main, *flags(data, target, *more))
+    after = contents(folder)
+    changed = [path for path in before if after.get(path) != before[path]]
+    assert changed == [], output
+    assert "Traceback" not in output and (code == 0 or code == 2 and output.count("error: ") == 1), output
+
+
+def make(path, kind, elsewhere):
+    if kind in ("text", "json", "empty"):
+        path.write_text({"text": "mine\n", "json": json.dumps({"written_by": "me"}), "empty": ""}[kind])
+    elif kind == "folder":
+        path.mkdir()
+        (path / "mine").write_text("mine")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(elsewhere if kind == "link" else elsewhere.parent / "nothing")

@@ -1,0 +1,543 @@
+"""Rows of files that are out of the ordinary: each comes back as it was written, or is refused with its line."""
+
+import contextlib
+import csv
+import io
+import os
+import random
+import re
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from histocc import csv_text, table_files, tables
+from histocc.config_file import config_arguments
+from histocc.csv_text import detect_encoding
+from histocc.errors import UserError
+from histocc.input_files import is_pipe, regular_file, spooled
+from histocc.parquet_files import is_parquet
+from histocc.table_files import column_problems, read_chunks, read_header
+
+
+@contextlib.contextmanager
+def limits(**values):
+    """Other values of module constants: chunk=CHUNK, block=_TEXT_BLOCK, begin=BEGIN."""
+    places = {
+        "chunk": (table_files, "CHUNK"),
+        "block": (csv_text, "_TEXT_BLOCK"),
+        "begin": (csv_text, "BEGIN"),
+    }
+    before = {name: getattr(*places[name]) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(*places[name], value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(*places[name], value)
+
+
+def read(path, columns=None):
+    """({line: cells}, [(line, kind)])"""
+    rows, faults = {}, []
+    for chunk in read_chunks(str(path), columns):
+        rows.update(zip(chunk.lines.tolist(), zip(*chunk.columns), strict=True))
+        faults += [(line, kind) for line, kind, _ in chunk.faults]
+    return rows, faults
+
+
+def refusal(path, content: bytes) -> str:
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value).replace(str(path), "FILE")
+
+
+# ---- any table, however it is written
+
+CELLS = st.lists(
+    st.sampled_from(["a", "é", " ", "\r", "\n", "\r\n", '"', ",", ";", "\0", "\x85", "\u2028", "\x1c", "😀"]),
+    max_size=5,
+).map("".join)
+TABLES = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1, max_size=14)
+)
+
+
+def written(rows, end, quoting, encoding) -> bytes | None:
+    """The file, and the line on which each of its rows begins; None where the encoding has not all letters."""
+    text, begins = io.StringIO(newline=""), []
+    writer = csv.writer(text, lineterminator=end, quoting=quoting)
+    for row in rows:
+        begins.append(len(re.findall("\r\n|\r|\n", text.getvalue())) + 1)
+        writer.writerow(row)
+    try:
+        return text.getvalue().encode(encoding), begins
+    except UnicodeEncodeError:
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    rows=TABLES,
+    end=st.sampled_from(["\n", "\r\n", "\r", "\r\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+    chunk=st.integers(1, 4),
+    block=st.sampled_from([1, 5, 64, 1 << 16]),
+)
+def test_rows_come_back_or_are_refused_by_line(rows, end, quoting, encoding, chunk, block):
+    header = [f"é{i}" for i in range(len(rows[0]))]
+    content = written([header, *rows], end, quoting, encoding)
+    if (
+        content is None
+        or end == "\r"
+        and quoting == csv.QUOTE_MINIMAL
+        and any(row[0].startswith("\n") for row in rows)
+    ):
+        return  # a line feed that begins a row and the "\r" before it are one line end to any reader
+    content, begins = content
+    expected = dict(zip(begins[1:], map(tuple, rows), strict=True))
+    with tempfile.TemporaryDirectory() as folder, limits(chunk=chunk, block=block, begin=64):
+        path = Path(folder) / "data.csv"
+        path.write_bytes(content)
+        try:
+            found, faults = read(path)
+        except UserError as error:
+            inside = [cell for row in rows for cell in row if "\r" in cell or "\n" in cell]
+            undecodable = encoding in ("utf-8", "cp1252") and "\0" in content.partition(b"\n")[0].decode(
+                "latin-1"
+            )
+            assert inside or undecodable or encoding == "cp1252", str(error)
+            assert re.search("line [0-9]|first line|UTF-", str(error)), str(error)
+            return
+    torn = [line for line, kind in faults if kind == "carriage return in a row"]
+    assert len(torn) + len(found) + len([1 for _, kind in faults if kind == "rows inside a cell"]) == len(
+        rows
+    ), (found, faults)
+    assert torn == [] or quoting == csv.QUOTE_MINIMAL and "\r" not in end
+    for line, row in found.items():
+        assert row[:-1] == expected[line][:-1] and row[-1].rstrip("\r\n") == expected[line][-1].rstrip("\r\n")
+    assert {line for line, _ in faults} == expected.keys() - found.keys()
+
+
+@pytest.mark.parametrize(
+    "content, rows, faults",
+    [
+        (b"a\nx\ry\nz\n", {4: ("z",)}, [(2, "carriage return in a row")]),
+        (b"a\nx\r\r\ny\r\r\n", {2: ("x",), 4: ("y",)}, []),
+        (b"a,b\n1,x\ry\n2,z\n", {4: ("2", "z")}, [(2, "carriage return in a row")]),
+        (b'a,b\n1,"x\ry"\n2,z\n', {2: ("1", "x\ry"), 4: ("2", "z")}, []),
+        (b'a,b\n"x"\r,1\n2,z\n', {4: ("2", "z")}, [(2, "carriage return in a row")]),
+        (b"a\rx\ry", {2: ("x",), 3: ("y",)}, []),
+        (b'a\r"x\ny"\rz\r', {2: ("x\ny",), 4: ("z",)}, []),
+        (b"a\nx\r", {2: ("x",)}, []),
+        (b"a,b\r\r\n1,2\r\r\n\r\r\n3,4\r\r\n", {3: ("1", "2"), 7: ("3", "4")}, []),
+        (
+            b'a,b\n"x"y,1\n\n1,x\ry\n1,2\n',
+            {6: ("1", "2")},
+            [(2, "broken quotation marks"), (4, "carriage return in a row")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 2, 4096])
+def test_carriage_returns(tmp_path, content, rows, faults, chunk):
+    (tmp_path / "f.csv").write_bytes(content)
+    with limits(chunk=chunk):
+        assert read(tmp_path / "f.csv") == (rows, faults)
+
+
+@pytest.mark.parametrize("row", [b'x\ry,"a\nb,c"\n', b'"x"y,"a\nb,c"\n', b'"x"y,"a ""q""\nb,c"\n'])
+def test_a_broken_row_whose_rest_would_be_taken_for_a_row_refuses_the_file(tmp_path, row):
+    said = refusal(tmp_path / "f.csv", b"a,b\n1,2\n" + row + b"3,4\n")
+    assert "FILE, line 3: a row that cannot be read goes on in the lines below" in said
+
+
+@pytest.mark.parametrize("row", [b'"12" pipe fitter",2\n', b'"x"y,"z"\n', b'"x"y,""\n'])
+def test_a_broken_row_that_ends_with_its_line_is_passed_over_alone(tmp_path, row):
+    (tmp_path / "f.csv").write_bytes(b"a,b\n" + row + b"3,4\n")
+    assert read(tmp_path / "f.csv") == ({3: ("3", "4")}, [(2, "broken quotation marks")])
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r"])
+def test_a_quotation_mark_that_is_open_at_the_end_of_the_file(tmp_path, end):
+    (tmp_path / "f.csv").write_bytes(end.join((b"a,b", b"1,2", b'3,"4')))
+    assert read(tmp_path / "f.csv") == ({2: ("1", "2")}, [(3, "broken quotation marks")])
+
+
+def test_lines_that_end_in_different_ways_are_refused(tmp_path):
+    said = refusal(tmp_path / "f.csv", b"a,b\n1,2\n3,4\r5,6\r7,8\r")
+    assert (
+        "FILE, line 3: lines end there in another way than before" in said
+        and "tr -s '\\r' '\\n' < FILE" in said
+    )
+    with limits(begin=8, block=8):
+        assert "FILE, line 4: lines end" in refusal(tmp_path / "f.csv", b"a,b\r1,2\r3,4\r5,6\n7,8\r")
+    assert "a carriage return stands inside it" in refusal(tmp_path / "f.csv", b"a,b\rc\n1,2\n")
+
+
+def test_faults_do_not_make_chunks_small(tmp_path):
+    (tmp_path / "f.csv").write_bytes(b"a,b\n" + b'1,"x"y\n2,z\n' * 300)
+    chunks = list(read_chunks(str(tmp_path / "f.csv"), ["b"]))
+    assert len(chunks) == 1 and chunks[0].lines.tolist() == list(range(3, 602, 2))
+    assert [line for line, _, _ in chunks[0].faults] == list(range(2, 602, 2))
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_text, "LONGEST_LINE", 1 << 20)
+    path = tmp_path / "f.csv"
+    for begin, line in ((b"a,b\n1,2\n", 3), (b"", 1)):
+        path.write_bytes(begin)
+        os.truncate(path, 1 << 31)  # zeros, without a block on the disk
+        with path.open("r+b") as file:
+            file.write(begin + b"x" * (1 << 18))
+        with pytest.raises(
+            UserError,
+            match=f"line {line}: more than 1,048,576 characters without a line end|NUL byte in the first line",
+        ):
+            list(read_chunks(str(path), None, encoding="utf-8-sig"))
+    path.write_bytes(b"a," + b"x" * (3 << 20))
+    with pytest.raises(UserError, match="line 1: more than 1,048,576 characters"):
+        read_header(str(path))
+
+
+def test_a_cell_larger_than_the_limit_is_said_as_such(tmp_path):
+    before = csv.field_size_limit(100)
+    try:
+        assert "line 3: a cell there has more than 100 characters" in refusal(
+            tmp_path / "f.csv", b"a,b\n1,2\n" + b"x" * 101 + b",2\n"
+        )
+    finally:
+        csv.field_size_limit(before)
+
+
+def test_a_file_that_is_changed_while_it_is_read(tmp_path):
+    path = tmp_path / "f.csv"
+    for change, said in (
+        (lambda: os.truncate(path, 60_000), "was changed while it was read"),
+        (lambda: path.open("ab").write(b"3,4\n" * 9), "was changed while it was read"),
+    ):
+        path.write_bytes(b"a,b\n" + b"1,2\n" * 200_000)
+        chunks = read_chunks(str(path), ["a"], encoding="utf-8-sig")
+        next(chunks)
+        change()
+        with pytest.raises(UserError, match=said):
+            list(chunks)
+
+
+# ---- encodings
+
+
+@pytest.mark.parametrize(
+    "encoding, said",
+    [
+        ("utf-32", "text in UTF-32.*iconv -f UTF-32 -t UTF-8"),
+        ("utf-32-le", "looks like UTF-32 without a byte order mark.*\n  iconv -f UTF-32LE -t UTF-8 FILE"),
+        ("utf-32-be", "looks like UTF-32 without a byte order mark.*\n  iconv -f UTF-32BE -t UTF-8 FILE"),
+        ("utf-16-le", "looks like UTF-16 without a byte order mark.*\n  iconv -f UTF-16LE -t UTF-8 FILE"),
+        ("utf-16-be", "looks like UTF-16 without a byte order mark.*\n  iconv -f UTF-16BE -t UTF-8 FILE"),
+        ("utf-7", "text in UTF-7"),
+    ],
+)
+@pytest.mark.parametrize(
+    "text", ["occ1,lang\nsmed,da\n", "å\r\nbødker\r\n", "слово,язык,code\nкузнец,ru,83110\n"]
+)
+def test_encodings_that_are_named(tmp_path, encoding, said, text):
+    content = b"+/v8-" + text.encode("utf-7") if encoding == "utf-7" else text.encode(encoding)
+    assert re.search(said, refusal(tmp_path / "f.csv", content))
+    if encoding == "utf-32":
+        assert "text in UTF-32" in refusal(tmp_path / "f.csv", b"\0\0\xfe\xff" + text.encode("utf-32-be"))
+
+
+def test_what_is_no_letter_is_named_by_its_line(tmp_path):
+    for encoding in ("utf-16-le", "utf-16-be"):
+        mark = "\ufeff".encode(encoding)
+        content = (
+            mark
+            + "a,b\n1,2\nsm".encode(encoding)
+            + "\ud800".encode(encoding, "surrogatepass")
+            + "x,2\n".encode(encoding)
+        )
+        with limits(begin=4, block=4):
+            assert "FILE, line 3: cannot be read as UTF-16" in refusal(tmp_path / "f.csv", content)
+        assert "FILE, line 3: cannot be read as UTF-16" in refusal(
+            tmp_path / "f.csv", mark + "a\n1\nx".encode(encoding) + b"y"
+        )
+
+
+# ---- what a path is
+
+
+def paths_that_are_no_files(folder: Path) -> list[tuple[str, str]]:
+    os.mkfifo(folder / "fifo")
+    os.mkdir(folder / "dir")
+    os.symlink("loop", folder / "loop")
+    (folder / "plain").write_text("a\n")
+    listening = socket.socket(socket.AF_UNIX)
+    with contextlib.chdir(folder):  # the name of a socket must be short
+        listening.bind("socket")
+    listening.close()
+    return [
+        (str(folder / "fifo"), "is a pipe, which can be read only once; save it as a file first"),
+        (str(folder / "dir"), "is a folder"),
+        (str(folder / "socket"), "is a socket"),
+        ("/dev/null", "is a device"),
+        (str(folder / "loop"), "symbolic links"),
+        (str(folder / ("x" * 300)), "the name is too long"),
+        (str(folder / ("x/" * 3000)), "the name is too long"),
+        ("a\0b", "is not the name of a file"),
+        ("a\ud800b", "is not the name of a file"),
+        (str(folder / "plain" / "f.csv"), "no such file"),
+        (str(folder / "none"), "no such file"),
+        ("", "the name of an input file is empty"),
+    ]
+
+
+def test_every_reader_looks_at_the_path_first(tmp_path):
+    readers = [
+        regular_file,
+        is_parquet,
+        detect_encoding,
+        read_header,
+        lambda path: list(read_chunks(path, None)),
+        tables.read_key,
+        tables.read_words,
+        lambda path: tables.read_columns(path, ["a"]),
+        lambda path: config_arguments(path, [], {}),
+    ]
+    for path, said in paths_that_are_no_files(tmp_path):
+        for reader in readers:
+            with pytest.raises(UserError) as caught:
+                reader(path)
+            assert said in str(caught.value) and len(str(caught.value)) < 700, (path, reader)
+
+
+def test_a_link_to_a_file_is_a_file(tmp_path):
+    (tmp_path / "f.csv").write_text("a\nx\n")
+    os.symlink(tmp_path / "f.csv", tmp_path / "link")
+    assert read(tmp_path / "link") == ({2: ("x",)}, []) and not is_pipe(str(tmp_path / "link"))
+
+
+def test_what_the_user_may_not_read(tmp_path, monkeypatch):
+    (tmp_path / "f.csv").write_text("a\nx\n")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(UserError, match=r"f\.csv: cannot be read: Permission denied"):
+        read_header(str(tmp_path / "f.csv"))
+
+
+# ---- pipes
+
+
+def write_slowly(path, pieces, before=0.0):
+    def write():
+        time.sleep(before)
+        with open(path, "wb", buffering=0) as pipe:
+            for piece in pieces:
+                pipe.write(piece)
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    return thread
+
+
+def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
+    pipe, target = str(tmp_path / "pipe"), str(tmp_path / "target")
+    os.mkfifo(pipe)
+    checks = []
+    assert is_pipe(pipe) and not is_pipe(str(tmp_path)) and not is_pipe("none") and not is_pipe("a\0b")
+    for pieces, before in (([b"a\n", b"x" * 300_000, b"y"], 0.6), ([b"a\n"], 0.0), ([], 0.3)):
+        writer = write_slowly(pipe, pieces, before)
+        assert spooled(pipe, target, lambda: checks.append(1), 20) == len(b"".join(pieces))
+        writer.join()
+        assert Path(target).read_bytes() == b"".join(pieces)
+    assert 4 <= len(checks) <= 40
+
+
+def test_an_anonymous_pipe_whose_writer_has_gone(tmp_path):
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"a\nx\n")
+        os.close(writing)
+        assert (
+            is_pipe(f"/dev/fd/{reading}")
+            and spooled(f"/dev/fd/{reading}", str(tmp_path / "t"), lambda: None, 20) == 4
+        )
+        assert os.get_blocking(reading)
+    finally:
+        os.close(reading)
+
+
+def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
+    pipe, target = str(tmp_path / "pipe"), tmp_path / "target"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
+        spooled(pipe, str(target), lambda: None, 0.3)  # no writer
+    assert not target.exists()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)  # a writer that says nothing
+    try:
+        os.write(writer, b"x")
+        with pytest.raises(UserError, match="nothing has come"):
+            spooled(pipe, str(target), lambda: None, 0.3)
+        calls = []
+
+        def stop():
+            calls.append(time.monotonic())
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            spooled(pipe, str(target), stop, 60)
+        assert calls[-1] - calls[0] < 2 and not target.exists()
+    finally:
+        os.close(writer)
+        os.close(reader)
+    with pytest.raises(UserError, match="cannot be saved as .*: No such file or directory"):
+        spooled(pipe, str(tmp_path / "none" / "t"), lambda: None, 0.3)
+    with pytest.raises(UserError, match="no such file"):
+        spooled(str(tmp_path / "none"), str(target), lambda: None, 0.3)
+
+
+# ---- Parquet
+
+
+@pytest.fixture(scope="module")
+def pyarrow():
+    return pytest.importorskip("pyarrow")
+
+
+def parquet_file(path, columns: dict | list, names=None, **options) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns, names=names), path, **options)
+    return path
+
+
+def texts(pyarrow, path, values) -> list[str]:
+    return [row[0] for row in read(parquet_file(path, {"a": values}), ["a"])[0].values()]
+
+
+def test_values_of_any_kind_are_their_text(pyarrow, tmp_path):
+    import datetime
+    import decimal
+
+    pa, path, nan = pyarrow, tmp_path / "f.parquet", float("nan")
+    for values, expected in (
+        (pa.array([61110, None, -1, 2**63 - 1]), ["61110", "", "-1", "9223372036854775807"]),
+        (
+            pa.array([61110.0, None, nan, -0.0, 1110.5, 123456789012.0, 1e15, 1e22, 0.1, float("inf")]),
+            ["61110", "", "", "0", "1110.5", "123456789012", "1000000000000000", "1e+22", "0.1", "inf"],
+        ),
+        (pa.array([61110.0, 0.1, nan], pa.float32()), ["61110", "0.1", ""]),
+        (pa.array([1.5, 2048.0], pa.float16()), ["1.5", "2048"]),
+        (pa.array([True, None, False]), ["true", "", "false"]),
+        (pa.nulls(2), ["", ""]),
+        (pa.array([], pa.string()), []),
+        (pa.array(["a", None, "NA", "a\0b", "\r\n"], pa.large_string()), ["a", "", "NA", "a\0b", "\r\n"]),
+        (pa.array(["a", None], pa.string_view()), ["a", ""]),
+        (pa.array([b"\xc3\xa5"]), ["å"]),
+        (pa.array([b"ab"], pa.binary(2)), ["ab"]),
+        (pa.array(["a", None, "a"]).dictionary_encode(), ["a", "", "a"]),
+        (pa.array([7, None]).dictionary_encode(), ["7", ""]),
+        (pa.array([decimal.Decimal("61110.50"), decimal.Decimal("1")]), ["61110.50", "1.00"]),
+        (pa.array([datetime.date(1801, 2, 3)]), ["1801-02-03"]),
+        (pa.array([datetime.time(1, 2, 3)]), ["01:02:03.000000"]),
+        (pa.array([datetime.datetime(1801, 2, 3)], pa.timestamp("s")), ["1801-02-03 00:00:00.000"]),
+    ):
+        assert texts(pyarrow, path, values) == expected, values.type
+
+
+def test_columns_that_hold_no_texts_are_named(pyarrow, tmp_path):
+    path = tmp_path / "f.parquet"
+    for values in (
+        [["a"]],
+        [{"x": 1}],
+        pyarrow.array([[("a", 1)]], pyarrow.map_(pyarrow.string(), pyarrow.int64())),
+    ):
+        parquet_file(path, {"a": ["x"], "b": values})
+        assert read(path, ["a"]) == ({1: ("x",)}, [])
+        for columns in (["b"], None):
+            with pytest.raises(
+                UserError, match="column 'b' holds .*, not texts or numbers; write the file without it"
+            ):
+                read(path, columns)
+    broken = pyarrow.Array.from_buffers(
+        pyarrow.string(), 1, [None, pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0"), pyarrow.py_buffer(b"\xff")]
+    )
+    for values in (broken, pyarrow.array([b"\xff"])):
+        with pytest.raises(UserError, match="row 1 or below: cannot be read as text"):
+            texts(pyarrow, path, values)
+
+
+def test_shapes_of_parquet(pyarrow, tmp_path):
+    path = parquet_file(
+        tmp_path / "f.parquet", {"a": [str(i) for i in range(1000)], "a.b": ["x"] * 1000}, row_group_size=3
+    )
+    with limits(chunk=64):
+        chunks = list(read_chunks(str(path), ["a"]))
+    assert [cell for chunk in chunks for cell in chunk.columns[0]] == [str(i) for i in range(1000)] and len(
+        chunks
+    ) < 20
+    assert read(parquet_file(path, {})) == ({}, []) and read_header(str(path)) == ([], "")
+    assert column_problems(str(path), read_header(str(path))[0], ["a"]) == [
+        f"{path}: has no column 'a'; it has "
+    ]
+    assert read(parquet_file(path, {"a": pyarrow.array([], pyarrow.string())})) == ({}, [])
+    parquet_file(path, [["x"], ["y"]], names=["a", "a"])
+    assert read(path) == ({1: ("x", "y")}, [])
+    assert column_problems(str(path), read_header(str(path))[0], ["a"]) == [
+        f"{path}: column 'a' stands there 2 times; rename one of them"
+    ]
+    path.write_bytes(b"PARE" + b"\0" * 50 + b"PARE")
+    with pytest.raises(UserError, match="an encrypted Parquet file; write it without encryption"):
+        read(path)
+
+
+def test_damaged_parquet_gives_the_same_rows_or_one_message(pyarrow, tmp_path):
+    """With checksums of the pages; a name in the footer has none."""
+    rows, path, rng = 600, tmp_path / "f.parquet", random.Random(3)
+    columns = {
+        "a": [f"gårdmand no {i % 97}" for i in range(rows)],
+        "b": [61110.0 if i % 7 else None for i in range(rows)],
+        "c": pyarrow.array(["da", "en"] * (rows // 2)).dictionary_encode(),
+    }
+    good = parquet_file(path, columns, row_group_size=200, write_page_checksum=True).read_bytes()
+    expected, refused = read(path, ["a", "b", "c"])[0], 0
+    for i in range(400):
+        content = bytearray(good[: rng.randrange(4, len(good))] if i % 2 else good)
+        if i % 2 == 0:
+            content[rng.randrange(4, len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        try:
+            header = read_header(str(path))[0]
+            if column_problems(str(path), header, ["a", "b", "c"]):
+                continue
+            assert read(path, ["a", "b", "c"])[0] == expected, i
+        except UserError as error:
+            refused += 1
+            assert str(path) in str(error) and len(str(error)) < 700
+    assert refused > 300
+
+
+def test_parquet_that_is_shortened_while_it_is_read(pyarrow, tmp_path):
+    path = parquet_file(
+        tmp_path / "f.parquet", {"a": [str(random.random()) for _ in range(60_000)]}, row_group_size=5000
+    )
+    chunks = read_chunks(str(path), ["a"])
+    next(chunks)
+    os.truncate(path, 5000)
+    with pytest.raises(UserError, match=r"row [0-9,]+ or below: cannot be read|is a damaged"):
+        list(chunks)

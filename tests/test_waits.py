@@ -1,0 +1,371 @@
+"""Every wait has an end, and a signal ends it: joining the others, a rank that works for all, batches from
+other processes."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from helpers import FINETUNE, REPO, TINY, environment, write_rows
+
+from histocc import distributed, loggers, watchdog
+from histocc.distributed import World
+from histocc.errors import TrainingError, UserError
+from histocc.heartbeat import Heartbeat
+from histocc.launcher import launcher_environment, processes_here
+from histocc.loading import Loader
+from histocc.stopping import Stopped, StopRequest
+
+CODE = "from histocc import stopping; stopping.start_listening(); from histocc import cli; "
+CODE += "p = cli.make_parser('x', 'x'); cli.add_process_arguments(p); p.set_defaults(stop_after=None); "
+CODE += "cli.start(p, lambda args, world: print('joined', world.rank))"
+
+
+def joining(port, *flags, **variables):
+    """A process that joins the others and does nothing else."""
+    env = environment(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        **{name: str(value) for name, value in variables.items()},
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, *flags],
+        env=env,
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture
+def silent_port():
+    """The port of a program that takes connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(8)
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("rank", ["abc", "-1", "2", "9" * 5000, "1.0", "²"])
+def test_a_rank_that_cannot_be_is_named_by_the_process_itself(monkeypatch, rank):
+    for name, value in (("RANK", rank), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"RANK='?{rank[:20]}") as error:
+        launcher_environment(True, None, None)
+    assert error.value.said_by_all and len(str(error.value)) < 300 + len(rank) * (len(rank) < 100)
+
+
+def test_a_process_with_such_a_rank_says_so():
+    output, _ = (process := joining(1, RANK=7, LOCAL_RANK=0, WORLD_SIZE=2)).communicate(timeout=60)
+    assert (
+        process.returncode == 2
+        and output
+        == "error: RANK=7 and LOCAL_RANK=0 do not fit WORLD_SIZE=2: ranks run from 0 to WORLD_SIZE - 1\n"
+    )
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-3", "1"])
+def test_a_number_of_processes_that_cannot_be(monkeypatch, value):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
+    with pytest.raises(UserError, match=f"LOCAL_WORLD_SIZE='{value}'"):
+        processes_here(1)
+
+
+def test_a_rank_that_two_processes_have_is_named():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = [
+        joining(port, "--timeout-minutes", "1", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2)
+        for rank in (0, 1, 1)
+    ]
+    said = [process.communicate(timeout=100)[0] for process in job]
+    assert sorted(process.returncode for process in job) == [0, 0, 2], said
+    assert (
+        sum("RANK=1 was given to two processes of this job" in words for words in said) == 1
+        and said[0] == "joined 0\n"
+    )
+
+
+def test_joining_has_the_limit_of_the_job(silent_port):
+    output, _ = (
+        process := joining(silent_port, "--timeout-minutes", "0.02", RANK=1, LOCAL_RANK=1, WORLD_SIZE=2)
+    ).communicate(timeout=90)
+    assert (
+        process.returncode == 2
+        and output.startswith("error: ")
+        and f"MASTER_PORT={silent_port}" in output
+        and "frame #" not in output
+    )
+    assert output.count("\n") <= 2, output
+
+
+def test_a_signal_ends_joining(silent_port):
+    process = joining(silent_port, RANK=1, LOCAL_RANK=1, WORLD_SIZE=2)
+    caught, until = 0, time.monotonic() + 60
+    while not caught >> (signal.SIGTERM - 1) & 1 and time.monotonic() < until:
+        caught = int(open(f"/proc/{process.pid}/status").read().partition("SigCgt:")[2].split()[0], 16)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and output.startswith("Stopped by SIGTERM"), output
+
+
+def test_who_works_for_all_is_waited_for_as_long_as_it_shows_life(monkeypatch):
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(distributed, "LOOKS_PER_BEAT", 1)
+    heart = Heartbeat(store, 1, 1)
+    heart.size = 2
+    world = World(rank=1, size=2, backend="gloo", store=store, heartbeat=heart, patience=0.6)
+    store.set("heartbeat/0", "1|preparing data")
+    with pytest.raises(
+        TrainingError, match="rank 0 has given no sign of life for .* last reported activity: preparing data"
+    ) as error:
+        world._answer("result", 0)
+    assert error.value.said_by_all
+    beats = iter(range(2, 100))
+    monkeypatch.setattr(
+        distributed.time,
+        "sleep",
+        lambda seconds: (
+            store.set("heartbeat/0", f"{(beat := next(beats))}|preparing data")
+            or (beat == 30 and store.set("result", "{}"))
+        ),
+    )
+    assert world._answer("result", 0) == {}
+
+
+# ---- batches
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, what):
+        self.what = what
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        if number == 3 and self.what == "raises":
+            raise IndexError("row 3 of 2")
+        if number == 3 and self.what == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 3 and self.what == "exits":
+            os._exit(7)
+        if number == 3 and self.what == "hangs":
+            time.sleep(1000)
+        return torch.full((3,), float(number))
+
+
+def loader(what, *, limit=60.0, stop=None, alone=True, workers=2):
+    rows = Rows(what)
+    return Loader(rows, range(len(rows)), limit, stop, alone, num_workers=workers)
+
+
+def test_batches_come_in_order():
+    assert (
+        [int(batch[0]) for batch in loader("works")]
+        == list(range(8))
+        == [int(batch[0]) for batch in loader("works", workers=0)]
+    )
+
+
+@pytest.mark.parametrize(
+    "what, words",
+    [
+        ("raises", "failed: IndexError: row 3 of 2; --num-workers 0"),
+        ("dies", "killed"),
+        ("exits", r"exit code 7"),
+    ],
+)
+def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words):
+    with pytest.raises(TrainingError, match=words) as error:
+        list(loader(what))
+    assert error.value.said_by_all
+
+
+def test_a_worker_that_never_answers(monkeypatch):
+    monkeypatch.setattr("histocc.loading.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(
+        torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2
+    )  # how long torch waits for a worker at the end
+    with pytest.raises(
+        TrainingError, match=r"have not answered for .* \(--timeout-minutes\); --num-workers 0"
+    ):
+        list(loader("hangs", limit=0.5))
+    stop = StopRequest()
+    stop.limit(0.0)
+    with pytest.raises(Stopped):
+        list(loader("hangs", stop=stop))
+    with pytest.raises(TrainingError, match="asked to stop while the processes that load data do not answer"):
+        list(loader("hangs", stop=stop, alone=False))
+
+
+def test_a_worker_that_stops_while_it_hands_over_a_batch(monkeypatch):
+    """Reading from it has no limit of its own: it is killed, which ends the read."""
+    monkeypatch.setattr("histocc.loading.LOOK_SECONDS", 0.1)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+    worker.start()
+
+    class Stuck:
+        _workers = [worker]
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            worker.join()
+            raise EOFError
+
+    made = loader("works", limit=0.3)
+    made.loader = Stuck()
+    with pytest.raises(TrainingError, match="have not answered for"):
+        list(made)
+    assert worker.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a small /dev/shm")
+def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
+    flags = [
+        "--dataset",
+        write_rows(tmp_path / "data.csv", 60),
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+        *TINY,
+        "--batch-size",
+        "16",
+        "--save-path",
+        tmp_path / "run",
+        "--num-workers",
+        "2",
+    ]
+    small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 99; exec "$@"'
+    done = subprocess.run(
+        [
+            "unshare",
+            "-m",
+            "bash",
+            "-c",
+            small,
+            "bash",
+            sys.executable,
+            "-W",
+            "ignore",
+            FINETUNE,
+            *map(str, flags),
+        ],
+        text=True,
+        cwd=REPO,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    if done.returncode == 99 or "unshare" in done.stdout:
+        pytest.skip("this system lets nobody mount")
+    assert done.returncode == 1 and "Traceback" not in done.stdout, done.stdout
+    assert (
+        "--num-workers 0" in done.stdout.splitlines()[-1]
+        and "docker run --shm-size" in done.stdout.splitlines()[-1]
+    )
+
+
+# ---- loggers
+
+
+class Library:
+    """What a library may do in the thread that it is given."""
+
+    def __init__(self, opens=lambda: None, takes=lambda: None, closes=lambda: None):
+        opens()
+        self.takes, self.closes, self.rows = takes, closes, []
+
+    def row(self, values, more):
+        self.takes()
+        self.rows.append(values)
+
+    def close(self):
+        self.closes()
+
+
+def fails(error):
+    def function():
+        raise error
+
+    return function
+
+
+def hangs():
+    time.sleep(1000)
+
+
+def in_thread(**does):
+    made = loggers.InThread("--log-wandb", lambda: Library(**does))
+    made.is_open.wait(5)
+    return made
+
+
+def given_up(made, capsys):
+    said = capsys.readouterr().out
+    assert (
+        made.given_up and said.count("WARNING: --log-wandb: ") == 1 and "The run continues without it" in said
+    ), said
+    return said
+
+
+@pytest.mark.parametrize(
+    "does, words",
+    [
+        ({"takes": fails(RuntimeError("service is gone\nmore"))}, "service is gone. The run"),
+        ({"takes": fails(SystemExit(1))}, ": 1."),
+        ({"closes": fails(SystemExit())}, "SystemExit"),
+        ({"takes": fails(KeyboardInterrupt())}, "KeyboardInterrupt"),
+    ],
+)
+def test_a_logger_that_raises_or_exits_costs_a_line(does, words, capsys):
+    made = in_thread(**does)
+    for step in range(3):
+        made.row({"step": step})
+        time.sleep(0.05)
+    made.close(time.monotonic() + 5)
+    assert words in given_up(made, capsys)
+
+
+@pytest.mark.parametrize("does", [{"takes": hangs}, {"closes": hangs}])
+def test_a_logger_that_never_comes_back_delays_no_stop(does, capsys, monkeypatch):
+    monkeypatch.setattr(watchdog, "abandoned", [])
+    made = in_thread(**does)
+    started = time.monotonic()
+    made.row({"step": 1})
+    assert time.monotonic() - started < 1
+    made.close(time.monotonic() + 0.3)
+    assert "not finished in time" in given_up(made, capsys) and watchdog.abandoned == ["--log-wandb"]
+
+
+def test_a_logger_that_hangs_is_given_up_while_the_run_goes_on(capsys, monkeypatch):
+    monkeypatch.setattr(watchdog, "abandoned", [])
+    monkeypatch.setattr(loggers, "PATIENCE_SECONDS", 0.2)
+    made = in_thread(takes=hangs)
+    for step in range(4):
+        made.row({"step": step})
+        time.sleep(0.15)
+    assert "no answer within" in given_up(made, capsys)
+    made.close(time.monotonic() + 100)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_logger_with_too_many_rows_before_it_is_given_up(capsys, monkeypatch):
+    monkeypatch.setattr(watchdog, "abandoned", [])
+    monkeypatch.setattr(loggers, "MOST_WAITING", 2)
+    made = in_thread(takes=hangs)
+    for step in range(6):
+        made.row({"step": step})
+    assert "rows are waiting for it" in given_up(made, capsys)
