@@ -9,3 +9,9 @@ class UserError(Exception):
 
 class TrainingError(Exception):
     """A run that cannot go on: ends every rank with exit code 1 and one message, from rank 0."""
+
+
+def said_by_all(error: UserError | TrainingError) -> UserError | TrainingError:
+    """The same error as one that ends the process it happened to with its message, whichever rank that is."""
+    error.said_by_all = True
+    return error

@@ -214,9 +214,10 @@ def write_report(args: argparse.Namespace, report: dict, prepared_folder: str, s
     texts = {MARKDOWN: report_text.markdown(report), JSON: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"}
     contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
-    for name, write in outputs.all_or_none({REJECTED: written[REJECTED], **(pictures or {}), **written}, args.output, args.overwrite).items():
-        if os.path.basename(write) != name:
-            say(f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is in {write}")
+    files = {REJECTED: written[REJECTED], **(pictures or {}), **written}
+    for name, path in outputs.all_or_none(files, args.output, args.overwrite).items():
+        if os.path.basename(path) != name:
+            say(f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is in {path}")
 
 
 def run(args: argparse.Namespace, world: World) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from histocc.errors import UserError
+from histocc.errors import UserError, said_by_all
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -78,9 +78,7 @@ def processes_here(local: int) -> int:
 
 def own_mistake(message: str) -> UserError:
     """What is wrong with this process alone, which it says itself."""
-    error = UserError(message)
-    error.said_by_all = True
-    return error
+    return said_by_all(UserError(message))
 
 
 def is_first_rank() -> bool:

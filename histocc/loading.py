@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from histocc import machine_errors
-from histocc.errors import TrainingError
+from histocc.errors import TrainingError, said_by_all
 from histocc.stopping import Stopped, StopRequest, leave_to_parent
 
 STOP_SECONDS = 5.0            # for a batch, once the run is to stop
@@ -91,14 +91,12 @@ class Loader:
                 raise Stopped
             raise _own_error(
                 "asked to stop while the processes that load data do not answer. Nothing was saved since the "
-                "last checkpoint, from "
-                "which the same command continues"
+                "last checkpoint, from which the same command continues"
             )
         if seconds > self.limit_seconds:
             raise _own_error(
                 f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
-                "--num-workers 0 loads "
-                "in the training process itself"
+                "--num-workers 0 loads in the training process itself"
             )
 
     def _fault(self, error: Exception, processes=()) -> TrainingError:
@@ -110,8 +108,8 @@ class Loader:
             return _own_error(machine_errors.in_words(RuntimeError("out of shared memory")))
         if -signal.SIGKILL in ended or "Killed" in text:
             return _own_error(
-                "a process that loads data was killed, perhaps for want of memory; fewer --num-workers need "
-                "less"
+                "a process that loads data was killed, perhaps for want of memory; fewer "
+                "--num-workers need less"
             )
         if ended:
             return _own_error(
@@ -164,9 +162,7 @@ def _leave_deaths_to_us() -> None:
 
 
 def _own_error(message: str) -> TrainingError:
-    error = TrainingError(message)
-    error.said_by_all = True
-    return error
+    return said_by_all(TrainingError(message))
 
 
 def _begin_worker(_) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from histocc.errors import TrainingError, UserError
+from histocc.errors import TrainingError, UserError, said_by_all
 
 SHARED_MEMORY = "/dev/shm"
 _OTHER_FOLDER = "choose another folder"
@@ -124,9 +124,7 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
         known = known or number == errno.EAGAIN or bool(of_worker)
     if not known:
         return None
-    found = (UserError if number in _FILES else TrainingError)(in_words(error))
-    found.said_by_all = True
-    return found
+    return said_by_all((UserError if number in _FILES else TrainingError)(in_words(error)))
 
 
 def too_few_open_files(workers: int, tensors: int) -> str:

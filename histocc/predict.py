@@ -24,7 +24,7 @@ from histocc.coded_file import INPUT, CodedFile, Progress, Scan, file_hash, fing
 from histocc.coder import Coded, Coder
 from histocc.descriptions import read_descriptions
 from histocc.distributed import World
-from histocc.errors import TrainingError, UserError
+from histocc.errors import TrainingError, UserError, said_by_all
 from histocc.input_files import is_pipe, spooled
 from histocc.machine_errors import in_words
 from histocc.outputs import is_same
@@ -151,18 +151,11 @@ def run(args: argparse.Namespace, world: World) -> None:
             world.print(f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on.")
         except (OSError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise said_by_all(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
-                                  f"{max(1, args.batch_size // 4)}") from None
+                raise said_by_all(TrainingError(f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
+                                                f"{max(1, args.batch_size // 4)}")) from None
             if not isinstance(error, OSError):
                 raise
-            raise said_by_all(f"{in_words(error, error.filename or args.output)}. The same command continues") from None
-
-
-def said_by_all(message: str) -> TrainingError:
-    """An error that ends the process it happened to with its message, whichever rank that is."""
-    error = TrainingError(message)
-    error.said_by_all = True
-    return error
+            raise said_by_all(TrainingError(f"{in_words(error, error.filename or args.output)}. The same command continues")) from None
 
 
 def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:

@@ -23,7 +23,8 @@ from histocc.stopping import Stopped, StopRequest
 
 CODE = "from histocc import stopping; stopping.start_listening(); from histocc import cli; "
 CODE += "p = cli.make_parser('x', 'x'); cli.add_process_arguments(p); p.set_defaults(stop_after=None); "
-CODE += "cli.start(p, lambda args, world: print('joined', world.rank))"
+CODE += "import os, time; cli.start(p, lambda args, world: print('joined', world.rank) or "
+CODE += "time.sleep(float(os.environ.get('STAYS', '0'))))"
 
 
 def joining(port, *flags, **variables):
@@ -82,7 +83,7 @@ def test_a_rank_that_two_processes_have_is_named():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = [
-        joining(port, "--timeout-minutes", "1", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2)
+        joining(port, "--timeout-minutes", "1", RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=2, STAYS=6)
         for rank in (0, 1, 1)
     ]
     said = [process.communicate(timeout=100)[0] for process in job]
