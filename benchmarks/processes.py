@@ -33,7 +33,7 @@ def rate(folder: Path, processes: int, threads: int, flags: list) -> float:
     run = folder / "run"
     command = [sys.executable, *launcher, str(REPO / "train_mixer.py"), *["--distributed"] * (processes > 1), "--train-data", folder / "train.csv",
                "--val-data", folder / "val.csv", "--formatter", "hisco", "--language-col", "lang", "--device", "cpu", "--save-dir", run,
-               "--log-interval", EVERY, "--eval-interval", 10**9, "--save-interval", 10**9, "--overwrite", *flags]
+               "--log-interval", EVERY, "--eval-interval", 10**9, "--save-interval", 10**9, "--ngrams", "none", "--overwrite", *flags]
     done = subprocess.run(list(map(str, command)), env=os.environ | {"OMP_NUM_THREADS": str(threads)}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)

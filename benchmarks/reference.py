@@ -83,7 +83,8 @@ class Bench:
             write(rows(10_000, 1), source[0])
         self.args, self.device = args, torch.device(args.device)
         self.world = World(device=self.device)
-        flags = ["--dataset", *source, "--formatter", "hisco", "--language-col", "lang", "--model-size", args.size, "--save-path", folder]
+        flags = ["--dataset", *source, "--formatter", "hisco", "--language-col", "lang", "--model-size", args.size, "--save-path", folder,
+                 "--ngrams", "none", "--empty-blocks", "all", "--linear-loss", "mean"]                   # as the reference
         self.run = finetune.get_args_parser().parse_args([*flags, "--batch-size", str(args.batch), "--device", args.device, *args.flags])
         with contextlib.redirect_stdout(None):
             self.data, self.formatter = job_data.prepared(self.run, self.world, [source[0]], [])

@@ -42,7 +42,7 @@ def train(folder: str, size: str, steps: int, *more: str) -> str:
     path, run = str(Path(folder) / "sample.csv"), str(Path(folder) / "run")
     write(rows(20_000, 1), path)
     flags = ["--dataset", path, "--target-cols", "hisco_1", "hisco_2", "hisco_3", "--formatter", "hisco", "--language-col", "lang", "--model-size", size,
-             "--batch-size", "64", "--learning-rate", "5e-4", "--empty-blocks", "first", "--max-steps", str(steps), "--schedule-steps", str(steps),
+             "--batch-size", "64", "--learning-rate", "5e-4", "--empty-blocks", "first", "--ngrams", "none", "--max-steps", str(steps), "--schedule-steps", str(steps),
              "--share-val", "0.02", "--save-path", run, "--device", "cpu", *more]
     with contextlib.redirect_stdout(sys.stderr):
         finetune.main(flags)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from histocc.batch_size import AutoBatchSize
 from histocc.config_file import config_arguments
 from histocc.errors import UserError
+from histocc.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
 from histocc.table_files import DELIMITERS
 
 # script: flags that no other script has, to tell whose a file of --config is
@@ -118,3 +119,10 @@ def batch_size(default: int) -> Callable[[str], int]:
 
 def flag(dest: str) -> str:
     return "--" + dest.replace("_", "-")
+
+
+def ngram_bits(text: str) -> str:
+    """The value of --ngrams: auto, none, or a number of bits, as text."""
+    if text in (AUTO, NONE) or text.isascii() and text.isdecimal() and LEAST_BITS <= int(text) <= MOST_BITS:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}")

@@ -190,9 +190,10 @@ def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_ke
     if not shared or "linear_decoder.weight" not in weights:
         return 0
     new, old = [new_key[code] for code in shared], [old_key[code] for code in shared]
-    for name in ("linear_decoder.weight", "linear_decoder.bias"):
-        if weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key):
-            return 0
+    names = [name for name in ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight") if name in weights and name in model_state]
+    if any(weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key) for name in names):
+        return 0
+    for name in names:
         model_state[name][new] = weights[name][old].to(model_state[name])
     return len(shared)
 

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from histocc import encoder_sizes, thresholds
+from histocc import encoder_sizes, ngrams, thresholds
 from histocc.canine import ACTIVATIONS, CanineConfig
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
+from histocc.linear_loss import LINEAR_LOSSES
+from histocc.loss import BLOCK_LOSSES
 from histocc.mixer import Seq2SeqMixerOccCANINE
 from histocc.schema import (
+    Check,
     Wrong,
     apart,
     both,
@@ -58,6 +61,7 @@ FORMATTER = mapping(
     {"chars": listing(text(1000), 1, 100_000)},
     rest=lambda value: Wrong("", described(value), "no such entry"),
 )
+NGRAMS = mapping({"rows": whole(1, 1 << ngrams.MOST_BITS), "width": whole(1, 1 << 16)})
 CONFIG = both(
     mapping(
         {
@@ -67,7 +71,7 @@ CONFIG = both(
             "memory_mask": flag,
             "decoder_dim_feedforward": whole(1, encoder_sizes.WIDEST),
         },
-        {"target_mask": flag, "text": one_of(*TEXT_RULES)},
+        {"target_mask": flag, "text": one_of(*TEXT_RULES), "ngrams": maybe(NGRAMS)},
     ),
     encoder_sizes.problem,
     lambda config: _room(config),
@@ -80,6 +84,9 @@ ARGS = mapping(
         "model_size": maybe(text(100)),
         "seq2seq_weight": real(0, 1),
         "empty_blocks": one_of("all", "first"),
+        "block_loss": one_of(*BLOCK_LOSSES),
+        "linear_loss": one_of(*LINEAR_LOSSES),
+        "many_codes_weight": real(0, above=True),
         "input_col": NAME,
         "language": maybe(NAME),
         "language_col": maybe(NAME),
@@ -89,6 +96,21 @@ ARGS = mapping(
     rest=plain,
 )
 MODEL = mapping({}, rest=dense)
+
+
+def hashes(shape: tuple[int, ...]) -> Check:
+    """Increasing whole numbers, int64 of this shape."""
+    return both(
+        dense,
+        kind(
+            f"increasing whole numbers, torch.int64 {list(shape)}",
+            lambda value: value.dtype == torch.int64
+            and value.shape == shape
+            and bool((value[1:] > value[:-1]).all()),
+        ),
+    )
+
+
 # Entries with which every form of our models codes; `key` is read by `published.checked_key`.
 _SETTINGS = {
     "config": CONFIG,
@@ -102,22 +124,29 @@ _MORE = {
     "source": text(100),
     "hisco_numbers": flag,
     "kept_codes": COUNT,
+    "linear_share": maybe(real(0, 1)),
 }
-RUN = mapping(
-    {
-        "model": MODEL,
-        "key": kind("codes and their numbers", lambda value: isinstance(value, dict)),
-        "args": ARGS,
-        **_SETTINGS,
-    },
-    {
-        "step": COUNT,
-        "rng": mapping({}, rest=plain),
-        "position": mapping({}, {"fingerprint": text(100)}, rest=plain),
-        **_MORE,
-    },
+RUN = both(
+    mapping(
+        {
+            "model": MODEL,
+            "key": kind("codes and their numbers", lambda value: isinstance(value, dict)),
+            "args": ARGS,
+            **_SETTINGS,
+        },
+        {
+            "step": COUNT,
+            "rng": mapping({}, rest=plain),
+            "position": mapping({}, {"fingerprint": text(100)}, rest=plain),
+            **_MORE,
+        },
+    ),
+    lambda state: _share(state),
 )
-EXPORTED = mapping({**_SETTINGS, "kind": one_of(*LACKING)}, {"args": ARGS, **_MORE})
+EXPORTED = both(
+    mapping({**_SETTINGS, "kind": one_of(*LACKING)}, {"args": ARGS, **_MORE}),
+    lambda state: _share(state),
+)
 # config.json beside published weights.
 CONFIG_JSON = mapping(
     {},
@@ -152,6 +181,13 @@ def _room(config: dict) -> Wrong | None:
     return None
 
 
+def _share(state: dict) -> Wrong | None:
+    """Only a model with both decoders has a share of the linear one."""
+    if state.get("linear_share") and state.get("kind", "mixer") != "mixer":
+        return Wrong("linear_share", described(state["linear_share"]), "nothing, as the model has one decoder")
+    return None
+
+
 def formatter_of(file: str, settings: Any, entry: str = "formatter") -> BlockyFormatter:
     """The formatter that a file describes. Raises UserError."""
     require(file, FORMATTER, settings, entry)
@@ -166,7 +202,9 @@ def formatter_of(file: str, settings: Any, entry: str = "formatter") -> BlockyFo
         raise UserError(f"{file}: {entry}: {error}") from None
 
 
-def build(config: dict, num_classes: list[int], codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
+def build(
+    config: dict, num_classes: list[int], codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0
+) -> Seq2SeqMixerOccCANINE:
     """The model that `config` describes, with random weights from torch's generator."""
     return Seq2SeqMixerOccCANINE(
         num_classes=num_classes,
@@ -176,6 +214,8 @@ def build(config: dict, num_classes: list[int], codes: int, dropout: float = 0.0
         config=CanineConfig.from_dict(config),
         memory_mask=config["memory_mask"],
         target_mask=config.get("target_mask", True),
+        ngrams=config.get("ngrams"),
+        ngram_dropout=ngram_dropout,
     )
 
 
@@ -231,7 +271,7 @@ def check_weights(
             )
     shapes, _ = shapes_of(config, formatter.num_classes, len(key))
     table = {
-        name: floats(shape, most=LARGEST)
+        name: hashes(shape) if name == "ngrams.hashes" else floats(shape, most=LARGEST)
         for name, shape in shapes.items()
         if not name.startswith(lacking or ("\0",))
     }

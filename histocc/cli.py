@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 from histocc import __version__, console, watchdog
 from histocc.arguments import (FLAGS_OF_ONE_SCRIPT, Parser, batch_size, count, count_or_zero, delimiter, flag,  # noqa: F401  used as cli.…
-                               make_parser, positive)
+                               make_parser, ngram_bits, positive)
 from histocc.distributed import World, close_world, end_process, errors_end_all_ranks, init_world, is_first_rank, lost_contact
 from histocc.errors import UserError
 from histocc.heartbeat import say_who_is_missing
+from histocc.loss import BLOCK_LOSSES
 from histocc.machine_errors import as_user_error, in_words
+from histocc.linear_loss import LINEAR_LOSSES
+from histocc.ngrams import AUTO
 from histocc.parallel import MODES
 from histocc.stopping import Stopped, stop_request
 from histocc.text_rules import TEXT_RULES
@@ -32,7 +35,8 @@ MAY_DIFFER_ON_RESUME = {
     "stop_after", "config", "tensorboard", "log_wandb", "wandb_project_name", "max_bad_steps", "check_replicas_every",
     "overwrite", "eval_only", "prepare_only", "dry_run", "initial_checkpoint", "initial_key", "only_encoder", "model_size",
     "memory_mask", "published_target_mask", "clean_text",                                  # what came of them is compared instead
-    "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", "compile",
+    "learning_rate", "block_loss", "empty_blocks", "linear_loss", "ngrams",                              # likewise
+    "ngram_passes", "use_amp", "fp16", "bf16", "profile", "parallel", "key", "all_codes_file", "all_codes_col", "compile",
 }
 
 
@@ -118,6 +122,10 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
     noise = parser.add_argument_group("noise on the training text")
     noise.add_argument("--num-transformations", type=count_or_zero, default=3, help="transformations of a text that is changed")
     noise.add_argument("--augmentation-prob", type=float, default=0.3, help="probability that a text is changed, 0…1")
+    noise.add_argument("--join-rows", type=float, default=0.0, metavar="PROB",
+                       help="probability that a row with one code is joined with another such row of its "
+                            "language, drawn anew in each epoch, to a row with both codes: farmer and smith, "
+                            "0…1. Needs two target columns")
     noise.add_argument("--unk-lang-prob", type=float, default=0.25, help="probability that the language is hidden, 0…1")
     noise.add_argument("--fn-word-freq", metavar="FILE", default=None,
                        help="words to insert: a CSV with columns word, freq (default: the words of the training texts)")
@@ -150,6 +158,11 @@ def add_model_arguments(parser: Parser) -> None:
     group.add_argument("--shrink-key", action="store_true",
                        help="the codes are those of the data alone; without it those of --initial-checkpoint stay, in their order, and new "
                             "ones are appended")
+    group.add_argument("--ngrams", type=ngram_bits, default=AUTO, metavar="auto|none|BITS",
+                       help="n-grams of characters and words beside the encoder, at most 2^BITS; auto: those of the training texts in a "
+                            "model from scratch, else as --initial-checkpoint has them; where it has none, BITS adds them")
+    group.add_argument("--ngram-passes", type=count_or_zero, default=15, metavar="N",
+                       help="passes over the rows, 60,000 at most, that fit new n-grams and both decoders before the encoder is trained")
     group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")
@@ -171,7 +184,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
     group.add_argument("--length-groups", type=count, default=None, metavar="N",
                        help="micro-batches of similar length into which a process cuts its share of a step, for less padding "
                             "(default: 4, fewer for small batches; 1: none); changes speed, not results")
-    group.add_argument("--learning-rate", type=float, default=2e-5, help="peak learning rate")
+    group.add_argument("--learning-rate", type=float, default=None, help="peak learning rate (default: from scratch 1e-3 for tiny, 5e-4 for small, 1.5e-4 for base; else 2e-5)")
     group.add_argument("--lr-scaling", choices=("none", "linear", "sqrt"), default="none",
                        help="multiply the learning rate by the number of processes, or its square root")
     group.add_argument("--warmup-pct", type=float, default=0.05, help="share of the schedule spent warming up, 0…1")
@@ -191,10 +204,23 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
                        help="weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest. From scratch the linear decoder learns "
                             "faster at 0.03, and the other no slower")
     group.add_argument("--linear-lr-factor", type=positive, default=None, metavar="FACTOR",
-                       help="learning rate of the linear decoder, as a multiple of that of the rest (default: 30 where it is new, else 1)")
-    group.add_argument("--empty-blocks", choices=("all", "first"), default="all",
+                       help="learning rate of the linear decoder and the n-grams, as a multiple of that of the rest (default: 1; where "
+                            "they are new 5, or 30 with --linear-loss mean)")
+    group.add_argument("--linear-loss", choices=LINEAR_LOSSES, default=None,
+                       help="loss of the linear decoder: mean, over all codes, as published; rows: summed over the codes, and with a "
+                            "softmax (default: rows where it is new, else that of --initial-checkpoint)")
+    group.add_argument("--block-loss", choices=BLOCK_LOSSES, default=None,
+                       help="how a row's codes are held against the blocks that the decoder writes. "
+                            "best-fit, as published: each code against the block that fits it best, so two "
+                            "codes may share one, and another learns nothing; one-to-one: every block "
+                            "answers for one code (default: as in --initial-checkpoint, where a published "
+                            "one has best-fit; one-to-one where the decoder is new); --eval-only: that of the checkpoint")
+    group.add_argument("--many-codes-weight", type=positive, default=1.0, metavar="W",
+                       help="factor on the seq2seq loss of rows with more than one code, in training and "
+                            "validation; a step's loss is still divided by the number of rows")
+    group.add_argument("--empty-blocks", choices=("all", "first"), default=None,
                        help="blocks behind an observation's codes in which the decoder learns to write nothing: all of them, as published, or "
-                            "the first alone, where decoding stops anyway, which is faster")
+                            "the first alone, where decoding stops anyway, which is faster (default: first from scratch, else all)")
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument("--eval-only", action="store_true",
                        help="validate --initial-checkpoint, or the best checkpoint of the run, and stop")
@@ -268,9 +294,9 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     problems = [f"{flag(dest)} needs the package {package}: pip install {package}" for dest, package in EXTRAS.items()
                  if getattr(args, dest) and importlib.util.find_spec(package) is None]
     problems += table_problems(args)
-    problems += _not_shares(args, ["augmentation_prob", "unk_lang_prob", "description_prob", "dropout", "encoder_dropout",
-                                   "warmup_pct", "seq2seq_weight"])
-    if not (args.learning_rate > 0 and math.isfinite(args.learning_rate)):
+    problems += _not_shares(args, ["augmentation_prob", "join_rows", "unk_lang_prob", "description_prob",
+                                   "dropout", "encoder_dropout", "warmup_pct", "seq2seq_weight"])
+    if args.learning_rate is not None and not (args.learning_rate > 0 and math.isfinite(args.learning_rate)):
         problems.append(f"--learning-rate must be above 0, not {args.learning_rate:g}")
     if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):
         problems.append(f"--weight-decay must be a number of at least 0, not {args.weight_decay:g}")

@@ -31,8 +31,9 @@ class Coded(NamedTuple):
     """What a text gets. codes and probs: at most k, in order; conf: how sure the model is of them together, None for an empty text.
 
     greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of codes, in any order (of
-    more than six: in the order written), and no other. flat: the most probable first; conf is the probability that these outputs and no others are on. topk, full: the most probable
-    first, each as if it were written first; conf is the probability of the best one.
+    more than six: in the order written), and no other. flat: the most probable first, which thresholds with at_least_one always count; conf is the probability that these outputs and no others are on. topk, full: the most probable
+    first, each as if it were written first; conf is the probability of the best one. With a linear share above 0 the probabilities of
+    topk and full are those by both decoders together, see `search`, which sum to 1 over the codes of the key.
     """
 
     codes: list[str]
@@ -63,7 +64,8 @@ class Coder:
     called between batches, may raise to stop.
 
     Texts are cleaned by the model's rule, see `text_rules`; one of blanks alone gets no code. Languages are those that the model was
-    trained on; see `known`. thresholds: of the linear decoder, where none are given.
+    trained on; see `known`. thresholds: of the linear decoder, where none are given; linear_share: of the checkpoint, 0…1, how much the
+    linear decoder counts in topk and full; 0 where there is none.
     """
 
     def __init__(self, model: torch.nn.Module, formatter, state: dict, *, batch_size: int = 256, precision: Precision | None = None,
@@ -79,6 +81,7 @@ class Coder:
         self.text_rule = model_io.text_rule(state["config"])
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)
+        self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
         self._search: CodeSearch | None = None
@@ -133,8 +136,8 @@ class Coder:
 
     def probabilities(self, texts: list[str], languages: list[str], decoder: str = "flat", deduplicate: bool = True,
                       logits: bool = False) -> np.ndarray:
-        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full; an empty text has NaN. logits: what
-        the linear decoder puts out instead, for flat alone."""
+        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full, as `Coded` has them; an empty text
+        has NaN. logits: what the linear decoder puts out instead, for flat alone."""
         self.need(decoder)
 
         def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
@@ -143,18 +146,20 @@ class Coder:
         return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
 
     def embeddings(self, texts: list[str], languages: list[str], deduplicate: bool = True) -> np.ndarray:
-        """The encoder's pooled output, float32 [texts, width]; an empty text has NaN."""
+        """The encoder's pooled output, float32 [texts, width], without what n-grams add; an empty text has NaN."""
+        width = self.model.config.hidden_size
+
         def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
             with decoding.evaluating(self.model):
-                return list(self.model.encode(ids, mask)[1].float().cpu().numpy())
-        return self._stacked(self._each(texts, languages, deduplicate, batch, None), self.model.config.hidden_size)
+                return list(self.model.encode(ids, mask)[1][:, :width].float().cpu().numpy())
+        return self._stacked(self._each(texts, languages, deduplicate, batch, None), width)
 
     def search(self) -> CodeSearch:
         """Made when it is first asked for. Raises UserError where the key does not fit the formatter."""
         if self._search is None:
             try:
                 with torch.autocast(self.device.type, enabled=False):
-                    self._search = CodeSearch(self.model, CodeTree(self.codes, self.formatter))
+                    self._search = CodeSearch(self.model, CodeTree(self.codes, self.formatter), self.linear_share)
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
         return self._search
@@ -224,9 +229,11 @@ class Coder:
 
     def _flat(self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds) -> Iterator[Coded]:
         logits, least = self._flat_logits(ids, mask), list(map(thresholds.least, languages))
-        logit, number = logits.topk(min(k, logits.shape[1]))
+        logit, number = logits.topk(min(k, logits.shape[1], thresholds.at_most or k))
         prob = logit.sigmoid()
         on = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]                # [B, k], the most probable first
+        if thresholds.at_least_one:
+            on[:, 0] = True
         none = torch.nn.functional.logsigmoid(-logits).sum(1)                             # log-probability that no output is on
         conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()                          # log p − log (1 − p) is the logit
         for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), on.sum(1).tolist(), conf.tolist()):

@@ -9,6 +9,7 @@ from histocc.augment import Augmenter, noise_characters
 from histocc.descriptions import Descriptions
 from histocc.distributed import World
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
+from histocc.joined_rows import JoinedRows
 from histocc.loading import Loader
 from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
 from histocc.text import SEP_ID, UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
@@ -26,14 +27,16 @@ class MicroBatches(Dataset):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the settings.
 
     shuffle_seed: None is for validation, where order does not matter. augmenter: noise on the text, None for none.
-    descriptions: of codes, shown behind some texts. fixed_width: pad to this many positions instead of to the longest of
-    the micro-batch. first_empty_block: targets end with the first empty block of the row that has most codes.
+    joined: rows of one code that become rows of two, before the noise. descriptions: of codes, shown behind
+    some texts. fixed_width: pad to this many positions instead of to the longest of the micro-batch.
+    first_empty_block: targets end with the first empty block of the row that has most codes.
     """
 
     def __init__(self, rows: RowSet, plan: BatchPlan, rank: int, formatter: BlockyFormatter, data: PreparedData, *,
                  max_len: int = 128, shuffle_seed: int | None = None, augmenter: Augmenter | None = None,
-                 descriptions: Descriptions | None = None, fixed_width: int | None = None, first_empty_block: bool = False):
-        self.rows, self.plan, self.rank, self.max_len = rows, plan, rank, max_len
+                 descriptions: Descriptions | None = None, fixed_width: int | None = None,
+                 first_empty_block: bool = False, joined: JoinedRows | None = None):
+        self.rows, self.plan, self.rank, self.max_len, self.joined = rows, plan, rank, max_len, joined
         self.augmenter, self.descriptions, self.fixed_width, self.first_empty_block = augmenter, descriptions, fixed_width, first_empty_block
         self.order = WindowOrder(plan, rows.lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, rows.lengths)
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
@@ -57,11 +60,10 @@ class MicroBatches(Dataset):
         share = rows[self.plan.places(batch, self.rank)]
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
-        flat, offsets, language = self._texts(share, epoch)
+        flat, offsets, language, codes = self._texts_and_codes(share, epoch)
         input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, self.max_len, self.fixed_width)
         characters = mask.sum(axis=1) - 2                                                     # [B]
         width = self.widths[characters]
-        codes = self.rows.codes[share].astype(np.int64)                                       # [B, K]
         targets, parts = self._targets(codes), self.plan.micro_batches(batch)
         pieces = cut_by_width(width, parts, self.plan.micro)
         return [{
@@ -80,19 +82,24 @@ class MicroBatches(Dataset):
         own = [np.array(self.alphabet, dtype=np.int64), self.prefixes[0].ravel(), np.array([0, SEP_ID]), noise_characters().astype(np.int64)]
         if self.descriptions is not None:
             own += [self.descriptions.flat, *(piece for piece in self.descriptions.template if isinstance(piece, np.ndarray))]
+        if self.joined is not None:
+            own.append(self.joined.characters())
         return np.unique(np.concatenate(own).astype(np.int64))
 
-    def _texts(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B]) with this epoch's noise."""
+    def _texts_and_codes(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B], codes int64
+        [B, K]) with this epoch's joined rows and noise."""
         flat, offsets = self.rows.texts(rows)
-        language = self.rows.language[rows].astype(np.int64)
+        language, codes = self.rows.language[rows].astype(np.int64), self.rows.codes[rows].astype(np.int64)
+        if self.joined is not None:
+            flat, offsets, codes = self.joined.apply(flat, offsets, codes, language, rows, epoch)
         if self.augmenter is not None:
             flat, offsets = self.augmenter.apply(flat, offsets, rows, epoch)
         if self.descriptions is not None:
-            flat, offsets = self.descriptions.apply(flat, offsets, self.rows.codes[rows, 0], language, rows, epoch)
+            flat, offsets = self.descriptions.apply(flat, offsets, codes[:, 0], language, rows, epoch)
         if self.augmenter is not None:
             language[self.augmenter.hide_language(rows, epoch)] = self.unknown_language
-        return flat, offsets, language
+        return flat, offsets, language, codes
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
         """Token sequences of `codes` int64 [B, K]: BOS, the blocks, EOS; int64 [B, nb_blocks × block_size + 2]."""

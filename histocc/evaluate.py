@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from histocc import checkpoint, checksums, cli, job, model_io, outputs, prepare, report_text, tables
+from histocc import baseline, checkpoint, checksums, cli, job, model_io, outputs, prepare, recipe, report_text, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData, RowSet
 from histocc.boundary import StopPoll
@@ -49,7 +49,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 from histocc.thresholds import Thresholds
 
 JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
-LOSS = {"empty_blocks": "all", "seq2seq_weight": 0.1}    # of models that do not say how they were trained
+LOSS = {**recipe.BEFORE_THE_FLAG, "empty_blocks": "all", "seq2seq_weight": 0.1}    # of models that do not say how they were trained
 NOT_OF_KIND = {"mixer": (), "seq2seq": ("val_loss", "val_loss_linear", "flat_acc"),
                "flat": ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc")}         # figures of a decoder that the model lacks
 OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
@@ -64,7 +64,11 @@ def get_args_parser() -> cli.Parser:
     cli.add_published_arguments(group)
     group.add_argument("--fit-thresholds", action="store_true",
                        help="store the best threshold of the linear decoder (F1), by language where there are rows enough, in the checkpoint "
-                            "that was evaluated; coding then uses them. The rows should be none that it was trained on: --share-val")
+                            "that was evaluated; coding then uses them. Of a model with n-grams also how much the linear decoder counts where both rank "
+                            "the codes together (--decoder topk and full). The rows should be none that it was trained on: --share-val")
+    group.add_argument("--baseline", action="store_true",
+                       help="also fit a linear support vector machine on n-grams to the rows that the run "
+                            "was trained on, and say what the model adds to it (extra `baseline`: scikit-learn)")
     group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
     group.add_argument("--input-col", default=None, help="column with the descriptions (default: as in training)")
     group.add_argument("--target-cols", nargs="+", default=None, metavar="COL", help="columns with the codes (default: as in training)")
@@ -156,6 +160,8 @@ def prepared(args: argparse.Namespace, world: World, file: str, state: dict, for
         if problem:
             raise UserError(problem)
         settings = settings_from(args, state, formatter)
+        if args.baseline:
+            rows_of_run(args, file, state)           # only to find out now whether they are there
         try:
             return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=check,
                                                       wait_seconds=60 * args.timeout_minutes, warn=world.print)]
@@ -181,14 +187,58 @@ def known_languages(data: PreparedData, languages: list[str]) -> PreparedData:
     return replace(data, languages=[name if name in languages else UNKNOWN_LANGUAGE for name in data.languages])
 
 
-def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
-    """How many of the distinct texts were trained on; None where the run's prepared data are not there any more."""
-    folder = os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
+def prepared_of_run(file: str, state: dict) -> str:
+    """The folder of the data that a checkpoint was trained on; it need not be there."""
+    return os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
+
+
+def trained_on(file: str, state: dict) -> PreparedData | None:
+    """The prepared data of the run; None where they are not there any more as they were written."""
+    folder = prepared_of_run(file, state)
     if not is_whole(folder):
         return None
     with contextlib.suppress(OSError, ValueError, KeyError, UserError):
-        return int(np.isin(np.unique(rows.text_hash), PreparedData.open(folder).train.text_hash).sum())
+        return PreparedData.open(folder)
     return None
+
+
+def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
+    """How many of the distinct texts were trained on; None where `trained_on` is."""
+    own = trained_on(file, state)
+    return None if own is None else int(np.isin(np.unique(rows.text_hash), own.train.text_hash).sum())
+
+
+def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedData:
+    """The data that --baseline is fitted to. Rank 0 only. Raises UserError without them or scikit-learn."""
+    baseline.check_installed()
+    if "fingerprint" not in state.get("position", {}):
+        raise UserError(f"--baseline: {args.model} does not say which rows it was trained on, as checkpoints"
+                        " of finetune.py and train_mixer.py do; evaluate one of them in the folder of its"
+                        " run, or leave out --baseline")
+    own = trained_on(file, state)
+    if own is None:
+        raise UserError(f"--baseline: the rows of the training are not in {prepared_of_run(file, state)} any"
+                        " more: evaluate the checkpoint in the folder of its run; --prepare-only with the"
+                        " command of the training prepares them again")
+    return own
+
+
+def baseline_figures(args: argparse.Namespace, world: World, file: str, state: dict, data: PreparedData,
+                     rows: RowSet) -> dict | None:
+    """`baseline.compared` on the evaluated rows; None without --baseline. Rank 0 fits. All ranks."""
+    def check() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+
+    def fit() -> dict:
+        own = rows_of_run(args, file, state)
+        world.print(f"Baseline: a linear support vector machine for each of {len(own.codes):,} codes, on"
+                    f" {min(len(own.train), baseline.MOST_ROWS):,} training rows")
+        return baseline.compared(own, data, rows, args.resamples, args.seed, check, world.print)
+    if not args.baseline:
+        return None
+    world.did("fitting the baseline")
+    return world.main_first("baseline", fit)
 
 
 def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
@@ -220,6 +270,30 @@ def write_report(args: argparse.Namespace, report: dict, prepared_folder: str, s
             say(f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is in {path}")
 
 
+def ranks_together(state: dict) -> bool:
+    """Whether the report is also on the codes that both decoders rank together: of a model that was made for it, or has a share."""
+    return state.get("kind", "mixer") == "mixer" and bool(state["config"].get("ngrams") or state.get("linear_share"))
+
+
+def collector(outcomes: Outcomes, model: torch.nn.Module, formatter: BlockyFormatter, state: dict) -> Callable[..., None]:
+    """What `engine.evaluate` gives every batch to."""
+    search = None if state.get("kind") == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
+    together = ranks_together(state)
+
+    def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
+        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
+        written = None
+        if search is None:
+            ranking = torch.full((len(blocks), RANKED), -1, device=blocks.device)
+        elif together:
+            written, _ = search.log_probs(batch["input_ids"], batch["attention_mask"])
+            ranking = written.sort(dim=1, descending=True, stable=True).indices[:, :RANKED]
+        else:
+            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
+        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, written)
+    return each
+
+
 def run(args: argparse.Namespace, world: World) -> None:
     """All ranks."""
     file = model_io.find_weights(args.model, args.model)
@@ -240,20 +314,14 @@ def run(args: argparse.Namespace, world: World) -> None:
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
     loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, read_as, max_len=state["config"]["max_len"],
                                       fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"]))
-    outcomes = Outcomes(formatter, np.asarray(rows.language), list(map(thresholds.least, read_as.languages)))
-    search = None if kind == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
-
-    def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
-        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
-        if search is None:
-            ranking = torch.full((len(blocks), RANKED), -1, device=blocks.device)
-        else:
-            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
-        outcomes.add(batch, blocks, set_probs, ranking, linear_logits)
+    outcomes = Outcomes(formatter, np.asarray(rows.language), list(map(thresholds.least, read_as.languages)), thresholds.at_least_one,
+                        thresholds.at_most)
+    each = collector(outcomes, model, formatter, state)
     figures = engine.evaluate(model, loader, job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter), world.device, formatter=formatter,
                               stop=StopPoll(world.stop_agreed), world=world, each=each)
     if figures is None:
         raise Stopped
+    compared = baseline_figures(args, world, file, state, data, rows)
     found = outcomes.gathered(world)
     if not world.is_main:
         return
@@ -262,16 +330,20 @@ def run(args: argparse.Namespace, world: World) -> None:
         decoders["linear"]["codes_above"] = str(thresholds)
     report = {"model": {"file": file, "step": state.get("step"), "system": state["system"], "codes": len(state["key"])}, "data": facts,
               "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]}, "resamples": args.resamples, "seed": args.seed, "decoders": decoders}
+    report |= {"baseline": compared} if compared else {}
     write_report(args, report, data.folder, world.print)
     for name, each in decoders.items():
-        world.print(f"{report_text.NAMES[name]}: {each['accuracy']:.1%} of rows, "
+        world.print(f"{report_text.name_of(name, each)}: {each['accuracy']:.1%} of rows, "
                     f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts")
+    if compared:
+        world.print(report_text.baseline_line(report))
     if not report["pictures"]:
         world.print("No pictures: they need matplotlib (pip install matplotlib)")
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
     if args.fit_thresholds:
         fitted = {name: each for name, each in decoders["linear"]["thresholds"].items() if name in ("all", *state["languages"])}
-        store_thresholds(file, evaluated, fitted, facts["texts_trained_on"], world)
+        share = decoders["both"]["linear_share"] if "both" in decoders else None
+        store_thresholds(file, evaluated, fitted, share, facts["texts_trained_on"], world)
 
 
 def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
@@ -288,17 +360,23 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
     return model.to(world.device), formatter, state
 
 
-def store_thresholds(file: str, evaluated: int, found: dict, texts_trained_on: int | None, world: World) -> None:
-    """Puts the fitted thresholds into the checkpoint; evaluated: its checksum when it was read. Rank 0 only. Raises UserError."""
+def store_thresholds(file: str, evaluated: int, found: dict, share: float | None, texts_trained_on: int | None, world: World) -> None:
+    """Puts the fitted thresholds, and the fitted share of the linear decoder where there is one, into the checkpoint; evaluated: its
+    checksum when it was read. Rank 0 only. Raises UserError."""
     fitted = {"default": found["all"]["threshold_f1"], "source": "fitted",
               "by_language": {name: each["threshold_f1"] for name, each in found.items() if name != "all"}}
     with run_lock(os.path.dirname(file) or "."):     # no run may put another one there meanwhile
         if checksums.of_file(file) != evaluated:
             raise UserError(f"--fit-thresholds: {file} is no longer the file that was evaluated; evaluate it again")
         content = checkpoint.load_plain(file)
-        content.get(SETTINGS, content)["thresholds"] = fitted
+        settings = content.get(SETTINGS, content)
+        held = settings.get("thresholds") or {}
+        fitted |= {name: held[name] for name in ("at_least_one", "at_most") if name in held}
+        settings |= {"thresholds": fitted, **({} if share is None else {"linear_share": share})}
         checkpoint.replace(file, content)
     world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
+    if share is not None:
+        world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
     if texts_trained_on:
         world.print(f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give better ones")
 

@@ -33,9 +33,9 @@ from histocc.text_rules import AS_IS, ASCII_LOWER
 from histocc.thresholds import PUBLISHED
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
-CODING = ("kind", "formatter", "system", "languages", "thresholds", "source", "hisco_numbers")
+CODING = ("kind", "formatter", "system", "languages", "thresholds", "linear_share", "source", "hisco_numbers")
 # Arguments of the training that an evaluation takes for its own where it is not told otherwise.
-OF_TRAINING = ("input_col", "language", "language_col", "seq2seq_weight", "empty_blocks", "key")
+OF_TRAINING = ("input_col", "language", "language_col", "seq2seq_weight", "empty_blocks", "linear_loss", "block_loss", "many_codes_weight", "key")
 
 
 def settings_of(state: dict) -> dict:
@@ -78,6 +78,10 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
             writes and config["decoder_dim_feedforward"] != config["hidden_size"],
             "its decoder has another feed-forward width than its encoder: leave --decoder-dim-feedforward "
             "out",
+        ),
+        (
+            bool(config.get("ngrams")),
+            "it has n-grams beside its encoder, of which that program knows nothing: --ngrams none",
         ),
     ]
     return [reason for wrong, reason in found + differences_of_codes(kind, codes, formatter) if wrong]

@@ -9,7 +9,11 @@ from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.recipe import BEFORE_THE_FLAG, CHOICES
 from histocc.text_rules import AS_IS
+
+
+OF_CODES = ("linear_decoder.", "ngrams.linear.")      # tensors with a row for each code
 
 
 def initial_file(args: argparse.Namespace) -> str:
@@ -42,6 +46,11 @@ def initial_weights(args: argparse.Namespace) -> dict:
             "formatter": formatter["kind"],
             "chars": formatter.get("chars"),
             "blocks": (formatter["block_size"], separated),
+            **{
+                name: value
+                for name, value in {**BEFORE_THE_FLAG, **whole.get("args", {})}.items()
+                if name in CHOICES and name != "learning_rate"  # which belongs to a schedule, not to weights
+            },
         }
 
 
@@ -163,7 +172,9 @@ def load_initial_weights(
     }
     same_key = list(first_key) == list(key)
     if not same_key:
-        linear = {name: weights.pop(name) for name in list(weights) if name.startswith("linear_decoder.")}
+        linear = {name: weights.pop(name) for name in list(weights) if name.startswith(OF_CODES)}
+    if model.ngrams and "ngrams.idf" not in weights:
+        model.ngrams.add_nothing()
     new, unused = checkpoint.load_matching(model, weights)
     world.print(
         f"Initial weights: {args.initial_checkpoint}, {first['what']}"
@@ -173,7 +184,7 @@ def load_initial_weights(
         own = model.state_dict()
         kept = checkpoint.transfer_linear_rows(own, linear, first_key, key)
         model.load_state_dict(own)
-        new = [name for name in new if not name.startswith("linear_decoder.")]
+        new = [name for name in new if not name.startswith(OF_CODES)]
         world.print(
             f"  the key differs: {kept:,} of {len(key):,} codes keep their weights in the linear decoder, "
             "the others are new"

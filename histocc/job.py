@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from histocc import checkpoint, checksums, console, initial_weights, model_io, run_files, tables
+from histocc import checkpoint, checksums, console, initial_weights, model_io, new_model, recipe, run_files, tables
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
@@ -27,10 +27,11 @@ from histocc.dataset import BatchLoader, MicroBatches
 from histocc.descriptions import load_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError
-from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.formatter import BlockyFormatter
 from histocc.input_files import opened
+from histocc.joined_rows import JoinedRows
 from histocc.loggers import Loggers
-from histocc.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.loss import LossMixer
 from histocc.lr_schedule import Schedule, linear_schedule
 from histocc.machine_errors import is_out_of_memory, too_few_open_files
 from histocc.outputs import OwnFiles
@@ -38,6 +39,7 @@ from histocc.parallel import is_sharded, whole, wrap
 from histocc.precision import Precision
 from histocc.profiling import StepProfiler
 from histocc.published import Given
+from histocc.recipe import make_loss
 from histocc.resume import check_files, check_total_batch, find_resumable, nothing_to_do, restore, set_threads
 from histocc.run_lock import run_lock
 from histocc.run_log import STOPPED, RunLog
@@ -46,7 +48,7 @@ from histocc.saver import Saver
 from histocc.stopping import Stopped
 from histocc.text_rules import ASCII_LOWER, cleaner
 
-_SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS = range(5)
+_SEED_WEIGHTS, _SEED_ORDER, _SEED_NOISE, _SEED_DROPOUT, _SEED_DESCRIPTIONS, _SEED_JOINED, _SEED_NGRAMS = range(7)
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}         # smaller ones cost more than padding does
@@ -58,15 +60,20 @@ def batch_plan(args: argparse.Namespace, rows: int, world: World) -> BatchPlan:
                      1 if args.length_groups else LENGTH_GROUP_ROWS[world.device.type])
 
 
-def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
-                 config: dict, plan: BatchPlan) -> dict[str, BatchLoader]:
-    """Loaders of this rank's share of training and validation rows."""
+def make_augmenter(args: argparse.Namespace, data: PreparedData) -> Augmenter:
+    """The noise on the training texts."""
     words = tables.read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
     texts = [cleaner(data.clean_text)(word) for word in words]
     kept = [i for i, word in enumerate(texts) if word.strip()]
-    augmenter = Augmenter(derived_seed(args.seed, _SEED_NOISE), args.num_transformations, args.augmentation_prob, args.unk_lang_prob,
-                          words=[texts[i] for i in kept], word_weights=np.array(list(words.values()))[kept],
-                          only_ascii=data.clean_text == ASCII_LOWER)
+    return Augmenter(derived_seed(args.seed, _SEED_NOISE), args.num_transformations, args.augmentation_prob, args.unk_lang_prob,
+                     words=[texts[i] for i in kept], word_weights=np.array(list(words.values()))[kept],
+                     only_ascii=data.clean_text == ASCII_LOWER)
+
+
+def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
+                 config: dict, plan: BatchPlan) -> dict[str, BatchLoader]:
+    """Loaders of this rank's share of training and validation rows."""
+    augmenter = make_augmenter(args, data)
     fixed_width = None if config["memory_mask"] else config["max_len"]
     batches = partial(MicroBatches, rank=world.rank, formatter=formatter, data=data, max_len=config["max_len"],
                       fixed_width=fixed_width)
@@ -74,18 +81,19 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     if args.num_workers:
         workers |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
     descriptions = load_descriptions(args, data, formatter, derived_seed(args.seed, _SEED_DESCRIPTIONS))
+    joined = None
+    if args.join_rows and data.max_codes > 1:
+        joined = JoinedRows(data, derived_seed(args.seed, _SEED_JOINED), args.join_rows, config["max_len"])
+    elif args.join_rows:
+        world.print("Note: --join-rows joins nothing, for want of a second target column")
     loaders = {"data_loader_train": BatchLoader(
         batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter,
-                descriptions=descriptions, first_empty_block=args.empty_blocks == "first"), **workers)}
+                descriptions=descriptions, joined=joined, first_empty_block=args.empty_blocks == "first"),
+        **workers)}
     if len(data.val):
         val_plan = BatchPlan(len(data.val), args.batch_size * world.size, world.size, args.batch_size)
         loaders["data_loader_val"] = BatchLoader(batches(data.val, val_plan), **workers)
     return loaders
-
-
-def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer:
-    return LossMixer(BlockOrderInvariantLoss(PAD_IDX, formatter.max_num_codes, formatter.block_size, empty_blocks=args.empty_blocks),
-                     torch.nn.BCEWithLogitsLoss(), args.seq2seq_weight)
 
 
 def run_training(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
@@ -264,19 +272,26 @@ def advice_on_memory(args: argparse.Namespace, world: World, of_model: bool = Fa
 
 def make_model(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter,
                resumed: dict | None) -> tuple[torch.nn.Module, dict]:
-    """(model, its config): the first weights are random, those of --initial-checkpoint, or those of the run that goes
-    on. Sets args.model_size."""
+    """(model, its config): random weights, those of --initial-checkpoint, or those of the run that is resumed. Settles the arguments."""
     first = None
     if args.initial_checkpoint and not resumed:
         here = {}
         world.main_first("initial weights", lambda: here.update(state=initial_weights.initial_weights(args)))
         first = world.broadcast(here.get("state"), 0)
-    config = resumed["config"] if resumed else initial_weights.run_config(args, first)
+    recipe.settle(args, resumed, first)
+    if resumed:
+        config = resumed["config"]
+    else:
+        config = initial_weights.run_config(args, first)
+        config["ngrams"], counted = new_model.ngram_config(args.ngrams, first, args.only_encoder, world, data, args.max_len)
     args.model_size = model_io.size_name(config)
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
-    model = model_io.build_model(config, formatter, len(data.codes), args.dropout)
+    model = model_io.build_model(config, formatter, len(data.codes), args.dropout, args.encoder_dropout)
+    new_model.start_at_frequencies(model, data)
+    if not resumed and model.ngrams:
+        fit = partial(fit_of_ngrams, args, world, data, formatter, model) if first is None else None
+        new_model.start_ngrams(model, world, counted, fit)
     model.to(Precision.of(args, world.device).dtype)
-    start_at_frequencies(model, data)
     if resumed:
         model.load_state_dict(resumed["model"])
     if first:
@@ -287,26 +302,28 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     return model, config
 
 
+def fit_of_ngrams(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module) -> float:
+    """Fits n-grams and decoders of a new model; the seconds, 0 where nothing is to be fitted. Rank 0 only."""
+    def stop() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+    fit = f"{len(model.ngrams.idf):,} n-grams and both decoders, before the encoder is trained (--ngram-passes {args.ngram_passes})"
+    if not args.ngram_passes or args.dry_run:
+        world.print(f"Not in a dry run, nor in its times: the fit of {fit}" if args.ngram_passes else "N-grams: not fitted (--ngram-passes 0)")
+        return 0.0
+    world.print(f"Fitting {fit}")
+    return new_model.fit_ngrams(model, data, formatter, make_augmenter(args, data), make_loss(args, formatter), args.max_len,
+                                args.ngram_passes, derived_seed(args.seed, _SEED_NGRAMS), stop)
+
+
 def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float, linear_factor: float = 1.0) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass; the linear decoder is a group of its own where its rate is another."""
-    linear = set(model.linear_decoder.parameters()) if linear_factor != 1 else set()
-    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in linear]}]
-    if linear:
-        groups.append({"params": list(model.linear_decoder.parameters()), "lr": rate * linear_factor})
+    """AdamW over what is trained, all tensors in one pass; the linear decoder, with its n-grams, is a group of its own where its rate is
+    another."""
+    fast = [*model.linear_decoder.parameters(), *(model.ngrams.parameters() if model.ngrams else ())] if linear_factor != 1 else []
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in set(fast)]}]
+    if fast:
+        groups.append({"params": fast, "lr": rate * linear_factor})
     return torch.optim.AdamW(groups, lr=rate, weight_decay=args.weight_decay, fused=True)
-
-
-def start_at_frequencies(model: torch.nn.Module, data: PreparedData) -> None:
-    """A new linear decoder starts at how often each code stands in the training rows, whatever the text: its bias is the log-odds, its
-    weights are 0. From ½ each, a short training is spent on learning that codes are rare."""
-    rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
-    for start in range(0, rows, 1 << 18):
-        codes = data.train.codes[start:start + (1 << 18)]
-        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
-    share = torch.from_numpy((counts + 0.5) / (rows + 1))
-    with torch.no_grad():
-        model.linear_decoder.weight.zero_()
-        model.linear_decoder.bias.copy_(torch.logit(share))
 
 
 def code_numbers(data: PreparedData) -> dict[str, int]:
@@ -328,7 +345,7 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
     all checkpoints of a run have in common."""
     fixed = {"format": checkpoint.FORMAT, "config": run.config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args), "kept_codes": data.kept_codes,
-             "hisco_numbers": data.hisco_numbers,
+             "hisco_numbers": data.hisco_numbers, **recipe.coding_entries(args, run.raw_model.ngrams is not None, data.max_codes),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
     facts = {"files": checksums_of_files(args), "total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
              "launchers": sorted(set(world.gather(world.launcher))), "run": name}
@@ -362,6 +379,7 @@ def run_evaluation(args: argparse.Namespace, world: World, data: PreparedData, f
                         f"these arguments make {formatter.to_dict()}")
     if list(state["key"]) != data.codes:
         raise UserError("the checkpoint knows other codes than the data; pass --key with the key.csv of its run")
+    recipe.settle(args, state)
     loaders = make_loaders(args, world, data, formatter, state["config"], batch_plan(args, len(data.train), world))
     if "data_loader_val" not in loaders:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 
-from histocc import checkpoint, initial_weights, model_io, prepare, run_files, tables
+from histocc import checkpoint, initial_weights, model_io, prepare, recipe, run_files, tables
 from histocc.arguments import flag
 from histocc.arrays import PreparedData
 from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
@@ -16,6 +16,7 @@ from histocc.descriptions import find_columns, load_descriptions
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
+from histocc.ngrams import AUTO, NONE
 from histocc.run_log import LOG
 from histocc.stopping import Stopped
 
@@ -152,11 +153,15 @@ def on_every_node(settings: PrepareSettings, save_path: str, folder: str, world:
 
 def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
-    different = checkpoint.differing_args(state["args"], vars(args), MAY_DIFFER_ON_RESUME)
+    saved = {**recipe.BEFORE_THE_FLAG, **state["args"]}
+    different = checkpoint.differing_args(saved, vars(args), MAY_DIFFER_ON_RESUME)
     size = state["args"].get("model_size")
     if args.model_size not in (None, size):
         different.append(f"--model-size was {size!r}, now it is {args.model_size!r}")
     config = state["config"]
+    different += recipe.differing(args, state["args"])
+    if args.ngrams != state["args"].get("ngrams", AUTO if args.ngrams == AUTO else NONE):
+        different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {args.ngrams}")
     if args.shrink_key and "shrink_key" not in state["args"]:
         different.append("--shrink-key was not there, now it is")
     if args.memory_mask not in (None, config["memory_mask"]):

@@ -1,15 +1,22 @@
 """Losses: order-invariant cross entropy over blocks of tokens, and its mix with a linear layer's loss.
 
-An observation has as many codes as its target has blocks that are not PAD. The order of its codes carries no meaning, so
-each target block is held against several predicted blocks and only the best fit counts (Dahl, Johansen, Vedel, 2024,
-arXiv 2402.13604). Every loss here is computed per observation first: the gradient of one row does not depend on how many
-codes another row of the batch has, and a batch may be cut into micro-batches and shares at will.
+An observation has as many codes as its target has blocks that are not PAD. The order of its codes carries no
+meaning, so each target block is held against several predicted blocks, and the best fit counts (Dahl,
+Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one predicted block to each. Every
+loss here is computed per observation first: the gradient of one row does not depend on how many codes another
+row of the batch has, and a batch may be cut into micro-batches and shares at will.
 """
 
 import copy
+from functools import cache
+from itertools import permutations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+BEST_FIT, ONE_TO_ONE = BLOCK_LOSSES = ("best-fit", "one-to-one")
+MOST_IN_ALL_ORDERS = 5        # codes of a row of which every order is tried (120 of them)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -60,8 +67,92 @@ class _BlockLoss(nn.Module):
         best = fit.amin(1)                                                            # [B, T]
         return torch.where(has_code, best, 0).sum(1) / has_code.sum(1).clamp(min=1)   # where: inf of other rows has no gradient
 
+    def _one_to_one(self, token_losses: Tensor, has_code: Tensor) -> Tensor:
+        """Mean over a row's n target blocks of the mean token loss of the predicted block that answers for
+        it, one of the first n and no other target's: the assignment of the smallest mean. [B], 0 for a row
+        without a code.
+
+        token_losses, has_code : as for ``_best_fit``; has_code is true for the first n blocks of a row
+        """
+        fit, counts = token_losses.mean(2), has_code.sum(1)                           # [B, P, T], [B]
+        target = cheapest_assignment(fit.detach(), counts)                            # [B, P]
+        chosen = fit.gather(2, target[..., None])[..., 0]                             # [B, P]
+        return torch.where(has_code, chosen, 0).sum(1) / counts.clamp(min=1)
+
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+@cache
+def _orders(blocks: int, device: torch.device) -> Tensor:
+    """Every order of `blocks` blocks, int64 [blocks!, blocks]; the first one leaves them as they are."""
+    return torch.tensor(list(permutations(range(blocks))), device=device)
+
+
+def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
+    """Gives each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
+    smallest sum of costs.
+
+    All orders are compared for rows of up to ``MOST_IN_ALL_ORDERS`` codes. Rows with more, which only
+    general-purpose formatters of more columns have, go one by one through the Hungarian method, in float64 on
+    the CPU. Both are exact.
+
+    Args:
+        costs: float [B, P, P], of each predicted block (second dimension) for each target block.
+        counts: int64 [B], n of each row, 0 ... P.
+
+    Returns:
+        int64 [B, P], the target block of each predicted block; those beyond n stay where they are.
+    """
+    blocks, few = costs.shape[1], min(costs.shape[1], MOST_IN_ALL_ORDERS)
+    orders = _orders(few, costs.device)                                           # [K, few]
+    place = torch.arange(few, device=costs.device)
+    inside = place < counts[:, None]                                              # [B, few]
+    both, one = inside[:, :, None] & inside[:, None], inside[:, :, None] ^ inside[:, None]
+    own = torch.where(both, costs[:, :few, :few], 0).masked_fill(one, torch.inf)  # 0 beyond n, which stays
+    chosen = own.flatten(1)[:, (place * few + orders).flatten()]                  # [B, K * few]
+    cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]        # [B, few]
+    if blocks == few:
+        return cheapest
+    found = torch.arange(blocks, device=costs.device).repeat(len(costs), 1)
+    found[:, :few] = cheapest
+    for row in (counts > few).nonzero()[:, 0].tolist():
+        n = int(counts[row])
+        finite = np.nan_to_num(costs[row, :n, :n].double().cpu().numpy(), nan=1e30, posinf=1e30)
+        found[row, :n] = torch.from_numpy(_hungarian(finite)).to(found.device)
+    return found
+
+
+def _hungarian(costs: np.ndarray) -> np.ndarray:
+    """Column of each row in the assignment of the smallest sum; costs finite float64 [n, n] -> int64 [n].
+
+    The Hungarian method by shortest augmenting paths (Jonker and Volgenant, 1987), n^3 steps. Rows and
+    columns count from 1; column 0 is where the path of a new row begins.
+    """
+    n = len(costs)
+    of_rows, of_columns = np.zeros(n + 1), np.zeros(n + 1)                            # potentials
+    row_of = np.zeros(n + 1, dtype=np.int64)                                          # 0: the column is free
+    for row in range(1, n + 1):
+        row_of[0], column = row, 0
+        least, before = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=np.int64)
+        done = np.zeros(n + 1, dtype=bool)
+        while row_of[column]:
+            done[column] = True
+            here = row_of[column]
+            slack = np.concatenate([[np.inf], costs[here - 1] - of_rows[here] - of_columns[1:]])
+            nearer = ~done & (slack < least)
+            least[nearer], before[nearer] = slack[nearer], column
+            column = int(np.where(done, np.inf, least).argmin())
+            step = least[column]
+            of_rows[row_of[done]] += step
+            of_columns[done] -= step
+            least[~done] -= step
+        while column:
+            row_of[column] = row_of[before[column]]
+            column = int(before[column])
+    columns = np.empty(n, dtype=np.int64)
+    columns[row_of[1:] - 1] = np.arange(n)
+    return columns
 
 
 def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
@@ -79,25 +170,44 @@ class BlockOrderInvariantLoss(_BlockLoss):
     any has the PAD part alone. With one code in every row this is the published loss; with more, that one divides by the
     largest number of codes in the batch.
 
+    With matching "best-fit", as published, two target blocks may choose the same predicted block, and another
+    one then learns nothing. With "one-to-one" each of the first n predicted blocks answers for one target
+    block, by the assignment of the smallest mean (``cheapest_assignment``), through which alone the gradient
+    goes. With one code per row both are the same to the last bit.
+
     Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a block;
     empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind which decoding stops and
-    nothing needs to be computed. Calls and errors: see ``forward``.
+    nothing needs to be computed; matching, of targets with predicted blocks; many_codes_weight (above 0), by
+    which the whole loss of an observation with more than one code is multiplied. The mean over observations
+    still divides by their number, whatever the weight. Calls and errors: see ``forward``.
     """
 
-    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5, empty_blocks: str = "all"):
+    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5, empty_blocks: str = "all",
+                 matching: str = BEST_FIT, many_codes_weight: float = 1.0):
         super().__init__(pad_idx, nb_blocks, block_size)
         if empty_blocks not in ("all", "first"):
             raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
-        self.empty_blocks = empty_blocks
+        if matching not in BLOCK_LOSSES:
+            raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
+        if not 0 < many_codes_weight < float("inf"):
+            raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
+        self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
 
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx                                    # [B, P], true for the first n
-        best = self._best_fit(_token_losses(log_probs, targets), has_code, allowed=has_code)
+        token_losses = _token_losses(log_probs, targets)
+        if self.matching == ONE_TO_ONE:
+            of_codes = self._one_to_one(token_losses, has_code)
+        else:
+            of_codes = self._best_fit(token_losses, has_code, allowed=has_code)
         towards_pad = -log_probs[..., self.pad_idx].mean(-1)                          # [B, P]
         empty = ~has_code
         if self.empty_blocks == "first":
             empty = empty & (empty.cumsum(1) == 1)
-        return best + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
+        loss = of_codes + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
+        if self.many_codes_weight == 1:
+            return loss
+        return torch.where(has_code.sum(1) > 1, self.many_codes_weight * loss, loss)
 
 
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
@@ -169,6 +279,8 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
     """Loss of each row, [B], without touching ``loss_fn``."""
     if isinstance(loss_fn, _BlockLoss):
         return loss_fn(output, target, reduction="none")
+    if getattr(loss_fn, "per_row", False):
+        return loss_fn(output, target)
     per_element = copy.copy(loss_fn)                         # shares weights and buffers, not its settings
     per_element.reduction = "none"
     return per_element(_at_least_float32(output), target).reshape(len(output), -1).mean(1)

@@ -157,7 +157,7 @@ def open_files() -> Finding:
 
 
 def extras() -> Finding:
-    there = [name for name in ("tqdm", "pyarrow", "safetensors", "huggingface_hub", "tensorboard", "wandb", "matplotlib", "pandas")
+    there = [name for name in ("tqdm", "pyarrow", "safetensors", "huggingface_hub", "tensorboard", "wandb", "matplotlib", "pandas", "sklearn")
              if importlib.util.find_spec(name)]
     return Finding("optional packages", OK, ", ".join(there) or "none")
 

@@ -3,12 +3,14 @@
 Dahl, Johansen, Vedel, 2024 (arXiv 2402.13604, section 3).
 """
 
+import torch
 from torch import Tensor, nn
 
 from histocc.canine import CanineConfig, CanineEncoder
 from histocc.decoder import TransformerDecoder
 from histocc.formatter import PAD_IDX
 from histocc.layers import Dropout
+from histocc.ngrams import Ngrams
 
 MODEL_SIZES = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -31,12 +33,15 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     num_classes_flat: number of codes of the linear decoder. dropout_rate: probability 0…1 (None is 0) in the decoder
     and on the input of the linear layer, never on logits. decoder_dim_feedforward: None for the encoder's width.
     config: encoder sizes, None for base. memory_mask: whether the decoder leaves out padded positions of the memory;
-    published models look at all of them. target_mask: the same of PAD among the tokens, see `TransformerDecoder`. model_domain is accepted for compatibility with the published class.
+    published models look at all of them. target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
+    ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.ngrams`; None, as published, for none; ngram_dropout: share of
+    them that is left out in training. model_domain is accepted for compatibility with the published class.
     """
 
     def __init__(self, num_classes: list[int], num_classes_flat: int, dropout_rate: float | None = None,
                  decoder_dim_feedforward: int | None = None, *, config: CanineConfig | None = None,
-                 memory_mask: bool = True, target_mask: bool = True, model_domain: str = "Multilingual_CANINE"):
+                 memory_mask: bool = True, target_mask: bool = True, ngrams: dict | None = None, ngram_dropout: float = 0.0,
+                 model_domain: str = "Multilingual_CANINE"):
         super().__init__()
         if model_domain != "Multilingual_CANINE":
             raise ValueError(f"model_domain {model_domain!r} is not 'Multilingual_CANINE'")
@@ -51,6 +56,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
                                           max_positions=max(128, self.seq_len), pad_idx=PAD_IDX, target_mask=target_mask)
         self.linear_dropout = Dropout(dropout)
         self.linear_decoder = nn.Linear(width, num_classes_flat)
+        self.ngrams = None
+        if ngrams:
+            self.ngrams = Ngrams(ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout)
 
     @property
     def target_mask(self) -> bool:
@@ -60,10 +68,15 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        Where padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
+        With n-grams, their vector of the text stands behind the pooled one: [B, H + their width]. Where padding does not count
+        (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
         """
         narrow = self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
-        return self.encoder(input_ids, attention_mask, padding_follows=narrow)
+        memory, pooled = self.encoder(input_ids, attention_mask, padding_follows=narrow)
+        if self.ngrams is None:
+            return memory, pooled
+        text, of_words = self.ngrams(input_ids)
+        return memory + of_words, torch.cat([pooled, text], dim=1)
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
         """What the decoder may not look at: bool [B, S], True at padding; None where it looks at everything."""
@@ -77,8 +90,10 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Logits [B, num_classes_flat] of the linear decoder for pooled [B, H]."""
-        return self.linear_decoder(self.linear_dropout(pooled))
+        """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
+        width = self.config.hidden_size
+        logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
+        return logits if self.ngrams is None else logits + self.ngrams.linear(pooled[:, width:])
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, target: Tensor, target_mask: Tensor | None = None,
                 target_padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:

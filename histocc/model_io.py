@@ -21,9 +21,9 @@ from histocc.thresholds import PUBLISHED
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 
 
-def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
+def build_model(config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
     """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
-    return checkpoint_schema.build(config, formatter.num_classes, codes, dropout)
+    return checkpoint_schema.build(config, formatter.num_classes, codes, dropout, ngram_dropout)
 
 
 def text_rule(config: dict) -> str:

@@ -259,7 +259,9 @@ class OccCANINE:
         thresholds = self.coder.thresholds.with_given(threshold)
         if decoder != "full" or threshold is None and thresholds.source != "published":
             return coded
-        kept = [sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs) for each, language in zip(coded, languages)]
+        kept = [min(max(sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs), thresholds.at_least_one),
+                    thresholds.at_most or len(each.probs))
+                for each, language in zip(coded, languages)]
         return [each._replace(codes=each.codes[:count], probs=each.probs[:count]) for each, count in zip(coded, kept)]
 
     def _numbers(self, what: str, shown_as: list, texts: list[str], languages: list[str], decoder: str,

@@ -7,28 +7,34 @@ from torch import Tensor
 from histocc.decoding import widened
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
-from histocc.report_metrics import threshold_counts
+from histocc.report_metrics import SHARES, threshold_counts
 
 GRID = np.arange(1, 50) / 50                          # thresholds that are compared: 0.02, 0.04 … 0.98
 RANKED = 5                                            # codes of a row that are searched for, for the top-k accuracy
 MOST_FLAT_CODES = 50                                  # of one row, the most probable ones; a row with more is wrong in any case
+CANDIDATES = 20                                       # codes of a row that each decoder proposes for the ranking by both
 
 
 class Outcomes:
     """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]; least: the
-    threshold of each language, float [languages]."""
+    threshold of each language, float [languages]; at_least_one: whether the most probable code of the linear decoder always counts; at_most: how
+    many of its most probable codes can count, None for all."""
 
-    def __init__(self, formatter: BlockyFormatter, language: np.ndarray, least: list[float]):
+    def __init__(self, formatter: BlockyFormatter, language: np.ndarray, least: list[float], at_least_one: bool = False,
+                 at_most: int | None = None):
         self.formatter, self.language, self.least = formatter, language, np.array(least, dtype=np.float64)
+        self.at_least_one, self.at_most = at_least_one, at_most
         self.parts: dict[str, list[np.ndarray]] = {}
         self.thresholds: dict[int, np.ndarray] = {}
 
-    def add(self, batch: dict, blocks: Tensor, set_probs: Tensor, ranking: Tensor, linear_logits: Tensor) -> None:
+    def add(self, batch: dict, blocks: Tensor, set_probs: Tensor, ranking: Tensor, linear_logits: Tensor,
+            written: Tensor | None = None) -> None:
         """A batch of the engine's evaluation; rows that only fill it up are left out.
 
         blocks [B, M, block_size] and set_probs [B] as `decoding.sets_of` gives them: the confidence of the seq2seq decoder is the probability of its
         set of codes, in any order. ranking: numbers of the RANKED most probable codes by the search, int64 [B, RANKED]. Confidence of the linear decoder: the probability that exactly its codes, those above the threshold, are right and no
-        other is, its outputs taken as independent.
+        other is, its outputs taken as independent. written: log-probability of writing each code, float [B, C], for the ranking by both decoders; None
+        where that is not asked for.
         """
         kept = batch["weights"] > 0
         logits, codes = widened(linear_logits)[kept], batch["targets_linear"][kept]                     # [B, C], [B, K]
@@ -38,6 +44,10 @@ class Outcomes:
         least = self.least[self.language[batch["rows"][kept].cpu().numpy()]]                            # [B]
         least = torch.from_numpy(least).logit().to(logits)
         on = logits > least[:, None]                                                                    # [B, C]
+        if self.at_least_one:
+            on |= place == 0
+        if self.at_most is not None:
+            on &= place < self.at_most
         row, code = (on & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
         hit = ranking[kept][:, None] == codes[..., None]                                                # [B, K, RANKED]
         ranked = torch.where(hit.any(-1), hit.int().argmax(-1), hit.shape[-1])                          # [B, K]
@@ -46,16 +56,31 @@ class Outcomes:
                    flat_confidence=(-torch.nn.functional.softplus(torch.where(on, -logits, logits).double()).sum(1)).exp(),
                    best=of_true.masked_fill(~has, logits.shape[1]).amin(1), worst=of_true.masked_fill(~has, -1).amax(1),
                    flat_rows=batch["rows"][kept][row], flat_codes=code)
-        self._count_thresholds(logits.sigmoid(), codes, batch["rows"][kept])
+        self._count_thresholds(logits.sigmoid(), codes, batch["rows"][kept], place)
+        if written is not None:
+            self._keep_candidates(written[kept], logits.log_softmax(1), on.sum(1))
+
+    def _keep_candidates(self, written: Tensor, linear: Tensor, number: Tensor) -> None:
+        """written, linear: log-probabilities [B, C] by either decoder; number: codes of the linear decoder's set, int64 [B]."""
+        most = min(CANDIDATES, written.shape[1])
+        codes = torch.cat([written.topk(most).indices, linear.topk(most).indices], dim=1).sort(1).values         # [B, 2 · most]
+        again = torch.nn.functional.pad(codes[:, 1:] == codes[:, :-1], (1, 0))
+        norms = [((1 - share) * written + share * linear).logsumexp(1) for share in SHARES.tolist()]
+        self._keep(both_codes=codes.masked_fill(again, -1).int(), both_written=written.gather(1, codes), both_linear=linear.gather(1, codes),
+                   both_norms=torch.stack(norms, dim=1), both_number=number)
 
     def _keep(self, **values: Tensor) -> None:
         for name, value in values.items():
             self.parts.setdefault(name, []).append(value.cpu().numpy())
 
-    def _count_thresholds(self, probs: Tensor, codes: Tensor, rows: Tensor) -> None:
-        """probs [B, C], codes [B, K], rows [B]."""
+    def _count_thresholds(self, probs: Tensor, codes: Tensor, rows: Tensor, place: Tensor) -> None:
+        """probs [B, C], codes [B, K], rows [B]; place: of each code in its row, 0 for the most probable one, [B, C]."""
         grid = torch.from_numpy(GRID).to(probs)
         above = torch.bucketize(probs, grid)                                                            # [B, C], how many thresholds
+        if self.at_least_one:
+            above = above.masked_fill(place == 0, len(grid))
+        if self.at_most is not None:
+            above = above.masked_fill(place >= self.at_most, 0)
         counts = torch.zeros(len(probs), len(grid) + 1, dtype=torch.long, device=probs.device)
         counts.scatter_add_(1, above, torch.ones_like(above))
         predicted = counts.flip(1).cumsum(1).flip(1)[:, 1:]                                             # [B, T]
@@ -74,7 +99,10 @@ class Outcomes:
         Arrays in order of the rows: seq_blocks int16 [N, M, bs], seq_confidence and flat_confidence float64 [N], best and worst int64
         [N] (how many codes are more probable than the most and the least probable true one), seq_best and seq_worst the same by the search, at
         most RANKED; flat_rows, flat_codes int64 [P], the
-        codes with a probability above the threshold; thresholds: {language: threshold_counts}.
+        codes with a probability above the threshold; thresholds: {language: threshold_counts}. Where `add` was given `written`, also for each
+        row: both_codes int32 [N, M], the CANDIDATES most probable codes of either decoder in their order, -1 instead of a second time;
+        both_written, both_linear float [N, M], their log-probabilities by either decoder; both_norms float [N, S], the logarithm of what
+        the weighted products of both sum to over all codes, for each of SHARES; both_number int64 [N], codes of the linear decoder's set.
         """
         own = {name: np.concatenate(values) for name, values in self.parts.items()}
         shares = world.gather_on_main((own, self.thresholds))

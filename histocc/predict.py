@@ -254,6 +254,8 @@ def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, res
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
     lines = [f"Coding {rows:,} rows of {args.source} with {args.model} ({args.decoder}, {len(job.coder.codes):,} codes, {texts}{world.size} "
              f"{'process' if world.size == 1 else 'processes'} on {world.device.type})" + ("; resuming with what is there" if resumed else "")]
+    if args.decoder in ("topk", "full") and job.coder.linear_share:
+        lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")
     return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
 
 

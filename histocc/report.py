@@ -8,7 +8,8 @@ import numpy as np
 from histocc import report_metrics
 from histocc.arrays import RowSet
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.outcomes import GRID
+from histocc.outcomes import CANDIDATES, GRID, RANKED
+from histocc.report_metrics import SHARES, Candidates
 
 LEAST_ROWS = 100              # of a language, below which no threshold is chosen for it
 
@@ -106,10 +107,53 @@ def thresholds(counts: dict[int, np.ndarray], language: np.ndarray, names: list[
     return {name: {"rows": rows, **report_metrics.best_threshold(values, GRID)} for name, (values, rows) in chosen.items()}
 
 
+def distinct_codes(codes: np.ndarray) -> np.ndarray:
+    """int [N, K] with -1 instead of what stands in a row a second time, sorted."""
+    codes = np.sort(np.asarray(codes), axis=1)
+    again = np.pad(codes[:, 1:] == codes[:, :-1], ((0, 0), (1, 0)))
+    return np.where(again, -1, codes)
+
+
+@dataclass(frozen=True)
+class Both:
+    """What both decoders answer together, see `search`. share: of the linear decoder, fitted on all rows; halves: fitted on each half of
+    the texts, of which the rows of the other half are counted; pred, confidence: as of `Answers`; best, worst: as of
+    `report_metrics.top_k`, at most RANKED."""
+
+    share: float
+    halves: list[float]
+    pred: tuple[np.ndarray, np.ndarray]
+    confidence: np.ndarray
+    best: np.ndarray
+    worst: np.ndarray
+
+    @classmethod
+    def of(cls, found: dict, rows: RowSet) -> "Both":
+        """From `Outcomes.gathered` with candidates. A row has as many codes as the linear decoder's set, at least one; its
+        confidence is the probability of these codes, each as if it were the only one, added up."""
+        candidates = Candidates(found["both_codes"], found["both_written"], found["both_linear"],
+                                np.maximum(found["both_number"], 1))
+        true = distinct_codes(rows.codes)
+        right = report_metrics.right_by_share(candidates, true)
+        share, halves, half = report_metrics.fitted_shares(right, np.asarray(rows.text_hash))
+        used = np.array(halves)[1 - half]                                                # [N], fitted on the other half
+        order, scores = candidates.ranking(SHARES[used])
+        codes, on = np.take_along_axis(candidates.codes, order, axis=1), candidates.answered(scores)
+        norm = np.take_along_axis(found["both_norms"], used[:, None], axis=1)
+        confidence = np.where(on, np.exp(scores - norm), 0.0).sum(1).clip(max=1.0)
+        hit = (true[..., None] == codes[:, None, :RANKED]) & (true >= 0)[..., None]      # [N, K, RANKED]
+        place = np.where(hit.any(2), hit.argmax(2), RANKED)
+        best = np.where(true >= 0, place, RANKED).min(1)
+        worst = np.where(true >= 0, place, -1).max(1)
+        row, column = np.nonzero(on)
+        return cls(float(SHARES[share]), [float(SHARES[each]) for each in halves], (row, codes[row, column].astype(np.int64)),
+                   confidence, best, worst)
+
+
 def decoders_report(found: dict, formatter: BlockyFormatter, rows: RowSet, key: list[str], languages: list[str], outside_key: int,
                     resamples: int, seed: int, kind: str = "mixer") -> dict:
-    """{"seq2seq": …, "linear": …}: figures of the decoders that a model of this kind has, from `Outcomes.gathered` and the rows. Rank 0
-    only."""
+    """{"seq2seq": …, "linear": …}: figures of the decoders that a model of this kind has, from `Outcomes.gathered` and the rows; "both",
+    where that has candidates for it, with what `Both` says of the share. Rank 0 only."""
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     text = np.unique(rows.text_hash, return_inverse=True)[1]
@@ -124,4 +168,12 @@ def decoders_report(found: dict, formatter: BlockyFormatter, rows: RowSet, key: 
     linear["top_k"] = report_metrics.top_k(found["best"], found["worst"])
     seq["top_k"] = report_metrics.top_k(found["seq_best"], found["seq_worst"])
     linear["thresholds"] = thresholds(found["thresholds"], np.asarray(rows.language), languages)
-    return {"mixer": {"seq2seq": seq, "linear": linear}, "seq2seq": {"seq2seq": seq}, "flat": {"linear": linear}}[kind]
+    if kind != "mixer":
+        return {"seq2seq": {"seq2seq": seq}, "flat": {"linear": linear}}[kind]
+    if "both_codes" not in found:
+        return {"seq2seq": seq, "linear": linear}
+    together = Both.of(found, rows)
+    both = answers(key, together.pred, together.confidence)
+    both |= {"linear_share": together.share, "linear_share_of_halves": together.halves, "candidates": CANDIDATES,
+             "top_k": report_metrics.top_k(together.best, together.worst)}
+    return {"seq2seq": seq, "linear": linear, "both": both}

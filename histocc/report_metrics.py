@@ -6,6 +6,7 @@ models or files.
 
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,8 @@ MEASURES = ("accuracy", "precision", "recall", "f1")
 LOWER, UPPER = 2.5, 97.5                              # percentiles of the bootstrap: 95 % intervals
 BINS = 10                                             # of confidence, equally wide
 EXAMPLES = 3                                          # texts shown of a confusion
+SHARES = np.arange(11) / 10                           # of the linear decoder in the ranking by both that are compared
+ROWS_AT_ONCE = 1 << 16
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
@@ -134,6 +137,63 @@ def top_k(best: np.ndarray, worst: np.ndarray, most: int = 5) -> list[dict]:
     best, worst: int [N], how many codes are more probable than the row's most and least probable true code.
     """
     return [{"k": k, "one": float((best < k).mean()), "all": float((worst < k).mean())} for k in range(1, most + 1)]
+
+
+class Candidates(NamedTuple):
+    """Codes of N rows that both decoders together may answer. codes int [N, M], in their order, -1 for none; written, linear float
+    [N, M]: log-probability by the seq2seq and by the linear decoder; number int [N], at least 1: how many are answered."""
+
+    codes: np.ndarray
+    written: np.ndarray
+    linear: np.ndarray
+    number: np.ndarray
+
+    def ranking(self, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(places of the candidates, int [N, M], the best by both decoders first; their weighted mean log-probability, float64 [N, M], −inf
+        for none), for `shares` float [N] of the linear decoder. Equal ones stand in the order of the codes."""
+        share = shares[:, None]
+        scores = (1 - share) * self.written.astype(np.float64) + share * self.linear.astype(np.float64)
+        scores[self.codes < 0] = -np.inf
+        order = np.argsort(-scores, axis=1, kind="stable")
+        return order, np.take_along_axis(scores, order, axis=1)
+
+    def answered(self, scores: np.ndarray) -> np.ndarray:
+        """Which places of `ranking` are answered, bool [N, M]."""
+        return (np.arange(scores.shape[1]) < self.number[:, None]) & (scores > -np.inf)
+
+    def rows(self, part: slice) -> "Candidates":
+        return Candidates(*(values[part] for values in self))
+
+
+def right_by_share(candidates: Candidates, true: np.ndarray) -> np.ndarray:
+    """Whether the set of codes that both decoders answer is the true one, bool [N, S], for each of SHARES; true: int [N, K], the
+    different codes of a row, -1 for none."""
+    found = np.zeros((len(true), len(SHARES)), dtype=bool)
+    for start in range(0, len(true), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        own, codes = candidates.rows(part), true[part]
+        is_true = (own.codes[:, :, None] == codes[:, None]).any(2) & (own.codes >= 0)
+        for i, share in enumerate(SHARES):
+            order, scores = own.ranking(np.full(len(codes), share))
+            hits = (np.take_along_axis(is_true, order, axis=1) & own.answered(scores)).sum(1)
+            found[part, i] = (hits == own.number) & (hits == (codes >= 0).sum(1))
+    return found
+
+
+def best_share(right: np.ndarray, weight: np.ndarray) -> int:
+    """Which of SHARES is right most often, its number; of several the one nearest to 0.5, the lower of two. right: bool [N, S];
+    weight: float [N]."""
+    accuracy = np.round(weight @ right, 9)
+    order = np.argsort(np.abs(2 * np.arange(len(SHARES)) - (len(SHARES) - 1)), kind="stable")
+    return int(order[np.argmax(accuracy[order])])
+
+
+def fitted_shares(right: np.ndarray, texts: np.ndarray) -> tuple[int, list[int], np.ndarray]:
+    """(the best share over the distinct texts; those of either half of them, with which the other is counted; of which half each row
+    is, int [N]), shares as numbers of SHARES. right: bool [N, S]; texts: hash of each row's text, uint64 [N]."""
+    _, place, rows = np.unique(texts, return_inverse=True, return_counts=True)
+    weight, half = 1 / rows[place.reshape(-1)], ((texts >> np.uint64(17)) & np.uint64(1)).astype(np.int64)
+    return best_share(right, weight), [best_share(right[half == each], weight[half == each]) for each in (0, 1)], half
 
 
 def threshold_counts(predicted: np.ndarray, hits: np.ndarray, true: np.ndarray) -> np.ndarray:

@@ -4,7 +4,8 @@ import importlib.util
 import io
 from collections.abc import Callable
 
-NAMES = {"seq2seq": "Seq2seq decoder (greedy)", "linear": "Linear decoder (probability above its threshold)"}
+NAMES = {"seq2seq": "Seq2seq decoder (greedy)", "linear": "Linear decoder (probability above its threshold)",
+         "both": "Both decoders together (linear share {linear_share:g})"}
 MEASURES = ("accuracy", "precision", "recall", "f1")
 PICTURES = ("digits.png", "calibration.png")
 
@@ -18,7 +19,7 @@ METHOD = """\
 - Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it; its rows share that weight.
 - In brackets: 95 % intervals, the percentiles 2.5 and 97.5 of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Major group: the first digit. Accuracy is that of rows with a true code of the group; precision and recall are those of the group's codes in all rows.
-- Top k: the k most probable codes of the linear decoder, or of the search over the key with the seq2seq decoder, hold one, or all, of the true codes. With
+- Top k: the k most probable codes of the linear decoder, or of the search over the key with the seq2seq decoder{or_both}, hold one, or all, of the true codes. With
   more than k codes a row cannot have all.
 - Confidence of the seq2seq decoder: the probability that it writes this set of codes, in any order, and no other; of the linear decoder: the
   probability of exactly its set of codes. Expected calibration error: the mean over rows of the distance between confidence and accuracy of their bin.
@@ -27,8 +28,21 @@ METHOD = """\
 """
 
 
+METHOD_OF_BOTH = """\
+- Both decoders together rank the codes by (1 - share) times the log-probability of the seq2seq decoder plus share times that of the softmax of
+  the linear one, among the {candidates} best codes of each. A row gets the best ones, as many as the linear decoder has above its threshold, at least one.
+  Confidence: the sum of their probabilities by that ranking. The share is the one of 0, 0.1 … 1 with the highest accuracy over distinct texts, chosen on
+  these texts; the figures are those of two halves of the texts, each counted with the share chosen on the other.
+"""
+
+
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
+
+
+def name_of(decoder: str, found: dict) -> str:
+    """The name of a decoder with these figures, for people."""
+    return NAMES[decoder].format(**found)
 
 
 def cell(values: list[float] | None) -> str:
@@ -49,12 +63,15 @@ def _measures(name: str, groups: list[tuple[str, dict]]) -> list[str]:
 
 
 def _decoder(name: str, found: dict) -> list[str]:
-    lines = [f"## {NAMES[name]}", "", f"{found['right_rows']:,} rows right, {percent(found['accuracy'])} %; "
+    lines = [f"## {name_of(name, found)}", "", f"{found['right_rows']:,} rows right, {percent(found['accuracy'])} %; "
              f"{percent(found['accuracy_with_rows_outside_key'])} % if rows with codes outside the key count as wrong.", ""]
     if found.get("codes_outside_key"):
         lines += [f"{found['codes_outside_key']:,} of the codes that it wrote are not in the key.", ""]
     if found.get("codes_above"):
         lines += [f"Thresholds: {found['codes_above']}.", ""]
+    if "linear_share_of_halves" in found:
+        lines += [f"Linear share: {found['linear_share']:g} on all texts; {' and '.join(f'{each:g}' for each in found['linear_share_of_halves'])} on "
+                  "halves of them, each of which is used for the other.", ""]
     lines += _measures("digits", [(str(each["digits"]), each) for each in found["by_digits"]])
     lines += _measures("language", list(found["by_language"].items()))
     lines += _measures("major group", list(found["by_major_group"].items()))
@@ -94,6 +111,45 @@ def data_lines(data: dict) -> list[str]:
     return lines
 
 
+def baseline_line(report: dict) -> str:
+    """What the decoders add to the linear support vector machine: also for the console."""
+    found = report["baseline"]["baselines"]["svm"]
+    seconds, least = found["fit_seconds"] + found["predict_seconds"], round(100 * found["over_texts"][0], 1)
+    parts = []
+    for name, each in report["decoders"].items():
+        value = round(100 * each["by_digits"][-1]["over_texts"]["accuracy"][0], 1)
+        more = f"{abs(value - least):.1f} points {'more' if value >= least else 'fewer'}"
+        by = "both decoders together" if name == "both" else f"the {name} decoder"
+        parts.append(f"{value:.1f}% by {by}, {more}")
+    return (f"Baseline (linear SVM on n-grams, {seconds:,.0f} s): {least:.1f}% of texts; the model: "
+            + "; ".join(parts))
+
+
+def _baseline(report: dict) -> list[str]:
+    """The section on the baselines."""
+    found, data = report["baseline"], report["data"]
+    fitted = f"{found['rows']:,} training rows of the run"
+    if found["rows"] < found["rows_of_training"]:
+        fitted = (f"a sample of {found['rows']:,} of the {found['rows_of_training']:,} training rows of the"
+                  f" run (seed {report['seed']})")
+    known = data["texts_trained_on"]
+    method = (f"Fitted to {fitted}, counted on the same rows as the model"
+              + (f", {known:,} of whose distinct texts both were trained on" if known else "")
+              + ". SVM: a linear support vector machine for each code on TF-IDF n-grams of characters (2 to"
+              " 5, within words) and words (1 and 2)"
+              + (", the language in front of the text" if found["language_in_front"] else "")
+              + "; look-up: the most frequent codes of the same text, else of all rows; majority: the most"
+              " frequent codes.")
+    header = ["baseline", "accuracy over texts, %", "over rows, %", "over rows with several codes, %",
+              "seconds"]
+    lines = ["## Baseline", "", f"{baseline_line(report)}.", "", method, ""]
+    return lines + table(header, [
+        [{"svm": "SVM"}.get(name, name), cell(each["over_texts"]), cell(each["over_rows"]),
+         cell(each["several"] and each["several"]["over_rows"]),
+         f"{each['fit_seconds'] + each['predict_seconds']:.1f}"]
+        for name, each in found["baselines"].items()])
+
+
 def markdown(report: dict) -> str:
     model, figures = report["model"], report["validation"]
     lines = ["# Evaluation", "", f"Model: {model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of {model['system']}. "
@@ -101,9 +157,15 @@ def markdown(report: dict) -> str:
              "As validation during training counts:", "", *table(list(figures), [[f"{value:.6g}" for value in figures.values()]])]
     for name, found in report["decoders"].items():
         lines += _decoder(name, found)
+    if "baseline" in report:
+        lines += _baseline(report)
     if report["pictures"]:
         lines += ["## Pictures", "", *(f"![{name}]({name})" for name in report["pictures"]), ""]
-    return "\n".join(lines) + "\n" + METHOD.format(resamples=report["resamples"], seed=report["seed"])
+    or_both = ", or of both" if "both" in report["decoders"] else ""
+    method = METHOD.format(resamples=report["resamples"], seed=report["seed"], or_both=or_both)
+    if "both" in report["decoders"]:
+        method += METHOD_OF_BOTH.format(**report["decoders"]["both"])
+    return "\n".join(lines) + "\n" + method
 
 
 def pictures(report: dict) -> dict[str, Callable] | None:
@@ -116,9 +178,9 @@ def pictures(report: dict) -> dict[str, Callable] | None:
     for name, found in report["decoders"].items():
         places = [each["digits"] for each in found["by_digits"]]
         values = [[100 * value for value in each["over_texts"]["accuracy"]] for each in found["by_digits"]]
-        left.errorbar(places, [value for value, _, _ in values], capsize=3, marker="o", label=NAMES[name],
+        left.errorbar(places, [value for value, _, _ in values], capsize=3, marker="o", label=name_of(name, found),
                       yerr=[[max(value - low, 0) for value, low, _ in values], [max(high - value, 0) for value, _, high in values]])
-        right.plot(*zip(*((each["confidence"], each["accuracy"]) for each in found["calibration"]["bins"])), marker="o", label=NAMES[name])
+        right.plot(*zip(*((each["confidence"], each["accuracy"]) for each in found["calibration"]["bins"])), marker="o", label=name_of(name, found))
     left.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100), xticks=places)
     right.plot([0, 1], [0, 1], color="grey", linewidth=1)
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))

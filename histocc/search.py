@@ -4,74 +4,32 @@ The seq2seq decoder gives a code the probability of writing its tokens one after
 share those tokens: a key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes level after level
 and gives the probability of every code; `topk` takes the most probable open prefixes first. Probabilities only fall along a path, so
 that what lies below a prefix less probable than the k-th best code found can be left out, and the result is still exact.
+
+With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq decoder + a · log p of the
+linear one, whose p is the softmax of its logits: a product of experts (Hinton, 2002, Training products of experts by minimizing
+contrastive divergence, section 2), normalised over the codes of the key. What `topk` then needs of the codes below a prefix it knows
+beforehand: none has a score above (1 − a) · log p(prefix) + a · the best log p of the linear decoder among them, and all of them
+together no more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (Hölder's inequality).
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from histocc.code_tree import CodeTree
 from histocc.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
 from histocc.decoding import evaluating, widened
-from histocc.formatter import BOS_IDX, BlockyFormatter
 from histocc.mixer import Seq2SeqMixerOccCANINE
 
 PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}    # of all rows together, in `full`; more would leave a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}              # in `topk`
 OPENED_AT_ONCE = 4                                   # most prefixes of a row that go through the decoder together, in `topk`
+MOST_OPENED = 8                                      # in `topk` with a linear_share: a row with more than one in so many goes through `full`
+LEFT_OUT = {torch.float32: 1e-4, torch.float64: 1e-12}       # of what all codes sum to, at most, in `topk` with a linear_share
 INF = float("inf")
-
-
-class CodeTree:
-    """The distinct prefixes of the codes' blocks of tokens.
-
-    Nodes are numbered level by level; the first `inner` of them are prefixes that go on, from 0, the empty one, and node `inner` + i is
-    the code `code_of_leaf`[i]. Every int64 tensor below has an entry per node, or per inner node:
-    token: the last token of the prefix, BOS for the empty one; depth: its number of tokens; first_child, children: the nodes below it
-    follow each other; path [inner, depth + 1 at most]: the nodes from the empty prefix down to itself, which also fills the rest.
-
-    codes: in the order of the results. Raises ValueError where there is none or two have the same tokens, CodeError where one does
-    not fit the formatter.
-    """
-
-    def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
-        if not codes:
-            raise ValueError("a tree of no codes")
-        self.codes = list(codes)
-        blocks = np.stack([formatter.encode_code(code) for code in self.codes])          # [codes, depth]
-        order = np.lexsort(blocks.T[::-1])
-        blocks = blocks[order]
-        changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)            # a new prefix of length 1 … depth
-        place = np.zeros((len(blocks), formatter.block_size + 1), dtype=np.int64)        # of each code's prefix in its level
-        place[1:, 1:] = np.cumsum(changed, axis=0)
-        sizes = place[-1] + 1
-        if sizes[-1] < len(blocks):
-            same = order[np.flatnonzero(~changed[:, -1])[0]:][:2]
-            raise ValueError(f"the codes {self.codes[same[0]]!r} and {self.codes[same[1]]!r} have the same tokens")
-        self.levels = np.concatenate([[0], np.cumsum(sizes)]).tolist()                   # where each level begins
-        self.inner, self.depths = self.levels[-2], formatter.block_size
-        nodes = place + np.array(self.levels[:-1])                                       # [codes, depth + 1]
-        token, depth = (np.zeros(self.levels[-1], dtype=np.int64) for _ in range(2))
-        path = np.arange(self.inner)[:, None].repeat(self.depths, axis=1)
-        first_child = np.full(self.inner, self.levels[-1])
-        for level in range(self.depths + 1):
-            at = nodes[:, level]
-            token[at], depth[at] = blocks[:, level - 1] if level else BOS_IDX, level
-            if level < self.depths:
-                path[at, :level + 1] = nodes[:, :level + 1]
-                np.minimum.at(first_child, at, nodes[:, level + 1])
-        children = np.diff(np.append(first_child, self.levels[-1]))
-        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf = map(
-            torch.from_numpy, (token, depth, path, first_child, children, order))
-
-    def to(self, device: torch.device) -> "CodeTree":
-        """This tree with its tensors on `device`, in place."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-        return self
 
 
 class _Opened:
@@ -123,10 +81,19 @@ class _Memory:
 
 class CodeSearch:
     """A model and a tree of codes. What depends on both but not on a text is worked out here, once, so make a new one when the
-    weights have changed."""
+    weights have changed.
 
-    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTree):
-        self.model = model
+    linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone. Above 0 the codes of the tree
+    are the outputs of the linear decoder, in their order. Raises ValueError where they are not as many, or the share is another number.
+    """
+
+    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTree, linear_share: float = 0.0):
+        if not 0 <= linear_share <= 1:
+            raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
+        outputs = model.linear_decoder.out_features
+        if linear_share and outputs != len(tree.codes):
+            raise ValueError(f"the linear decoder has {outputs:,} outputs, and the tree {len(tree.codes):,} codes")
+        self.model, self.linear_share = model, linear_share
         self.layers = model.decoder.decoder.layers
         self.tree = tree.to(next(model.parameters()).device)
         with evaluating(model):
@@ -140,28 +107,64 @@ class CodeSearch:
             self.q = layer.multihead_attn.project(self.x[None], QUERY)[0][0].transpose(0, 1)          # [inner, heads, H / heads]
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Probability of every code, float [B, codes] in the order of the tree's codes; input_ids, attention_mask [B, S]."""
+        """Probability of every code, float [B, codes] in the order of the tree's codes; input_ids, attention_mask [B, S].
+
+        Without a linear_share that of writing the code in the first block, which all codes together have less than 1 of; with one
+        that by both decoders, which sums to 1 over the codes.
+        """
+        if self.linear_share:
+            return self._scores(input_ids, attention_mask).softmax(1)
         with evaluating(self.model):
-            memory, rows = self._encode(input_ids, attention_mask), len(input_ids)
-            widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-            step = max(1, PREFIXES_AT_ONCE[input_ids.device.type] // widest)
-            return torch.cat([self._full(memory.rows(slice(i, i + step)), min(step, rows - i)) for i in range(0, rows, step)])
+            memory, _ = self._encode(input_ids, attention_mask)
+            return torch.cat([self._by_code(part.exp()) for part in self._parts(memory, len(input_ids))])
+
+    def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of every code by each decoder, whatever the linear_share: (of writing it in the first block, by the softmax
+        of the linear decoder), each float [B, codes]; arguments as of `full`."""
+        with evaluating(self.model):
+            memory, pooled = self._encode(input_ids, attention_mask)
+            written = torch.cat([self._by_code(part) for part in self._parts(memory, len(input_ids))])
+            return written, widened(self.model.classify(pooled)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable codes (all, where there are fewer): (numbers int64 [B, k], probabilities float [B, k]), the most
-        probable first, those of the same probability in the order of the tree's codes."""
+        probable first, those of the same probability in the order of the tree's codes.
+
+        Codes and probabilities are those of `full`; with a linear_share, what the latter are divided by has a relative error of at most
+        LEFT_OUT / 2, for the codes that are not looked at."""
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
+        k = min(k, len(self.tree.codes))
         with evaluating(self.model):
-            memory, rows = self._encode(input_ids, attention_mask), len(input_ids)
-            step, k = ROWS_AT_ONCE[input_ids.device.type], min(k, len(self.tree.codes))
-            parts = [self._topk(memory.rows(slice(i, i + step)), min(step, rows - i), k) for i in range(0, rows, step)]
+            memory, pooled = self._encode(input_ids, attention_mask)
+            step, parts = ROWS_AT_ONCE[input_ids.device.type], []
+            for i in range(0, len(input_ids), step):
+                part = slice(i, i + step)
+                parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
         return torch.cat([codes for codes, _ in parts]), torch.cat([probs for _, probs in parts])
 
-    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> _Memory:
-        memory, _ = self.model.encode(input_ids, attention_mask)
+    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
+        """What both decoders look at."""
+        memory, pooled = self.model.encode(input_ids, attention_mask)
         keys, values = zip(*(layer.multihead_attn.project(memory, KEY_VALUE) for layer in self.layers))
-        return _Memory(list(keys), list(values), visible_memory(self.model.memory_padding_mask(attention_mask)))
+        visible = visible_memory(self.model.memory_padding_mask(attention_mask))
+        return _Memory(list(keys), list(values), visible), pooled
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Weighted mean of both decoders' log-probabilities, float [B, codes]."""
+        written, linear = self.log_probs(input_ids, attention_mask)
+        return (1 - self.linear_share) * written + self.linear_share * linear
+
+    def _by_code(self, by_leaf: Tensor) -> Tensor:
+        """Leaves [B, codes] in the order of the tree's codes."""
+        return torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
+
+    def _parts(self, memory: _Memory, rows: int) -> Iterator[Tensor]:
+        """Log-probability of writing each code, float [b, leaves], for so many rows at once as there is room for."""
+        widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
+        step = max(1, PREFIXES_AT_ONCE[self.x.device.type] // widest)
+        for i in range(0, rows, step):
+            yield self._full(memory.rows(slice(i, i + step)), min(step, rows - i))
 
     def _open(self, nodes: Tensor, memory: _Memory, opened: list[_Opened], start: int, path: Tensor, visible: Tensor | None) -> Tensor:
         """Log-probability of each token after each prefix, float [B, P, vocabulary].
@@ -194,15 +197,30 @@ class CodeSearch:
             after = self._open(torch.arange(first, last, device=self.x.device), memory, opened, first * rows, path.flatten(0, 1), None)
             parent = torch.repeat_interleave(torch.arange(last - first, device=self.x.device), tree.children[first:last])
             log_probs = log_probs[:, parent] + after.flatten(1)[:, parent * after.shape[2] + tree.token[last:end]]
-        return torch.empty_like(log_probs).index_copy_(1, tree.code_of_leaf, log_probs.exp())
+        return log_probs
 
-    def _topk(self, memory: _Memory, rows: int, k: int) -> tuple[Tensor, Tensor]:
-        tree, device = self.tree, self.x.device
+    def _first_queue(self, pooled: Tensor) -> "_Queue":
+        """The empty prefix of each row."""
+        rows, tree = len(pooled), self.tree
+        log_prob = self.x.new_zeros(rows, 1, dtype=widened(self.x).dtype)
+        nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
+        if not self.linear_share:
+            return _Queue(log_prob, nodes, slots)
+        best = log_prob.new_empty(rows, tree.levels[-1])                                 # [B, nodes]
+        best[:, tree.inner:] = widened(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
+        mass = best.exp()
+        for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
+            parent = torch.repeat_interleave(torch.arange(last - first, device=pooled.device), tree.children[first:last]).expand(rows, -1)
+            best[:, first:last] = best.new_full((rows, last - first), -INF).scatter_reduce(1, parent, best[:, last:end], "amax")
+            mass[:, first:last] = mass.new_zeros(rows, last - first).scatter_add(1, parent, mass[:, last:end])
+        return _JointQueue(log_prob, nodes, slots, self.linear_share, best, torch.maximum(mass.log(), best))
+
+    def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
+        tree, device, rows = self.tree, self.x.device, len(queue.node)
         codes, log_probs = torch.empty(rows, k, dtype=torch.int64, device=device), self.x.new_empty(rows, k, dtype=widened(self.x).dtype)
         opened, used = [_Opened(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
         paths = torch.zeros(0, tree.depths, dtype=torch.int64, device=device)            # slots on the way to each slot
         active = torch.arange(rows, device=device)
-        queue = _Queue(log_probs.new_zeros(rows, 1), *torch.zeros(2, rows, 1, dtype=torch.int64, device=device))
         while True:
             is_open = queue.shorten(k, tree.inner)
             done = ~is_open.any(1)
@@ -212,6 +230,9 @@ class CodeSearch:
                 if finished == len(active):
                     return codes, log_probs.exp()
                 active, memory, queue, is_open = active[~done], memory.rows(~done), queue.rows(~done), is_open[~done]
+            if self.linear_share and MOST_OPENED * used > rows * tree.inner:
+                codes[active], log_probs[active] = self._joint_best(memory, queue, k)
+                return codes, log_probs.exp()
             best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)                   # [b, P] each
             depth = tree.depth[nodes].flatten()
             own = used + torch.arange(nodes.numel(), device=device)
@@ -222,6 +243,15 @@ class CodeSearch:
             after = self._open(nodes, memory, opened, used, path[:, :len(reach)], reach <= depth[:, None])
             paths, used = torch.cat([paths, path]), used + len(own)
             queue.add(best, nodes, own.view_as(nodes), after, tree)
+
+
+    def _joint_best(self, memory: _Memory, queue: "_JointQueue", k: int) -> tuple[Tensor, Tensor]:
+        """(codes, log-probabilities) as `topk` gives them, by way of all codes."""
+        linear = queue.best[:, self.tree.inner:]
+        written = torch.cat(list(self._parts(memory, len(linear))))
+        scores = (1 - self.linear_share) * written + self.linear_share * linear
+        best, codes = self._by_code(scores.log_softmax(1)).sort(dim=1, descending=True, stable=True)
+        return codes[:, :k], best[:, :k]
 
 
 class _Queue:
@@ -240,16 +270,25 @@ class _Queue:
             of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
             least = of_codes.topk(k).values[:, -1:]                                      # −inf: fewer than k codes so far
             self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
+        return self.compact(inner)
+
+    def compact(self, inner: int) -> Tensor:
+        """Drops empty columns; returns which entries are prefixes, bool [B, F]."""
         longest = int((self.log_prob > -INF).sum(1).max())
         self.log_prob, at = self.log_prob.topk(longest)
         self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
         return (self.node < inner) & (self.log_prob > -INF)
 
+    def priority(self) -> Tensor:
+        """What is opened first, float [B, F]."""
+        return self.log_prob
+
     def take(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each [B, P]. A row with
         fewer has the empty prefix with log_prob −inf in their place."""
-        found, at = self.log_prob.masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
-        none = found == -INF
+        first, at = self.priority().masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
+        none = first == -INF
+        found = self.log_prob.gather(1, at).masked_fill(none, -INF)
         node, slot = self.node.gather(1, at).masked_fill(none, 0), self.slot.gather(1, at).masked_fill(none, 0)
         self.log_prob = self.log_prob.scatter(1, at, self.log_prob.gather(1, at).masked_fill(~none, -INF))
         return found, node, slot
@@ -270,6 +309,49 @@ class _Queue:
         code, at = torch.where(is_code, tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)], len(tree.codes)).sort(1)
         log_prob, again = self.log_prob.masked_fill(~is_code, -INF).gather(1, at).sort(dim=1, descending=True, stable=True)
         return code.gather(1, again)[:, :k], log_prob[:, :k]
+
+
+class _JointQueue(_Queue):
+    """As `_Queue`, for both decoders together; codes stay in it, since all count for the sum. share: of the linear decoder; best,
+    together: log-probability by it of the best code below each node, and of all of them, float [B, nodes]."""
+
+    def __init__(self, log_prob: Tensor, node: Tensor, slot: Tensor, share: float, best: Tensor, together: Tensor):
+        super().__init__(log_prob, node, slot)
+        self.share, self.best, self.together = share, best, together
+
+    def rows(self, index: Tensor) -> "_JointQueue":
+        return _JointQueue(self.log_prob[index], self.node[index], self.slot[index], self.share, self.best[index], self.together[index])
+
+    def bound(self, of_linear: Tensor) -> Tensor:
+        """Score of each code, and of each prefix the highest below it (`best`) or the most that it sums to (`together`), float [B, F]."""
+        found = (1 - self.share) * self.log_prob + self.share * of_linear.gather(1, self.node)
+        return found.masked_fill(self.log_prob == -INF, -INF)
+
+    def priority(self) -> Tensor:
+        return self.bound(self.together)
+
+    def sums(self, inner: int) -> tuple[Tensor, Tensor]:
+        """(logarithm of what the codes sum to, and of the most that is below open prefixes), float [B] each."""
+        score, is_code = self.priority(), self.node >= inner
+        return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
+
+    def shorten(self, k: int, inner: int) -> Tensor:
+        """Drops nothing; returns which prefixes may hold one of the k best codes, or count for the sum."""
+        is_open = self.compact(inner)
+        known, left = self.sums(inner)
+        counts = left > known + math.log(LEFT_OUT[left.dtype])                           # [B]
+        scores = self.bound(self.best)
+        if scores.shape[1] < k:
+            return is_open
+        least = scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
+        return is_open & (counts[:, None] | (scores >= least))
+
+    def best_codes(self, k: int, tree: CodeTree) -> tuple[Tensor, Tensor]:
+        """As of `_Queue`, with the logarithm of the probability among all codes."""
+        known, left = self.sums(tree.inner)
+        total = torch.logaddexp(known, left - math.log(2))
+        codes, score = _Queue(self.bound(self.best), self.node, self.slot).best_codes(k, tree)
+        return codes, score - total[:, None]
 
 
 def full(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTree) -> Tensor:

@@ -16,7 +16,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
 PLAIN = REPO / "tests" / "plain"
-TINY = ["--model-size", "tiny", "--device", "cpu"]
+TINY = ["--model-size", "tiny", "--device", "cpu", "--ngrams", "none"]
 
 
 def write_csv(path, header, rows, delimiter=","):

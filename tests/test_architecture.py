@@ -20,16 +20,19 @@ TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in {**
 
 LEVELS = [                                                            # the lowest first; imports only point down
     {"__init__", "call_arguments", "checksums", "schema", "file_sums", "encoder_sizes", "console", "watchdog", "counter_rng", "compiling", "device_clock", "outputs", "errors", "machine_errors", "stopping", "heartbeat", "layers", "profiling", "hints", "launcher", "loading"},
-    {"distributed", "parallel", "lr_schedule", "metrics", "text", "text_rules", "thresholds", "devices", "torch_settings", "augment", "formatter", "canine", "decoder", "arrays", "prepared_folder", "run_lock"},
-    {"arguments", "code_book", "findings", "config_file", "csv_text", "input_files", "parquet_files", "table_files", "sampler", "loss", "mixer", "checkpoint", "checkpoint_schema", "resume_schema", "run_log", "precision", "batch_size", "report_metrics", "report_text"},
+    {"distributed", "parallel", "lr_schedule", "metrics", "text", "text_rules", "thresholds", "devices", "torch_settings", "augment", "formatter", "canine", "decoder", "ngrams", "linear_loss", "arrays", "prepared_folder", "run_lock"},
+    {"arguments", "code_book", "findings", "config_file", "csv_text", "input_files", "parquet_files", "table_files", "sampler", "loss", "mixer", "checkpoint", "checkpoint_schema", "resume_schema", "recipe", "run_log", "precision", "batch_size", "report_metrics", "report_text", "code_tree"},
     {"cli", "run_files", "tables", "data_report", "saver"},
-    {"machine", "watch", "plot", "data_settings", "row_reader", "row_writer", "descriptions", "dataset", "decoding", "banner", "published", "finetune_arguments"},
+    {"machine", "watch", "plot", "data_settings", "row_reader", "row_writer", "descriptions", "joined_rows", "dataset", "decoding", "banner", "published", "finetune_arguments"},
     {"model_io", "initial_weights", "search", "outcomes"},
-    {"coder", "export", "report", "loggers"},
+    {"coder", "export", "report", "baseline", "loggers"},
     {"coded_file", "coded_tables", "predict_arguments"},
     {"prepare"},
     {"boundary"},
-    {"seq2seq_mixer_engine", "job_data", "predict"},
+    {"seq2seq_mixer_engine"},
+    {"ngram_fit"},
+    {"new_model"},
+    {"job_data", "predict"},
     {"resume"},
     {"job", "doctor"},
     {"dry_run"},
@@ -130,15 +133,15 @@ BOTH = {
     "delimiter": None,
     "include_descriptions": False, "description_prob": 0.5, "description_template": "{occ} [DESC: {desc}]", "descriptions_file": None,
     "descriptions_code_col": None, "descriptions_text_col": None, "descriptions_lang_col": None,
-    "num_transformations": 3, "augmentation_prob": 0.3, "unk_lang_prob": 0.25, "fn_word_freq": None,
+    "num_transformations": 3, "augmentation_prob": 0.3, "join_rows": 0.0, "unk_lang_prob": 0.25, "fn_word_freq": None,
     "num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
     "model_size": None, "initial_checkpoint": None, "only_encoder": False, "memory_mask": None, "clean_text": None,
     "initial_key": None, "published_target_mask": False, "shrink_key": False, "freeze_encoder": False, "dropout": 0.0,
     "encoder_dropout": 0.1, "decoder_dim_feedforward": None,
-    "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": 2e-5, "lr_scaling": "none", "warmup_pct": 0.05,
+    "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": None, "lr_scaling": "none", "warmup_pct": 0.05,
     "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "linear_lr_factor": None, "seed": 42, "eval_only": False, "dry_run": False,
     "device": "auto", "distributed": False, "local_rank": None, "world_size": None, "timeout_minutes": 30.0, "parallel": "ddp",
-    "empty_blocks": "all", "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
+    "block_loss": None, "many_codes_weight": 1.0, "empty_blocks": None, "linear_loss": None, "ngrams": "auto", "ngram_passes": 15, "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
 }
 DEFAULTS = {
     "finetune": BOTH | {"dataset": None, "save_path": "./Finetuned/", "save_interval": 1000, "formatter": "gpf", "share_val": 0.1,
@@ -149,7 +152,7 @@ DEFAULTS = {
 OTHER_NAMES = {"dataset": {"--data-dir", "--data-root"}, "train_data": {"--data-dir", "--data-root"},
                "save_path": {"--save-dir", "--checkpoint-dir"}, "num_epochs": {"--epochs"}, "initial_checkpoint": {"--model-name"},
                "memory_mask": {"--no-memory-mask"}}
-CHOICES = {"clean_text": ("as-is", "ascii-lower"), "empty_blocks": ("all", "first"), "formatter": ("gpf", "hisco", "occ1950"), "model_size": ("tiny", "small", "base"), "lr_scaling": ("none", "linear", "sqrt"),
+CHOICES = {"clean_text": ("as-is", "ascii-lower"), "block_loss": ("best-fit", "one-to-one"), "linear_loss": ("mean", "rows"), "empty_blocks": ("all", "first"), "formatter": ("gpf", "hisco", "occ1950"), "model_size": ("tiny", "small", "base"), "lr_scaling": ("none", "linear", "sqrt"),
            "device": ("auto", "cpu", "cuda"), "parallel": ("ddp", "fsdp")}
 SEVERAL = {"target_cols", "train_data", "val_data"}
 

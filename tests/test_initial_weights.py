@@ -14,7 +14,8 @@ from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 
 TITLES = [("Væver", "75400"), ("Smed og Gårdmand", "83110"), ("WINE MERCHANT", "41025"), ("Tjenestepige", "54020"), ("Høker", "41030")]
-SMALL = ["--device", "cpu", "--num-epochs", 1, "--batch-size", 16, "--learning-rate", 1e-9, "--share-val", 0.3, "--log-interval", 1, "--save-interval", 2]
+SMALL = ["--device", "cpu", "--num-epochs", 1, "--batch-size", 16, "--learning-rate", 1e-9, "--share-val", 0.3, "--log-interval", 1, "--save-interval", 2,
+         "--ngrams", "none"]
 
 
 def titles(path, n=48, more=()):

@@ -43,7 +43,7 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     assert len(job.make_optimizer(setup[0], model, 1e-3).param_groups) == 1
 
 
-def test_a_new_one_has_thirty_times_the_rate_and_keeps_it(tmp_path):
+def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
     """A run that goes on has the rates of its start; one that takes a linear decoder over trains it like the rest."""
     data = write_rows(tmp_path / "data.csv", 60)
     def banner(folder, *more) -> str:
@@ -51,7 +51,10 @@ def test_a_new_one_has_thirty_times_the_rate_and_keeps_it(tmp_path):
                                   "--batch-size", 16, *more)
         assert code == 0, output
         return re.search(r"Learning rate: (.*)", output)[1]
-    assert banner("new", "--max-steps", 2) == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
-    assert banner("new", "--max-steps", 4).endswith("30 times that")
-    assert "linear" not in banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
+    assert banner("new", "--max-steps", 2) == "0.001 (not scaled; warm-up over 1 steps), of the linear decoder 5 times that"
+    assert banner("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
+    published = ["--learning-rate", 2e-5, "--linear-loss", "mean"]
+    assert banner("published", "--max-steps", 2, *published) == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
+    assert banner("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
+    assert banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new") == "2e-05 (not scaled; warm-up over 1 steps)"
     assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith("of the linear decoder 5 times that")

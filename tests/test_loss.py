@@ -1,14 +1,23 @@
 """Losses against hand-computed values, plain loops and finite differences."""
 
 import math
+from itertools import permutations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from histocc.loss import BlockOrderInvariantLoss, LossMixer, OrderInvariantSeq2SeqCrossEntropy
+from histocc.loss import (
+    BLOCK_LOSSES,
+    BlockOrderInvariantLoss,
+    LossMixer,
+    OrderInvariantSeq2SeqCrossEntropy,
+    _hungarian,
+    cheapest_assignment,
+)
 
 PAD, BOS, EOS = 1, 2, 3
 
@@ -208,6 +217,198 @@ def test_shapes_that_do_not_fit(logits_shape, targets_shape):
 def test_unknown_reduction():
     with pytest.raises(ValueError, match="'sum'"):
         BlockOrderInvariantLoss(PAD, 3, 2)(make_logits(1), make_targets([1]), reduction="sum")
+
+
+# ---- one predicted block for each code
+
+def one_to_one(nb_blocks=5, block_size=2, **options):
+    return BlockOrderInvariantLoss(PAD, nb_blocks, block_size, matching="one-to-one", **options)
+
+
+def plain_one_to_one(logits, targets, nb_blocks, block_size, empty="all"):
+    """The definition, order by order: [B], and for each row the target block of each predicted one."""
+    losses, chosen = [], []
+    for row, target in zip(logits, targets):
+        blocks = [range(i * block_size, (i + 1) * block_size) for i in range((len(target) - 2) // block_size)]
+        count = sum(target[1 + block[0]].item() != PAD for block in blocks)
+        costs = [[sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(predicted, block)) / block_size
+                  for block in blocks[:count]] for predicted in blocks[:count]]
+        sums = {order: sum(costs[p][t] for p, t in enumerate(order)) for order in permutations(range(count))}
+        best = min(sums, key=sums.get)
+        total = sums[best] / max(count, 1)
+        for block in blocks[count:count + 1 if empty == "first" else None]:
+            total += sum(cross_entropy(row[p], PAD) for p in block) / block_size / nb_blocks
+        losses.append(total)
+        chosen.append(best)
+    return torch.tensor(losses, dtype=torch.float64), chosen
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 10 ** 6), st.integers(1, 3),
+       st.sampled_from(["all", "first"]))
+def test_one_to_one_is_the_best_of_all_orders(counts, seed, block_size, empty):
+    logits = make_logits(len(counts), 5, block_size, seed=seed)
+    targets = make_targets(counts, 5, block_size, seed=seed + 1)
+    loss_fn = one_to_one(5, block_size, empty_blocks=empty)
+    expected, _ = plain_one_to_one(logits, targets, 5, block_size, empty)
+    torch.testing.assert_close(loss_fn(logits, targets, reduction="none"), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(loss_fn(logits, targets), expected.mean(), rtol=1e-12, atol=1e-12)
+
+
+def test_one_to_one_of_more_codes_than_all_orders_are_tried_for():
+    """Seven columns: rows of six and seven codes go through the Hungarian method, beside rows of fewer."""
+    counts = [7, 1, 6, 5, 0, 7, 2]
+    for seed in range(5):
+        logits, targets = make_logits(7, 7, seed=seed), make_targets(counts, 7, seed=seed + 50)
+        expected, _ = plain_one_to_one(logits, targets, 7, 2)
+        found = one_to_one(7)(logits, targets, reduction="none")
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_hungarian_method_finds_the_smallest_sum(n):
+    random = np.random.default_rng(n)
+    for trial in range(40):
+        costs = random.random((n, n)) if trial % 2 else random.integers(0, 3, (n, n)) * 1.0     # ties
+        columns = _hungarian(costs)
+        assert sorted(columns) == list(range(n))
+        least = min(sum(costs[pair] for pair in enumerate(order)) for order in permutations(range(n)))
+        assert costs[np.arange(n), columns].sum() == pytest.approx(least, abs=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_assignments_of_costs_that_are_not_finite_are_assignments(value):
+    for blocks in (3, 7):
+        costs = torch.full((4, blocks, blocks), value)
+        found = cheapest_assignment(costs, torch.tensor([0, 1, blocks - 1, blocks]))
+        assert found.sort(1).values.tolist() == [list(range(blocks))] * 4
+        assert found[0].tolist() == list(range(blocks)) and found[2, -1] == blocks - 1
+
+
+def test_two_codes_that_fit_one_block_teach_the_other_one_too():
+    """Both codes are likelier in the first block: best-fit leaves the second block without a gradient."""
+    logits = torch.zeros(1, 3, 6, dtype=torch.float64)
+    logits[0, 0, 4], logits[0, 0, 5] = 3.0, 2.0
+    targets = torch.tensor([[BOS, 4, 5, EOS]])
+    gradients = {}
+    for matching in BLOCK_LOSSES:
+        x = logits.clone().requires_grad_()
+        BlockOrderInvariantLoss(PAD, 2, 1, matching=matching)(x, targets).backward()
+        gradients[matching] = x.grad[0]
+    assert (gradients["best-fit"][1] == 0).all() and gradients["best-fit"][0, 5] < 0
+    assert gradients["one-to-one"][1, 5] < -0.1 and gradients["one-to-one"][1, 4] > 0
+    assert gradients["one-to-one"][0, 4] < 0 < gradients["one-to-one"][0, 5]
+
+
+def test_gradient_goes_through_the_chosen_assignment_alone():
+    logits, targets = make_logits(6, 5), make_targets([5, 4, 3, 2, 1, 0], 5)
+    _, chosen = plain_one_to_one(logits, targets, 5, 2)
+    assigned = targets.clone()                                           # at each predicted block its target
+    for row, order in enumerate(chosen):
+        for predicted, target in enumerate(order):
+            assigned[row, 1 + 2 * predicted:3 + 2 * predicted] = targets[row, 1 + 2 * target:3 + 2 * target]
+    x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    one_to_one()(x, targets, reduction="none").sum().backward()
+    token = nn.functional.cross_entropy(y[:, :-1].transpose(1, 2), assigned[:, 1:-1], reduction="none")
+    scale = torch.tensor([[1 / (2 * max(len(order), 1)) if place < 2 * len(order) else 1 / 10
+                           for place in range(10)] for order in chosen], dtype=torch.float64)
+    (token * scale).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("nb_blocks", [3, 6])
+def test_gradients_of_one_to_one_are_right(nb_blocks):
+    logits = make_logits(4, nb_blocks, vocab=6)
+    targets = make_targets([0, 1, 2, nb_blocks], nb_blocks, vocab=6)
+    loss_fn = one_to_one(nb_blocks, many_codes_weight=2.5)
+    assert torch.autograd.gradcheck(lambda x: loss_fn(x, targets, reduction="none"), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("empty", ["all", "first"])
+def test_with_one_code_per_row_both_are_the_same_bits(dtype, empty):
+    losses, gradients = [], []
+    for matching in BLOCK_LOSSES:
+        logits = make_logits(40, 5, 5, vocab=18, dtype=dtype).requires_grad_()
+        loss_fn = BlockOrderInvariantLoss(PAD, 5, 5, empty_blocks=empty, matching=matching)
+        losses.append(loss_fn(logits, make_targets([1] * 38 + [0] * 2, 5, 5, vocab=18), reduction="none"))
+        losses[-1].sum().backward()
+        gradients.append(logits.grad)
+    assert torch.equal(*losses) and torch.equal(*gradients) and gradients[0].abs().max() > 0.01
+
+
+def test_one_to_one_is_never_below_best_fit_and_above_it_where_blocks_are_shared():
+    logits, targets = make_logits(200, 5), make_targets([1, 2, 3, 4, 5] * 40, 5)
+    best, one = (BlockOrderInvariantLoss(PAD, 5, 2, matching=name)(logits, targets, reduction="none")
+                 for name in BLOCK_LOSSES)
+    more = one > best + 1e-3
+    assert (one >= best - 1e-12).all() and more[1::5].any() and more[4::5].float().mean() > 0.5
+
+
+@pytest.mark.parametrize("nb_blocks", [5, 6])
+def test_order_of_codes_does_not_matter_one_to_one(nb_blocks):
+    """To the last bit: the losses are summed in the order of the predicted blocks."""
+    counts = [nb_blocks, 4, 2]
+    logits, targets = make_logits(3, nb_blocks), make_targets(counts, nb_blocks)
+    results = []
+    for seed in range(6):
+        moved, generator = targets.clone(), torch.Generator().manual_seed(seed)
+        for row, count in enumerate(counts):
+            order = torch.randperm(count, generator=generator)
+            moved[row, 1:1 + 2 * count] = targets[row, 1:1 + 2 * count].view(count, 2)[order].flatten()
+        x = logits.clone().requires_grad_()
+        loss = one_to_one(nb_blocks)(x, moved, reduction="none")
+        loss.sum().backward()
+        results.append((loss.detach(), x.grad))
+    for loss, gradient in results:
+        assert torch.equal(loss, results[0][0]) and torch.equal(gradient, results[0][1])
+
+
+@pytest.mark.parametrize("empty", ["all", "first"])
+def test_one_to_one_of_a_row_does_not_depend_on_its_micro_batch(empty):
+    """Alone, in another order, with as many blocks as the micro-batch needs: the same loss and gradient."""
+    counts = [1, 2, 5, 3, 0, 2, 4, 1]
+    targets, loss_fn = make_targets(counts, 5), one_to_one(empty_blocks=empty, many_codes_weight=3.0)
+
+    def rows_of(rows, blocks=5):
+        x = make_logits(8, 5)[rows].requires_grad_()
+        kept = torch.cat([targets[rows][:, :1 + 2 * blocks], targets[rows][:, -1:]], dim=1)
+        loss = loss_fn(x[:, :1 + 2 * blocks], kept, reduction="none")
+        loss.sum().backward()
+        return loss.detach(), x.grad
+    whole, gradient = rows_of(list(range(8)))
+    for rows in ([7, 2, 0], [4], [3, 5, 6, 1]):
+        loss, own = rows_of(rows)
+        assert torch.equal(loss, whole[rows]) and torch.equal(own, gradient[rows])
+    if empty == "first":                                                 # what is cut off has no gradient
+        for rows, blocks in (([1, 5, 0], 3), ([4], 1), ([3, 1], 4)):
+            loss, own = rows_of(rows, blocks)
+            torch.testing.assert_close(loss, whole[rows], rtol=1e-14, atol=0)
+            torch.testing.assert_close(own, gradient[rows], rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("matching", BLOCK_LOSSES)
+def test_weight_of_rows_with_many_codes(matching):
+    """Only their rows, only the seq2seq part, and the mean still divides by the number of rows."""
+    logits, targets = make_logits(4), make_targets([0, 1, 2, 3])
+    plain, heavy = (BlockOrderInvariantLoss(PAD, 3, 2, matching=matching, many_codes_weight=weight)
+                    for weight in (1.0, 2.5))
+    losses = [loss_fn(logits, targets, reduction="none") for loss_fn in (plain, heavy)]
+    torch.testing.assert_close(losses[1], losses[0] * torch.tensor([1.0, 1.0, 2.5, 2.5], dtype=torch.float64))
+    torch.testing.assert_close(heavy(logits, targets), losses[1].sum() / 4)
+    outputs, labels = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)
+    mixers = [LossMixer(loss_fn, nn.BCEWithLogitsLoss(), 0.25) for loss_fn in (plain, heavy)]
+    parts = [mixer.per_observation(logits, outputs, targets, labels) for mixer in mixers]
+    assert torch.equal(parts[0]["loss_linear"], parts[1]["loss_linear"])
+    torch.testing.assert_close(parts[1]["loss"] - parts[0]["loss"], 0.25 * (losses[1] - losses[0]))
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"matching": "hungarian"}, "'best-fit' or 'one-to-one'"), ({"many_codes_weight": 0}, "above 0"),
+    ({"many_codes_weight": math.inf}, "above 0"), ({"many_codes_weight": math.nan}, "above 0")])
+def test_settings_of_the_block_loss_out_of_range(options, words):
+    with pytest.raises(ValueError, match=words):
+        BlockOrderInvariantLoss(PAD, **options)
 
 
 LINEAR = [nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),

@@ -20,7 +20,7 @@ from torch import nn
 
 import finetune
 import train_mixer
-from histocc import BlockOrderInvariantLoss, LossMixer, OrderInvariantSeq2SeqCrossEntropy, Seq2SeqMixerOccCANINE
+from histocc import BlockOrderInvariantLoss, LossMixer, OrderInvariantSeq2SeqCrossEntropy, Seq2SeqMixerOccCANINE, recipe
 from histocc.formatter import (BOS_IDX, EOS_IDX, PAD_IDX, SEP_IDX, UNK_IDX, BlockyFormatter, construct_general_purpose_formatter,
                                hisco_blocky5, occ1950_blocky2)
 from histocc.mixer import model_config
@@ -32,12 +32,12 @@ FINETUNE_DEFAULTS = {
     "language_col": None, "distributed": False, "local_rank": None, "world_size": None, "block_size": 5, "share_val": 0.1,
     "use_within_block_sep": False, "drop_bad_labels": False, "allow_codes_shorter_than_block_size": False,
     "log_interval": 100, "eval_interval": 1000, "log_wandb": False, "num_epochs": 5, "batch_size": 128, "num_workers": 0,
-    "prefetch_factor": None, "pin_memory": False, "persistent_workers": False, "learning_rate": 2e-5, "seq2seq_weight": 0.1,
+    "prefetch_factor": None, "pin_memory": False, "persistent_workers": False, "learning_rate": None, "seq2seq_weight": 0.1,
     "warmup_pct": 0.05, "initial_checkpoint": None, "only_encoder": False, "freeze_encoder": False, "use_amp": False,
     "prepare_only": False, "all_codes_file": None, "all_codes_col": None, "formatter": "gpf"}
 TRAIN_MIXER_DEFAULTS = {
     "save_interval": 5000, "initial_checkpoint": None, "only_encoder": False, "target_col_naming": "hisco", "num_epochs": 50,
-    "batch_size": 512, "num_workers": 0, "pin_memory": False, "learning_rate": 2e-5, "warmup_pct": 0.05,
+    "batch_size": 512, "num_workers": 0, "pin_memory": False, "learning_rate": None, "warmup_pct": 0.05,
     "decoder_dim_feedforward": None, "seq2seq_weight": 0.5, "formatter": "hisco", "fn_word_freq": None, "key": None,
     "dropout": 0.0, "encoder_dropout": 0.1, "max_len": 128, "num_transformations": 3, "augmentation_prob": 0.3,
     "unk_lang_prob": 0.25}
@@ -54,6 +54,16 @@ def test_flags_keep_their_names_and_defaults():
                                        (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"], TRAIN_MIXER_DEFAULTS)):
         args = vars(script.get_args_parser().parse_args(required))
         assert {name: args[name] for name in expected} == expected
+
+
+def test_training_from_weights_keeps_its_learning_rate():
+    """Without the flag; a model from scratch needs a higher one."""
+    first = {"model": {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}}
+    for script, required in ((finetune, ["--dataset", "x"]), (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"])):
+        for weights, flags, expected in ((first, [], 2e-5), (first, ["--only-encoder"], 2e-5), (None, ["--model-size", "tiny"], 1e-3), (first, ["--learning-rate", "3e-4"], 3e-4)):
+            args = script.get_args_parser().parse_args([*required, *flags])
+            recipe.settle(args, first=weights)
+            assert args.learning_rate == expected
 
 
 def test_old_spellings_and_aliases_still_work():

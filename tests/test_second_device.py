@@ -25,7 +25,7 @@ def train(rows, folder, *more):
     """On the device that the scripts choose; the epoch is two steps long."""
     with settings_of_torch():
         code, output = run_inside(finetune.main, "--dataset", rows, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco", "--language-col", "lang",
-                                  "--model-size", "tiny", "--batch-size", 64, "--dropout", 0, "--encoder-dropout", 0, "--learning-rate", 1e-3,
+                                  "--model-size", "tiny", "--batch-size", 64, "--dropout", 0, "--encoder-dropout", 0, "--learning-rate", 1e-3, "--ngrams", "none",
                                   "--save-path", folder, *more)
     assert code == 0, output
 

@@ -27,6 +27,9 @@ def test_what_a_checkpoint_holds_and_what_is_given():
     partly = fitted.with_given({"en": 0.9})
     assert [partly.least(language) for language in ("da", "en", "fr")] == [0.2, 0.9, 0.3]
     assert [fitted.with_given({"en": 0.9, None: 0.1}).least(language) for language in ("da", "en")] == [0.1, 0.9]
+    always = Thresholds.of({"thresholds": {**FITTED, "at_least_one": True}})
+    assert not fitted.at_least_one and always.at_least_one and always.with_given(0.7).at_least_one and always.with_given({"en": 0.9}).at_least_one
+    assert str(always) == f"{fitted}, and in any case the most probable code"
     published = Thresholds.of({"thresholds": PUBLISHED})
     assert [published.least(language) for language in ("unk", "da", "no", "is", "xx")] == [0.31, 0.24, 0.34, 0.17, 0.31]
     for wrong in ({}, {"default": 0.5}, {"default": 2.0, "by_language": {}, "source": "x"}, {"default": 0.5, "by_language": {"da": "x"}, "source": "x"}, [0.5]):
@@ -53,18 +56,22 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     stored = torch.load(tmp_path / "model.bin", weights_only=True)
     best = report["decoders"]["linear"]["thresholds"]["all"]
-    assert stored["thresholds"] == {"default": best["threshold_f1"], "by_language": {}, "source": "fitted"}       # no language has rows enough
+    kept = {name: value for name, value in (content.get("thresholds") or {}).items() if name in ("at_least_one", "at_most")}
+    always = ", and in any case the most probable code" if kept.get("at_least_one") else ""
+    always += f", at most {kept['at_most']} of a text" if kept.get("at_most") else ""
+    assert stored["thresholds"] == {"default": best["threshold_f1"], "by_language": {}, "source": "fitted", **kept}       # no language has rows enough
     assert all(torch.equal(value, content["model"][name]) for name, value in stored["model"].items()) and stored["step"] == content["step"]
     after, said = flat_rows(tmp_path / "model.bin", tmp_path, "after.csv")
     limit = best["threshold_f1"]
     assert f"Thresholds of the linear decoder: {limit:g} (fitted)" in said
     given, _ = flat_rows(tmp_path / "model.bin", tmp_path, "given.csv", "--threshold", "0.5")
-    assert given == before and all(float(row["prob_1"]) > limit for row in after if row["prob_1"])
+    assert given == before and (always or all(float(row["prob_1"]) > limit for row in after if row["prob_1"]))
+    assert all(float(row["prob_2"]) > limit for row in after if row["prob_2"])
     code, said = run_inside(evaluate.main, "--model", tmp_path / "model.bin", "--data", trained / "val.csv", "--output", tmp_path / "again", "--device", "cpu",
                             "--resamples", 20)
     again = json.loads((tmp_path / "again" / "report.json").read_text())["decoders"]["linear"]
-    assert again["codes_above"] == f"{limit:g} (fitted)" and again["by_digits"][-1]["over_rows"]["f1"][0] == pytest.approx(best["f1"])
-    assert f"Thresholds: {limit:g} (fitted)." in (tmp_path / "again" / "report.md").read_text()
+    assert again["codes_above"] == f"{limit:g} (fitted){always}" and again["by_digits"][-1]["over_rows"]["f1"][0] == pytest.approx(best["f1"])
+    assert f"Thresholds: {limit:g} (fitted){always}." in (tmp_path / "again" / "report.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def curves(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("curves")
     common = [*files, *TINY, "--language-col", "lang", "--dropout", 0, "--encoder-dropout", 0, "--float64",
               "--num-epochs", 3, "--log-interval", 1, "--eval-interval", 4, "--learning-rate", 1e-3,
-              "--augmentation-prob", 0.9]
+              "--augmentation-prob", 0.9, "--linear-loss", "mean", "--block-loss", "best-fit", "--empty-blocks", "all"]
     ways = {"one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
             "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
             "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),                       # the legacy launcher

@@ -144,7 +144,7 @@ def test_a_run_on_two_processes(tmp_path):
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
            "MODEL_SIZE": "tiny", "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
-    done = subprocess.run([str(REPO / MULTI), str(data), "--", "--max-steps", "2", "--batch-size", "4", "--save-path", "run"],
+    done = subprocess.run([str(REPO / MULTI), str(data), "--", "--max-steps", "2", "--batch-size", "4", "--ngram-passes", "1", "--save-path", "run"],
                           cwd=tmp_path, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout

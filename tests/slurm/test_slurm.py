@@ -17,7 +17,7 @@ from helpers import REPO, TRAIN_MIXER, environment, read_logs, run, write_rows
 JOB = REPO / "scripts" / "train_slurm_multi_node.sh"
 SECONDS = 110                 # of training; the limit of three minutes strikes one to two minutes before its end
 FLAGS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--model-size", "tiny", "--device", "cpu",
-         "--batch-size", 8, "--num-epochs", 1000, "--log-interval", 5, "--eval-interval", 100, "--learning-rate", 1e-3]
+         "--batch-size", 8, "--num-epochs", 1000, "--log-interval", 5, "--eval-interval", 100, "--learning-rate", 1e-3, "--ngrams", "none"]
 
 
 @pytest.fixture(scope="module")

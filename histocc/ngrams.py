@@ -1,0 +1,178 @@
+"""Hashed character n-grams and words of a description, computed from its character ids on any device.
+
+A description says most through its words and their parts, and an encoder must first learn to spell them.
+Here each window of 2 to 6 characters within a word, each word and each pair of neighbouring words that
+the training texts hold has a row in a table, found by a polynomial hash (compare CANINE's own optional
+n-grams, Clark et al., 2021, arXiv 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al.,
+2024, arXiv 2412.09871). A row counts by its inverse document frequency, and the weights of a text have
+the length 1.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
+
+WINDOWS = (2, 3, 4, 5, 6)  # characters; blanks stand at their ends alone
+LEAST_BITS, MOST_BITS = 4, 24
+AUTO, NONE = "auto", "none"  # of --ngrams, beside a number of bits
+_BLANK = 32
+_RADIX = 6364136223846793005  # odd, so it has an inverse modulo 2^64
+_INVERSE = pow(_RADIX, -1, 1 << 64)
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of `value` modulo 2^64."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _powers(base: int, count: int, device: torch.device) -> Tensor:
+    """base^0 … base^(count − 1) modulo 2^64, int64 [count]."""
+    factors = torch.full((count,), _signed(base), dtype=torch.int64, device=device)
+    factors[:1] = 1
+    return factors.cumprod(0)
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Hashes whose high bits depend on all bits of `values`, int64."""
+    values = values * _signed(_MIX[0])
+    values = values ^ ((values >> 31) & ((1 << 33) - 1))
+    return values * _signed(_MIX[1])
+
+
+def _next_blank(blank: Tensor) -> Tensor:
+    """Position of the first blank at or behind each position, int64 [B, S]; S where there is none."""
+    length = blank.shape[1]
+    at = torch.where(blank, torch.arange(length, device=blank.device), length)
+    return at.flip(1).cummin(1).values.flip(1)
+
+
+class NgramHasher(nn.Module):
+    """Finds the n-grams of texts. `features`: how many begin at each position at most."""
+
+    features = len(WINDOWS) + 2
+
+    def __init__(self):
+        super().__init__()
+        marker = [ord(letter) for letter in LANGUAGE_SEPARATOR]
+        self.register_buffer("marker", torch.tensor(marker), persistent=False)
+
+    def description(self, input_ids: Tensor) -> Tensor:
+        """Where the description stands in int64 [B, S]: bool [B, S]. It begins behind the first `[SEP]`
+        that is written out, without which there is none, and ends before CANINE's own."""
+        width, length = len(self.marker), input_ids.shape[1]
+        position = torch.arange(length, device=input_ids.device)
+        found = (input_ids.unfold(1, width, 1) == self.marker).all(2)  # [B, S − 4]
+        start = torch.where(found.any(1), found.int().argmax(1) + width, length)
+        ended = input_ids == SEP_ID
+        end = torch.where(ended.any(1), ended.int().argmax(1), length)
+        return (position >= start[:, None]) & (position < end[:, None])
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(hashes int64 [B, S, features], which are there bool [B, S, features], word of each position
+        int64 [B, S]) for character ids int64 [B, S]; a blank belongs to the word behind it. Letters A–Z
+        count as a–z."""
+        rows, length = input_ids.shape
+        inside = self.description(input_ids)
+        ids = torch.where(inside, input_ids, _BLANK)
+        ids = torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
+        blank = ids == _BLANK
+        sums = F.pad(
+            ((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0)
+        )  # [B, S + 1], modulo 2^64
+        blanks = F.pad(blank.long().cumsum(1), (1, 0))
+        inverse = _powers(_INVERSE, length, ids.device)
+        hashes, there = [], []
+        for size in WINDOWS:
+            count = max(0, length - size + 1)
+            hashed = (sums[:, size:] - sums[:, :count]) * inverse[:count]
+            within = blanks[:, size - 1 : length] == blanks[:, 1 : count + 1]  # no blank but at the ends
+            some = blanks[:, size:] - blanks[:, :count] < size
+            hashes.append(F.pad(_mixed(hashed + size), (0, length - count)))
+            there.append(F.pad(within & some, (0, length - count)))
+        begins = ~blank & F.pad(blank, (1, 0), value=True)[:, :length]
+        end = _next_blank(blank)  # of the word
+        more = end + 1 < length
+        behind = (end + 1).clamp(max=length - 1)
+        second = begins & more & ~blank.gather(1, behind)  # a word that follows at once
+        for number, (last, exists) in enumerate(((end, begins), (end.gather(1, behind), second)), start=1):
+            hashes.append(_mixed((sums.gather(1, last) - sums[:, :length]) * inverse + 100 * number))
+            there.append(exists)
+        word = (blank & F.pad(~blank, (1, 0))[:, :length]).long().cumsum(1)
+        return torch.stack(hashes, 2), torch.stack(there, 2), word
+
+
+class Ngrams(nn.Module):
+    """What n-grams add to a model: a vector of the text for the linear decoder, and vectors of its words
+    for the memory.
+
+    rows: of the table, one for each n-gram that the training texts hold; width: numbers in a row;
+    hidden_size: H of the memory; classes: outputs of the linear decoder; dropout: share of the n-grams
+    that are left out in training, 0…1.
+
+    `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
+    n-grams count for nothing. `sparse`: the table's gradient holds the rows of the batch alone.
+    """
+
+    def __init__(self, rows: int, width: int, hidden_size: int, classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.width, self.dropout, self.sparse = width, dropout, False
+        self.hasher = NgramHasher()
+        self.table = nn.Embedding(rows, width)
+        self.linear = nn.Linear(width, classes, bias=False)
+        self.word_to_memory = nn.Linear(width, hidden_size, bias=False)
+        self.text_to_memory = nn.Linear(width, hidden_size, bias=False)
+        self.register_buffer("hashes", torch.arange(rows))
+        self.register_buffer("idf", torch.zeros(rows))
+        nn.init.normal_(self.table.weight, std=1 / math.sqrt(width))
+        nn.init.zeros_(self.linear.weight)
+        for layer in (self.word_to_memory, self.text_to_memory):
+            nn.init.normal_(layer.weight, std=0.1)
+
+    def add_nothing(self) -> None:
+        """From now on, until they are trained, the n-grams change nothing in what the model puts out."""
+        for layer in (self.linear, self.word_to_memory, self.text_to_memory):
+            nn.init.zeros_(layer.weight)
+
+    def rows(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows of the table int64 [B, S, F], which are there bool [B, S, F], words int64 [B, S])."""
+        hashed, there, word = self.hasher(input_ids)
+        rows = torch.searchsorted(self.hashes, hashed).clamp(max=len(self.hashes) - 1)
+        return rows, there & (self.hashes[rows] == hashed), word
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(vector of each text [B, width], what is added to the memory [B, S, H]) for character ids int64
+        [B, S]."""
+        text, words = self.vectors(input_ids)
+        return text, self.to_memory(text, words)
+
+    def vectors(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(vector of each text [B, width], vector of the word at each position [B, S, width]) for
+        character ids int64 [B, S]."""
+        rows, there, word = self.rows(input_ids)
+        weight = self.idf[rows] * there  # [B, S, F]
+        if self.training and self.dropout:
+            weight = weight * (torch.rand_like(weight) >= self.dropout)
+        bags = F.embedding_bag(
+            rows.flatten(0, 1),
+            self.table.weight,
+            mode="sum",
+            sparse=self.sparse,
+            per_sample_weights=weight.flatten(0, 1),
+        )
+        vectors = bags.unflatten(0, rows.shape[:2])  # [B, S, width]
+        squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
+        text = vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)  # [B, width]
+        same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
+        return text, (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
+
+    def to_memory(self, text: Tensor, words: Tensor) -> Tensor:
+        """What is added to the memory, [B, S, H]: each position has its word, that of [CLS] the whole
+        text too."""
+        memory = self.word_to_memory(words)
+        return torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)

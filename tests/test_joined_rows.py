@@ -1,0 +1,634 @@
+"""Rows with one code joined into rows with two, and the losses for them: in arrays, batches and runs."""
+
+import json
+import os
+import pickle
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers import (
+    FINETUNE,
+    TINY,
+    TITLES,
+    TRAIN_MIXER,
+    greatest_difference,
+    read_logs,
+    run,
+    run_inside,
+    write_csv,
+    write_rows,
+)
+
+import finetune
+from histocc import checkpoint, evaluate, export, recipe
+from histocc import prepare as prep
+from histocc.arrays import PreparedData
+from histocc.augment import Augmenter
+from histocc.data_settings import PrepareSettings
+from histocc.dataset import BatchLoader, MicroBatches
+from histocc.formatter import make_formatter
+from histocc.joined_rows import AND, JoinedRows
+from histocc.loss import BEST_FIT, ONE_TO_ONE
+from histocc.sampler import BatchPlan
+from histocc.text import LANGUAGES
+
+HISCO = make_formatter("hisco", ["code_1", "code_2"])
+CODES = ("61110", "83110", "95410")
+ROWS = [
+    (
+        f"{('smith', 'baker', 'tailor')[i % 3]}{i}",
+        CODES[i % 3],
+        CODES[(i + 1) % 3] if i % 4 == 3 else "",
+        ("en", "da", "gr", "xx", "en")[i % 5],
+    )
+    for i in range(48)
+]
+ROWS += [
+    ("alone", "61110", "", "nl"),
+    ("solo", "61110", "", "fr"),
+    ("seul", "61110", "", "fr"),
+    ("x" * 100, "83110", "", "en"),
+]
+
+
+def prepared(folder, rows=ROWS, formatter=HISCO, clean_text="as-is"):
+    path = write_csv(folder / "data.csv", ("occ1", "code_1", "code_2", "lang"), rows)
+    settings = PrepareSettings(
+        [path],
+        formatter.to_dict(),
+        formatter.target_cols,
+        share_val=0.0,
+        language_col="lang",
+        clean_text=clean_text,
+    )
+    return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepared(tmp_path_factory.mktemp("joined"))
+
+
+def labels(data, codes):
+    return [tuple(data.codes[code] for code in row if code >= 0) for row in codes]
+
+
+def joined(data, probability=1.0, epoch=0, seed=3, rows=None, **options):
+    """(text, codes, language) of training rows after joining."""
+    rows = np.arange(len(data.train)) if rows is None else rows
+    language = data.train.language[rows].astype(np.int64)
+    flat, offsets, codes = JoinedRows(data, seed, probability, **options).apply(
+        *data.train.texts(rows), data.train.codes[rows].astype(np.int64), language, rows, epoch
+    )
+    assert flat.dtype == np.uint32 and offsets.dtype == codes.dtype == np.int64 and offsets[-1] == len(flat)
+    texts = ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])]
+    return list(zip(texts, labels(data, codes), [data.languages[number] for number in language]))
+
+
+def as_read(data):
+    return joined(data, probability=0.0)
+
+
+# ---- one row and another
+
+
+def test_a_joined_row_has_the_texts_and_codes_of_two_rows_of_its_language(data):
+    single = {(text, language): codes[0] for text, codes, language in as_read(data) if len(codes) == 1}
+    partners, changed = Counter(), 0
+    for epoch in range(30):
+        for before, after in zip(as_read(data), joined(data, epoch=epoch), strict=True):
+            if after == before:
+                continue
+            changed += 1
+            text, codes, language = before
+            other = after[0].removeprefix(f"{text} {AND.get(language, 'and')} ")
+            assert len(codes) == 1 and after == (
+                f"{text} {AND.get(language, 'and')} {other}",
+                (*codes, single[other, language]),
+                language,
+            )
+            assert after[1][0] != after[1][1]
+            partners[language, other] += 1
+    assert changed > 300 and {language for language, _ in partners} == {"en", "da", "gr", "xx"}
+    assert len(partners) > 0.8 * sum(language in ("en", "da", "gr", "xx") for _, language in single)
+
+
+def test_who_stays_alone(data):
+    """Two codes already, the same code, no other row of the language, and texts that would be too long."""
+    for epoch in range(20):
+        after = {text: codes for text, codes, _ in joined(data, epoch=epoch)}
+        assert all(after.get(text) == codes for text, codes, _ in as_read(data) if len(codes) == 2)
+        assert {"alone", "solo", "seul"} <= after.keys()
+        longest = max(map(len, after))
+        assert longest <= 128 - 1 - len("[") - len("unk[SEP]")  # [CLS] and [SEP] are a position each
+    assert any(
+        "x" * 100 in text and len(text) > 100 for epoch in range(20) for text, *_ in joined(data, epoch=epoch)
+    )
+    assert not any(
+        "x" * 100 in text and len(text) > 100
+        for epoch in range(20)
+        for text, *_ in joined(data, epoch=epoch, max_len=115)
+    )
+
+
+def test_a_joined_text_is_never_cut_even_where_its_language_is_hidden(data):
+    """To the position: the room is that of the longer prefix, unk."""
+    text = next(
+        text
+        for epoch in range(20)
+        for text, *_ in joined(data, epoch=epoch)
+        if text.startswith("x" * 100 + " ")
+    )
+    need = len("\0unk[SEP]") + len(text) + 1
+    found = [
+        {text for epoch in range(20) for text, *_ in joined(data, epoch=epoch, max_len=most)}
+        for most in (need, need - 1)
+    ]
+    assert text in found[0] and text not in found[1]
+
+
+def test_share_of_joined_rows(data):
+    """Of the rows with one code whose partner has another one: about a third of them have the same."""
+    share = {
+        p: np.mean(
+            [
+                before != after
+                for epoch in range(60)
+                for before, after in zip(as_read(data), joined(data, p, epoch))
+                if before[2] == "en" and len(before[1]) == 1 and len(before[0]) < 50
+            ]
+        )
+        for p in (0.0, 0.25, 1.0)
+    }
+    assert (
+        share[0.0] == 0
+        and 0.55 < share[1.0] < 0.75
+        and share[0.25] == pytest.approx(0.25 * share[1.0], abs=0.03)
+    )
+
+
+def test_a_row_is_joined_by_seed_epoch_and_row_alone(data):
+    whole = joined(data, 0.5, epoch=2)
+    rows = np.array([40, 3, 17, 3, 0])
+    assert joined(data, 0.5, epoch=2, rows=rows) == [whole[row] for row in rows]
+    assert joined(data, 0.5, epoch=2) == whole != joined(data, 0.5, epoch=3)
+    assert joined(data, 0.5, epoch=2, seed=4) != whole
+    assert joined(data, 0.5, rows=rows[:0]) == []
+
+
+def test_every_language_of_the_published_models_has_its_word(tmp_path):
+    rows = [(f"{name}{i}", CODES[i], "", name) for name in LANGUAGES for i in range(2)]
+    for rule, greek in (("as-is", "και"), ("ascii-lower", "kai")):
+        found = joined(prepared(tmp_path, rows, clean_text=rule), epoch=1)
+        words = {language: text.split()[1] for text, _, language in found if " " in text}
+        assert words.keys() <= set(LANGUAGES) and len(words) > 10
+        for epoch in range(2, 12):
+            words |= {
+                language: text.split()[1]
+                for text, _, language in joined(prepared(tmp_path, rows, clean_text=rule), epoch=epoch)
+                if " " in text
+            }
+        assert words == {
+            "en": "and",
+            "da": "og",
+            "no": "og",
+            "is": "og",
+            "se": "och",
+            "nl": "en",
+            "ge": "und",
+            "fr": "et",
+            "es": "y",
+            "it": "e",
+            "pt": "e",
+            "ca": "i",
+            "gr": greek,
+            "unk": "and",
+        }
+
+
+def test_what_cannot_be_joined_is_refused(data, tmp_path):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        JoinedRows(data, 1, 1.5)
+    with pytest.raises(ValueError, match="room for one code"):
+        JoinedRows(prepared(tmp_path, formatter=make_formatter("hisco", ["code_1"])), 1, 0.5)
+
+
+def test_little_is_sent_to_a_loading_process(data):
+    found = JoinedRows(data, 3, 0.5)
+    rows = np.arange(20)
+    arguments = (
+        *data.train.texts(rows),
+        data.train.codes[rows].astype(np.int64),
+        data.train.language[rows].astype(np.int64),
+        rows,
+        1,
+    )
+    before = found.apply(*arguments)
+    sent = pickle.dumps(found)
+    assert len(sent) < 3000 and b"_by_language" not in sent
+    for array, other in zip(before, pickle.loads(sent).apply(*arguments)):
+        assert np.array_equal(array, other)
+
+
+# ---- batches
+
+NOISE = {"num_transformations": 2, "augmentation_prob": 0.5, "unk_lang_prob": 0.3}
+
+
+def batches(data, total, processes=1, rank=0, micro=0, groups=1, noise=NOISE, probability=0.6, **options):
+    plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
+    return MicroBatches(
+        data.train,
+        plan,
+        rank,
+        HISCO,
+        data,
+        shuffle_seed=11,
+        augmenter=Augmenter(5, **noise) if noise else None,
+        joined=JoinedRows(data, 3, probability),
+        **options,
+    )
+
+
+def observations(batch):
+    return [
+        (int(row), tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
+        for row, ids, mask, tokens, codes, weight in zip(
+            *(
+                batch[name]
+                for name in (
+                    "rows",
+                    "input_ids",
+                    "attention_mask",
+                    "targets_seq2seq",
+                    "targets_linear",
+                    "weights",
+                )
+            )
+        )
+        if weight
+    ]
+
+
+def steps(data, total, processes, epoch=0, first_batch=0, **options):
+    """Observations of each global batch, sorted, whichever rank and micro-batch holds them."""
+    found = {}
+    for rank in range(processes):
+        number = first_batch
+        for batch in BatchLoader(batches(data, total, processes, rank, **options)).at(epoch, first_batch):
+            found.setdefault(number, []).extend(observations(batch))
+            number += batch["last_micro_batch"]
+    return [sorted(found[number]) for number in sorted(found)]
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_batches_are_the_same_on_any_number_of_processes_and_after_a_restart(data, epoch):
+    one = steps(data, 10, 1, epoch)
+    assert [len(step) for step in one] == [10] * 5 + [2] and sum(
+        row[3][1] >= 0 for step in one for row in step
+    ) > 20
+    for processes, more in (
+        (2, {}),
+        (2, {"micro": 2, "groups": 2}),
+        (3, {"micro": 1}),
+        (1, {"micro": 4, "groups": 3}),
+    ):
+        assert steps(data, 10, processes, epoch, **more) == one
+        assert steps(data, 10, processes, epoch, first_batch=3, **more) == one[3:]
+    assert sorted(sum(steps(data, 7, 2, epoch), [])) == sorted(sum(one, []))  # nor on the total batch
+    loaders = [
+        BatchLoader(batches(data, 10, micro=3), num_workers=workers).at(epoch, 1) for workers in (0, 1)
+    ]
+    for batch, other in zip(*loaders, strict=True):
+        assert all(
+            torch.equal(value, other[name])
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor)
+        )
+
+
+def test_both_targets_have_both_codes(data):
+    expected = {
+        row: (text, codes, language) for row, (text, codes, language) in enumerate(joined(data, 0.6, epoch=1))
+    }
+    found = sum(steps(data, 13, 2, epoch=1, noise=None), [])
+    assert len(found) == len(ROWS) == len({row for row, *_ in found})
+    for row, ids, tokens, codes in found:
+        text, labels_, language = expected[row]
+        assert "".join(map(chr, ids[1:-1])) == f"{language}[SEP]{text}"
+        assert list(tokens) == HISCO.transform_label("&".join(labels_)).tolist()
+        assert tuple(data.codes[code] for code in codes if code >= 0) == labels_
+
+
+def test_shortened_targets_have_room_for_joined_rows(data):
+    blocks = {
+        (batch["targets_seq2seq"].shape[1] - 2) // 5
+        for batch in BatchLoader(batches(data, 4, probability=1.0, first_empty_block=True))
+    }
+    assert blocks == {3}  # two codes, and the first empty block
+    for row in sum(steps(data, 4, 1, probability=1.0, first_empty_block=True), []):
+        assert sum(token not in (1, 2, 3) for token in row[2]) == 5 * sum(code >= 0 for code in row[3])
+
+
+def test_noise_comes_after_joining(data):
+    """Words change places in every text that has two: only joined ones do, and each is one text then."""
+    noise = {
+        "num_transformations": 1,
+        "augmentation_prob": 1.0,
+        "unk_lang_prob": 0.0,
+        "kinds": ("swap_words",),
+    }
+    moved, before = 0, dict(enumerate(joined(data, 0.6)))
+    for row, ids, *_ in sum(steps(data, 13, 1, noise=noise), []):
+        text = "".join(map(chr, ids[1:-1])).partition("[SEP]")[2]
+        assert sorted(text.split()) == sorted(before[row][0].split())
+        assert (text == before[row][0]) == (" " not in before[row][0])
+        moved += text != before[row][0]
+    assert moved > 10
+
+
+def test_all_characters_are_known(data, monkeypatch):
+    """Of joining by itself: the letters of noise happen to hold those of all its words."""
+    monkeypatch.setattr("histocc.dataset.noise_characters", lambda: np.zeros(0, dtype=np.uint32))
+    dataset = batches(data, 52, probability=1.0, noise=None)
+    seen = {
+        int(i)
+        for epoch in range(4)
+        for batch in BatchLoader(dataset).at(epoch)
+        for i in batch["input_ids"].unique()
+    }
+    assert seen <= set(dataset.characters().tolist()) and set(map(ord, "και")) <= seen
+    assert not set(map(ord, "και")) <= set(data.alphabet)
+
+
+# ---- which loss
+
+
+class Given:
+    learning_rate = empty_blocks = linear_loss = model_size = None
+
+    def __init__(self, block_loss=None, only_encoder=False):
+        self.block_loss, self.only_encoder = block_loss, only_encoder
+
+
+def settled(given, trained=None, first=None):
+    recipe.settle(given, trained, first)
+    return given.block_loss
+
+
+def test_which_loss_a_run_has():
+    decoder, encoder = (
+        {"model": {f"{part}.weight": 0, "linear_decoder.bias": 0}}
+        for part in ("decoder.head", "encoder.pooler")
+    )
+    assert settled(Given()) == ONE_TO_ONE
+    assert settled(Given(BEST_FIT)) == BEST_FIT
+    assert settled(Given(), first=decoder) == BEST_FIT  # published, or of a version without the flag
+    assert settled(Given(), first=decoder | {"block_loss": ONE_TO_ONE}) == ONE_TO_ONE
+    assert settled(Given(ONE_TO_ONE), first=decoder) == ONE_TO_ONE
+    assert settled(Given(only_encoder=True), first=decoder) == settled(Given(), first=encoder) == ONE_TO_ONE
+    for asked in (None, BEST_FIT, ONE_TO_ONE):
+        assert settled(Given(asked), {"args": {}}) == settled(Given(asked), {}) == BEST_FIT
+        assert settled(Given(asked), {"args": {"block_loss": ONE_TO_ONE}}) == ONE_TO_ONE
+
+
+# ---- whole runs
+
+LOSSES = (
+    "train_loss",
+    "train_loss_linear",
+    "train_loss_seq2seq",
+    "val_loss",
+    "val_loss_linear",
+    "val_loss_seq2seq",
+    "grad_norm",
+)
+JOINED = ["--join-rows", 0.8, "--many-codes-weight", 2.5]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    pairs = [
+        (f"{TITLES[i % 8][0]} and {TITLES[(i + k) % 8][0]}", TITLES[i % 8][1], TITLES[(i + k) % 8][1], "en")
+        for k in (1, 3)
+        for i in range(8)
+    ]  # where best-fit lets codes share a block
+    return [
+        "--train-data",
+        write_rows(folder / "train.csv", 25),
+        "--val-data",
+        write_csv(folder / "val.csv", ("occ1", "hisco_1", "hisco_2", "lang"), pairs),
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    common = [
+        *files,
+        *TINY,
+        "--language-col",
+        "lang",
+        "--dropout",
+        0,
+        "--encoder-dropout",
+        0,
+        "--float64",
+        "--num-epochs",
+        2,
+        "--global-batch-size",
+        12,
+        "--log-interval",
+        1,
+        "--eval-interval",
+        2,
+        "--save-interval",
+        2,
+        "--learning-rate",
+        1e-3,
+    ]
+    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 12, "--length-groups", 1, "--save-dir", folder / "one")
+    run(
+        TRAIN_MIXER,
+        *common,
+        *JOINED,
+        "--batch-size",
+        2,
+        "--max-steps",
+        4,
+        "--save-dir",
+        folder / "two",
+        processes=2,
+    )
+    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 6, "--save-dir", folder / "two")
+    run(TRAIN_MIXER, *common, "--block-loss", "best-fit", "--batch-size", 12, "--save-dir", folder / "best")
+    return folder, common
+
+
+def trained_args(folder):
+    return torch.load(folder / "last.bin", weights_only=True)["args"]
+
+
+@pytest.mark.processes
+class TestRuns:
+    """25 rows in steps of 12, a model from scratch: in one process, and in two to step 4, then in one."""
+
+    def test_losses_are_those_of_one_process(self, runs):
+        folder, _ = runs
+        assert greatest_difference(folder / "one", folder / "two", LOSSES) < 1e-9
+        assert len(read_logs(folder / "one")) == 6
+
+    def test_the_flags_change_the_curve(self, runs):
+        folder, _ = runs
+        one, best = (read_logs(folder / name)[0] for name in ("one", "best"))
+        assert abs(one["train_loss_seq2seq"] - best["train_loss_seq2seq"]) > 0.01 and one["lr"] == best["lr"]
+
+    def test_the_checkpoint_says_with_which_loss(self, runs):
+        folder, _ = runs
+        assert [trained_args(folder / name)["block_loss"] for name in ("one", "two", "best")] == [
+            ONE_TO_ONE,
+            ONE_TO_ONE,
+            BEST_FIT,
+        ]
+        assert json.loads((folder / "one" / "args.json").read_text())["block_loss"] == ONE_TO_ONE
+
+    def test_other_flags_are_refused_by_name(self, runs):
+        folder, common = runs
+        output = run(
+            TRAIN_MIXER,
+            *common,
+            "--batch-size",
+            12,
+            "--block-loss",
+            "best-fit",
+            "--join-rows",
+            0.5,
+            "--save-dir",
+            folder / "one",
+            code=2,
+        )
+        assert (
+            "--block-loss was 'one-to-one', now it is 'best-fit'" in output
+            and "--join-rows was 0.8, now it is 0.5" in output
+        )
+        assert "--many-codes-weight was 2.5, now it is 1.0" in output
+
+    def test_a_run_of_a_version_without_the_flags_is_resumed_with_best_fit(self, runs, tmp_path):
+        """The curve is that of best-fit, whatever the default of new runs."""
+        folder, common = runs
+        shutil.copytree(folder / "best", tmp_path / "old")
+        for name in os.listdir(tmp_path / "old"):
+            if name.endswith(".bin") and name != "4.bin":
+                (tmp_path / "old" / name).unlink()
+        state = torch.load(tmp_path / "old" / "4.bin", weights_only=True)
+        for name in ("block_loss", "many_codes_weight", "join_rows"):
+            del state["args"][name]
+        checkpoint.replace(str(tmp_path / "old" / "last.bin"), state)
+        (tmp_path / "old" / "4.bin").unlink()
+        for flags, words in (
+            (["--block-loss", "one-to-one"], "--block-loss was 'best-fit', now it is 'one-to-one'"),
+            (["--join-rows", 0.3], "--join-rows was 0.0, now it is 0.3"),
+        ):
+            assert words in run(
+                TRAIN_MIXER, *common, "--batch-size", 12, *flags, "--save-dir", tmp_path / "old", code=2
+            )
+        run(TRAIN_MIXER, *common, "--batch-size", 12, "--save-dir", tmp_path / "old")
+        assert trained_args(tmp_path / "old")["block_loss"] == BEST_FIT
+        last, again = (
+            torch.load(path / "last.bin", weights_only=True) for path in (folder / "best", tmp_path / "old")
+        )
+        assert last["step"] == again["step"] == 6
+        assert all(torch.equal(value, again["model"][name]) for name, value in last["model"].items())
+
+    def test_a_new_run_takes_the_loss_of_its_initial_decoder(self, runs, tmp_path):
+        folder, common = runs
+        for name, more, expected in (
+            ("best", [], BEST_FIT),
+            ("one", [], ONE_TO_ONE),
+            ("best", ["--only-encoder"], ONE_TO_ONE),
+            ("best", ["--block-loss", "one-to-one"], ONE_TO_ONE),
+        ):
+            run(
+                TRAIN_MIXER,
+                *common,
+                "--batch-size",
+                12,
+                "--max-steps",
+                1,
+                "--initial-checkpoint",
+                folder / name,
+                *more,
+                "--overwrite",
+                "--save-dir",
+                tmp_path / "run",
+            )
+            assert trained_args(tmp_path / "run")["block_loss"] == expected
+
+    def test_evaluation_has_the_loss_of_the_training(self, runs, files, tmp_path):
+        """Of a checkpoint, of an exported one, and with --eval-only, whose flags say another one."""
+        folder, common = runs
+        exported = tmp_path / "exported.bin"
+        code, said = run_inside(export.main, folder / "one" / "last.bin", exported, "--to", "published")
+        assert code == 0, said
+        wanted = read_logs(folder / "one")[-1]
+        for number, model in enumerate((folder / "one" / "last.bin", exported)):
+            output = tmp_path / f"report{number}"
+            code, said = run_inside(
+                evaluate.main,
+                "--model",
+                model,
+                "--data",
+                files[3],
+                "--output",
+                output,
+                "--device",
+                "cpu",
+                "--resamples",
+                10,
+            )
+            assert code == 0, said
+            found = json.loads((output / "report.json").read_text(encoding="utf-8"))["validation"]
+            assert found["val_loss_seq2seq"] == pytest.approx(wanted["val_loss_seq2seq"], rel=1e-5)
+        best = torch.load(folder / "one" / "best.bin", weights_only=True)["step"]
+        expected = next(row["val_loss"] for row in read_logs(folder / "one") if row["step"] == best)
+        output = run(
+            TRAIN_MIXER,
+            *common,
+            "--batch-size",
+            12,
+            "--block-loss",
+            "best-fit",
+            "--eval-only",
+            "--save-dir",
+            folder / "one",
+        )
+        assert f"loss {expected:.4f}" in output
+
+
+def test_one_target_column_has_nothing_to_join(tmp_path):
+    flags = [
+        "--dataset",
+        write_rows(tmp_path / "data.csv", 60),
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+        *TINY,
+        "--batch-size",
+        8,
+        "--max-steps",
+        1,
+        "--save-path",
+        tmp_path / "run",
+    ]
+    assert "--join-rows joins nothing, for want of a second target column" in run(
+        FINETUNE, *flags, "--join-rows", 0.5
+    )
+    code, output = run_inside(finetune.main, *flags, "--join-rows", 1.5)
+    assert code == 2 and "--join-rows must lie between 0 and 1, not 1.5" in output
+    code, output = run_inside(finetune.main, *flags, "--many-codes-weight", 0)
+    assert code == 2 and "is not a number above 0" in output

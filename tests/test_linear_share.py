@@ -1,0 +1,589 @@
+"""Both decoders together: `linear_share` in the search, in coding, in files of models and in the
+evaluation."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from helpers import REPO, environment, run_inside, write_csv
+
+from test_search import HISCO, KEYS, SMALL, inputs, plain
+
+from histocc import checkpoint, evaluate, export, model_io, predict, report, report_metrics, search
+from histocc.coder import Coder
+from histocc.errors import UserError
+from histocc.formatter import hisco_blocky5
+from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.ngrams import NgramHasher
+from histocc.outputs import OwnFiles
+from histocc.report_metrics import SHARES, Candidates
+from histocc.search import CodeSearch, CodeTree
+from histocc.text import encode, text_hashes
+
+
+def ngrams_of(texts: list[str]) -> torch.Tensor:
+    """Their hashes, int64, increasing."""
+    hashes, there, _ = NgramHasher()(torch.from_numpy(encode(texts, ["en"] * len(texts))[0]))
+    return hashes[there].unique()
+
+
+TEXTS = [
+    f"{name} {'of the parish' * (i % 3 == 0)} {i}"
+    for i, name in enumerate(["smed", "farmer", "huusmand", "clerk"] * 15)
+]
+HASHES = ngrams_of(TEXTS)
+LIMIT = 0.85  # threshold of the linear decoder: none to several codes
+NGRAMS = {"rows": len(HASHES), "width": 16}
+
+
+def make_model(formatter, codes: int, ngrams: dict | None = None) -> Seq2SeqMixerOccCANINE:
+    """Both decoders have opinions, and not the same."""
+    torch.manual_seed(5)
+    model = Seq2SeqMixerOccCANINE(
+        formatter.num_classes, codes, config=model_config("tiny", **SMALL), ngrams=ngrams
+    )
+    with torch.no_grad():
+        model.decoder.head.weight.mul_(3)
+        model.linear_decoder.weight.mul_(8)
+        for layer in model.decoder.decoder.layers:
+            layer.multihead_attn.in_proj_weight.mul_(3)
+        if ngrams:
+            model.ngrams.hashes.copy_(HASHES)
+            model.ngrams.idf.fill_(1.0)
+            model.ngrams.linear.weight.normal_()
+    return model.eval()
+
+
+def mixture(model, ids, mask, codes, formatter, share: float) -> torch.Tensor:
+    """Log-probability of each code by both decoders, one code after the other through the decoder, [B,
+    codes]."""
+    with torch.no_grad():
+        linear = model.classify(model.encode(ids, mask)[1]).log_softmax(1)
+    scores = (1 - share) * plain(model, ids, mask, codes, formatter).log() + share * linear
+    return scores - scores.logsumexp(1, keepdim=True)
+
+
+class TestSearch:
+    @pytest.mark.parametrize("system, ngrams", [*((system, None) for system in KEYS), ("hisco", NGRAMS)])
+    @pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+    def test_full_and_topk_equal_the_mixture_over_all_codes(self, system, ngrams, share):
+        formatter, codes = KEYS[system]
+        model = make_model(formatter, len(codes), ngrams).double()
+        ids, mask = inputs(model)
+        expected = mixture(model, ids, mask, codes, formatter, share)
+        alone = search.full(model, ids, mask, CodeTree(codes, formatter))
+        assert (
+            expected.exp() - alone / alone.sum(1, keepdim=True)
+        ).abs().max() > 0.05  # or this shows nothing
+        one = CodeSearch(model, CodeTree(codes, formatter), share)
+        found = one.full(ids, mask)
+        assert found.dtype == torch.float64 and (found.sum(1) - 1).abs().max() < 1e-12
+        assert (found.log() - expected).abs().max() < 1e-9
+        for k in (1, 3, len(codes) + 5):
+            numbers, probs = one.topk(ids, mask, k)
+            best, order = expected.topk(min(k, len(codes)))
+            assert torch.equal(numbers, order) and (probs.log() - best).abs().max() < 1e-9
+
+    @pytest.mark.parametrize("most_opened", [0, 8, 10**9])  # never, sometimes and always by way of all codes
+    @pytest.mark.parametrize("share", [0.2, 0.7])
+    def test_topk_of_a_large_key(self, share, most_opened, monkeypatch):
+        """In groups of rows that end at different times; the best codes without most of the prefixes,
+        where the model is sure."""
+        monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 7})
+        monkeypatch.setattr(search, "MOST_OPENED", most_opened)
+        codes = [
+            f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"
+        ]
+        model = make_model(hisco_blocky5(), len(codes))
+        with torch.no_grad():
+            model.decoder.head.weight.mul_(10)
+            model.linear_decoder.weight.mul_(2)
+        one, opened, step = CodeSearch(model, CodeTree(codes, hisco_blocky5()), share), [], CodeSearch._open
+        monkeypatch.setattr(
+            CodeSearch,
+            "_open",
+            lambda self, nodes, *rest: opened.append(nodes.numel()) or step(self, nodes, *rest),
+        )
+        ids, mask = (torch.from_numpy(array) for array in encode(TEXTS[:20], ["en"] * 20))
+        for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
+            model.to(dtype)
+            one = CodeSearch(model, CodeTree(codes, hisco_blocky5()), share)
+            probs = one.full(ids, mask)
+            opened.clear()
+            numbers, found = one.topk(ids, mask, 3)
+            assert most_opened or dtype == torch.float64 or sum(opened) < 0.7 * 20 * one.tree.inner
+            best, order = probs.topk(3)
+            assert torch.equal(numbers, order) and ((found - best) / best).abs().max() < tolerance
+
+    def test_each_decoder_alone(self):
+        formatter, codes = KEYS["hisco"]
+        model = make_model(formatter, len(codes)).double()
+        ids, mask = inputs(model)
+        written, linear = CodeSearch(model, CodeTree(codes, formatter), 0.4).log_probs(ids, mask)
+        assert (written - plain(model, ids, mask, codes, formatter).log()).abs().max() < 1e-9
+        with torch.no_grad():
+            assert torch.equal(linear, model.classify(model.encode(ids, mask)[1]).log_softmax(1))
+        assert (
+            CodeSearch(model, CodeTree(codes, formatter), 1.0).full(ids, mask) - linear.exp()
+        ).abs().max() < 1e-12
+
+    @pytest.mark.parametrize("system", KEYS)
+    def test_share_0_is_the_seq2seq_decoder_to_the_bit(self, system, monkeypatch):
+        """The linear decoder is not even asked."""
+        formatter, codes = KEYS[system]
+        model = make_model(formatter, len(codes))
+        ids, mask = inputs(model)
+        one = CodeSearch(model, CodeTree(codes, formatter), 0.0)
+        monkeypatch.setattr(model, "classify", None)
+        with torch.no_grad():
+            memory, _ = one._encode(ids, mask)
+            by_leaf = one._full(memory, len(ids)).exp()
+        expected = torch.empty_like(by_leaf)
+        expected[:, one.tree.code_of_leaf] = by_leaf
+        assert torch.equal(one.full(ids, mask), expected)
+        assert torch.equal(search.full(model, ids, mask, CodeTree(codes, formatter)), expected)
+        other = search.topk(model, ids, mask, CodeTree(codes, formatter), 3)
+        assert all(torch.equal(a, b) for a, b in zip(one.topk(ids, mask, 3), other))
+
+    def test_equal_ones_stand_in_the_order_of_the_key(self):
+        codes = ["99999", "83110", "12345", "00001", "12346"]
+        model = make_model(hisco_blocky5(), len(codes))
+        with torch.no_grad():
+            for layer in (model.decoder.head, model.linear_decoder):
+                layer.weight.zero_()
+                layer.bias.zero_()
+        numbers, probs = CodeSearch(model, CodeTree(codes, hisco_blocky5()), 0.5).topk(*inputs(model), 3)
+        assert numbers.unique(dim=0).tolist() == [[0, 1, 2]] and (probs - 0.2).abs().max() < 1e-6
+
+    def test_what_cannot_be(self):
+        model, tree = make_model(hisco_blocky5(), 3), CodeTree(HISCO, hisco_blocky5())
+        with pytest.raises(ValueError, match="3 outputs, and the tree 13 codes"):
+            CodeSearch(model, tree, 0.5)
+        for share in (-0.1, 1.1, float("nan")):
+            with pytest.raises(ValueError, match="linear_share must be a number 0 … 1"):
+                CodeSearch(model, tree, share)
+
+
+def state_of(made, **more) -> dict:
+    config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
+    if made.ngrams:
+        config["ngrams"] = NGRAMS
+    return {
+        "model": made.state_dict(),
+        "config": config,
+        "formatter": hisco_blocky5().to_dict(),
+        "key": {code: i for i, code in enumerate(HISCO)},
+        "system": "hisco",
+        "languages": ["unk", "en", "da"],
+        "format": checkpoint.FORMAT,
+        "args": {"target_cols": ["hisco_1", "hisco_2"]},
+        "rng": {},
+        "position": {},
+        "step": 1,
+        **more,
+    }
+
+
+def saved(folder, made, **more):
+    folder.mkdir(exist_ok=True)
+    checkpoint.save(OwnFiles(str(folder)), ["last.bin"], state_of(made, **more))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model(hisco_blocky5(), len(HISCO), NGRAMS)
+
+
+class TestCoding:
+    def test_with_a_share(self, model, tmp_path):
+        folder = saved(tmp_path / "run", model, linear_share=0.7)
+        coder, without = Coder.load(str(folder)), Coder.load(str(saved(tmp_path / "without", model)))
+        ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
+        expected = mixture(model, ids, mask, HISCO, hisco_blocky5(), 0.7).exp()
+        for decoder in ("full", "topk"):
+            found = coder.code(TEXTS, ["en"] * len(TEXTS), decoder, 3)
+            assert [one.codes for one in found] == [
+                [HISCO[i] for i in row] for row in expected.topk(3).indices.tolist()
+            ]
+            probs = np.array([one.probs for one in found])
+            assert np.abs(probs - expected.topk(3).values.numpy()).max() < 1e-4
+            assert [one.conf for one in found] == probs[:, 0].tolist()
+            alone = without.code(TEXTS, ["en"] * len(TEXTS), decoder, 3)
+            assert sum(one.codes != other.codes for one, other in zip(found, alone)) > 10
+        assert np.allclose(coder.probabilities(TEXTS, ["en"] * len(TEXTS), "full"), expected, atol=1e-5)
+        assert coder.embeddings(TEXTS, ["en"] * len(TEXTS)).shape == (len(TEXTS), SMALL["hidden_size"])
+        for decoder in ("greedy", "flat"):  # neither ranks the codes of the key
+            assert coder.code(TEXTS, ["en"] * len(TEXTS), decoder) == without.code(
+                TEXTS, ["en"] * len(TEXTS), decoder
+            )
+
+    @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+    def test_share_0_changes_nothing(self, model, tmp_path, decoder):
+        coders = [
+            Coder.load(str(saved(tmp_path / str(i), model, **more)))
+            for i, more in enumerate(({}, {"linear_share": 0.0}))
+        ]
+        first, second = (coder.code(TEXTS, ["en"] * len(TEXTS), decoder) for coder in coders)
+        assert first == second and coders[0].linear_share == 0.0
+
+    def test_predict_says_it(self, model, tmp_path):
+        folder = saved(tmp_path / "run", model, linear_share=0.7)
+        source = write_csv(tmp_path / "in.csv", ("occ1",), [(text,) for text in TEXTS])
+        common = ["--model", folder, "--input", source, "--device", "cpu", "--output"]
+        for decoder, said in (("topk", True), ("full", True), ("flat", False), ("greedy", False)):
+            code, output = run_inside(
+                predict.main, *common, tmp_path / f"{decoder}.csv", "--decoder", decoder
+            )
+            assert code == 0 and ("both decoders together (linear share 0.7)" in output) == said, output
+
+    def test_at_least_one(self, model, tmp_path):
+        table = {"default": LIMIT, "by_language": {"da": 1.0}, "source": "fitted"}
+        folders = [
+            saved(
+                tmp_path / str(always),
+                model,
+                thresholds={**table, **({"at_least_one": True} if always else {})},
+            )
+            for always in (False, True)
+        ]
+        languages = ["en", "da"] * (len(TEXTS) // 2)
+        without, coded = (Coder.load(str(folder)).code(TEXTS, languages, "flat", 4) for folder in folders)
+        best = Coder.load(str(folders[0])).code(TEXTS, languages, "flat", 1, threshold=0.0)
+        assert {len(one.codes) for one in without} >= {0, 1, 2}
+        probs = Coder.load(str(folders[0])).probabilities(TEXTS, languages).astype(np.float64)
+        for one, other, first, row in zip(coded, without, best, probs):
+            assert one.codes == (other.codes or first.codes)
+            assert one.probs == pytest.approx(other.probs or first.probs, rel=1e-5)
+            on = np.isin(HISCO, one.codes)
+            assert one.conf == pytest.approx(np.where(on, row, 1 - row).prod(), rel=1e-3)
+        given = Coder.load(str(folders[1])).code(TEXTS, languages, "flat", 4, threshold=0.9999999)
+        assert min(len(one.codes) for one in given) == 1  # a given threshold is for further ones
+        assert "others 0.85 (fitted), and in any case the most probable code" in str(
+            Coder.load(str(folders[1])).thresholds
+        )
+
+
+class TestFiles:
+    @pytest.mark.parametrize("share", [1.5, -0.1, "0.5", float("nan"), True])
+    def test_another_share_is_refused_by_name(self, model, tmp_path, share):
+        saved(tmp_path / "run", model, linear_share=share)
+        with pytest.raises(UserError, match="last.bin: linear_share: found .*, expected a number 0 … 1"):
+            model_io.load_model(str(tmp_path / "run"))
+
+    def test_a_model_with_one_decoder_has_none(self, tmp_path):
+        made = make_model(hisco_blocky5(), len(HISCO))
+        for kind, lacks in (("flat", "decoder."), ("seq2seq", "linear_decoder.")):
+            weights = {name: value for name, value in made.state_dict().items() if not name.startswith(lacks)}
+            saved(tmp_path / kind, made, kind=kind, linear_share=0.5, model=weights)
+            with pytest.raises(
+                UserError, match="linear_share: found 0.5, expected nothing, as the model has one decoder"
+            ):
+                model_io.load_model(str(tmp_path / kind))
+            saved(tmp_path / kind, made, kind=kind, linear_share=0.0, model=weights)
+            assert Coder.load(str(tmp_path / kind)).linear_share == 0.0
+
+    def test_thresholds_that_are_none(self, model, tmp_path):
+        saved(
+            tmp_path / "run",
+            model,
+            thresholds={"default": 0.5, "by_language": {}, "source": "x", "at_least_one": 1},
+        )
+        with pytest.raises(UserError, match="thresholds: at_least_one: found 1, expected true or false"):
+            model_io.load_model(str(tmp_path / "run"))
+
+    @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
+    def test_an_export_keeps_it(self, model, tmp_path, form, name):
+        if form == "safetensors":
+            pytest.importorskip("safetensors")
+        thresholds = {"default": 0.3, "by_language": {}, "source": "fitted", "at_least_one": True}
+        folder = saved(tmp_path / "run", model, linear_share=0.7, thresholds=thresholds)
+        export.export(str(folder), form, str(tmp_path / "out" / name))
+        coder, own = Coder.load(str(tmp_path / "out" / name)), Coder.load(str(folder))
+        assert (
+            coder.linear_share == 0.7 and coder.thresholds == own.thresholds and coder.thresholds.at_least_one
+        )
+        assert coder.code(TEXTS, ["en"] * len(TEXTS), "topk") == own.code(TEXTS, ["en"] * len(TEXTS), "topk")
+
+
+def log_probs(model) -> tuple[np.ndarray, np.ndarray]:
+    """Of TEXTS, by either decoder."""
+    ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
+    return tuple(
+        found.double().numpy()
+        for found in CodeSearch(model, CodeTree(HISCO, hisco_blocky5())).log_probs(ids, mask)
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(model) -> list[tuple[str, str, str]]:
+    """Every second text has the code that both decoders rank first with the share 0.7, others what one of
+    them does, or two codes; some texts stand twice."""
+    written, linear = log_probs(model)
+    best = [((1 - share) * written + share * linear).argsort(1)[:, ::-1] for share in (0.7, 0.0, 1.0)]
+    rows = []
+    for i, text in enumerate(TEXTS):
+        order = best[0 if i % 2 else 1 + i // 2 % 2][i]
+        rows += [(text, HISCO[order[0]], HISCO[order[1]] if i % 5 == 4 else "")] * (1 + (i % 7 == 0))
+    return rows
+
+
+@pytest.fixture(scope="module")
+def evaluated(model, rows, tmp_path_factory):
+    """(folder of the run and of val.csv, report): thresholds that make the linear decoder answer with
+    none to several codes."""
+    folder = tmp_path_factory.mktemp("both")
+    table = {"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True}
+    saved(folder / "run", model, thresholds=table)
+    write_csv(folder / "val.csv", ("occ1", "hisco_1", "hisco_2"), rows)
+    return folder, *run_evaluation(folder, "out", "--batch-size", 16)
+
+
+def flags(folder, name, *more):
+    return [
+        "--model",
+        folder / "run",
+        "--data",
+        folder / "val.csv",
+        "--target-cols",
+        "hisco_1",
+        "hisco_2",
+        "--language",
+        "en",
+        "--output",
+        folder / name,
+        "--device",
+        "cpu",
+        "--resamples",
+        20,
+        *more,
+    ]
+
+
+def run_evaluation(folder, name, *more):
+    code, said = run_inside(evaluate.main, *flags(folder, name, *more))
+    assert code == 0, said
+    return json.loads((folder / name / "report.json").read_text(encoding="utf-8")), said
+
+
+def by_hand(model, rows) -> tuple[float, list[float], list[bool]]:
+    """(share on all texts, on either half, whether each row is right with the share of the other half),
+    with plain loops."""
+    written, linear = log_probs(model)
+    of_text = {text: i for i, text in enumerate(TEXTS)}
+    half = {text: int(value >> 17) & 1 for text, value in zip(TEXTS, text_hashes(TEXTS).tolist())}
+    counts = (model_sigmoid(model) > LIMIT).sum(1).clip(min=1)
+
+    def right(row, share: float) -> bool:
+        i = of_text[row[0]]
+        order = np.argsort(-((1 - share) * written[i] + share * linear[i]), kind="stable")
+        return {HISCO[each] for each in order[: counts[i]]} == set(row[1:]) - {""}
+
+    def fitted(texts: set[str]) -> float:
+        scores = []
+        for share in SHARES.tolist():
+            by_text: dict[str, list[bool]] = {}
+            for row in rows:
+                if row[0] in texts:
+                    by_text.setdefault(row[0], []).append(right(row, share))
+            scores.append((sum(float(np.mean(each)) for each in by_text.values()), -abs(share - 0.5), share))
+        return max(scores, key=lambda each: tuple(round(value, 9) for value in each[:2]))[2]
+
+    halves = [fitted({text for text in TEXTS if half[text] == each}) for each in (0, 1)]
+    return fitted(set(TEXTS)), halves, [right(row, halves[1 - half[row[0]]]) for row in rows]
+
+
+def model_sigmoid(model) -> np.ndarray:
+    ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
+    with torch.no_grad():
+        return model.classify(model.encode(ids, mask)[1]).sigmoid().numpy()
+
+
+class TestEvaluation:
+    def test_figures_are_those_of_plain_loops(self, evaluated, model, rows):
+        folder, found, said = evaluated
+        both = found["decoders"]["both"]
+        share, halves, right = by_hand(model, rows)
+        assert list(found["decoders"]) == ["seq2seq", "linear", "both"]
+        assert (both["linear_share"], both["linear_share_of_halves"]) == (share, halves)
+        assert both["right_rows"] == sum(right) and 0.2 < both["accuracy"] < 1
+        texts = {}
+        for row, each in zip(rows, right):
+            texts.setdefault(row[0], []).append(each)
+        over_texts = float(np.mean([np.mean(each) for each in texts.values()]))
+        assert both["by_digits"][-1]["over_texts"]["accuracy"][0] == pytest.approx(over_texts)
+        assert (
+            f"Both decoders together (linear share {share:g}): {both['accuracy']:.1%} of rows, "
+            f"{over_texts:.1%} of distinct texts"
+        ) in said
+        text = (folder / "out" / "report.md").read_text(encoding="utf-8")
+        assert (
+            f"## Both decoders together (linear share {share:g})" in text
+            and "the log-probability of the seq2seq" in text
+        )
+        for each in both["calibration"]["bins"]:
+            assert 0 < each["confidence"] <= 1
+
+    def test_at_least_one_code_of_the_linear_decoder_counts(self, evaluated, model, rows):
+        folder, found, _ = evaluated
+        probs = dict(zip(TEXTS, model_sigmoid(model)))
+        sets = [{HISCO[i] for i in np.flatnonzero(probs[row[0]] > LIMIT)} for row in rows]
+        assert min(map(len, sets)) == 0 < max(map(len, sets)) - 1  # or this shows little
+        expected = [
+            (each or {HISCO[probs[row[0]].argmax()]}) == set(row[1:]) - {""} for each, row in zip(sets, rows)
+        ]
+        assert found["decoders"]["linear"]["right_rows"] == sum(expected)
+        limit = found["decoders"]["linear"]["thresholds"]["all"]
+        above = [
+            {HISCO[i] for i in np.flatnonzero(probs[row[0]] > limit["threshold_accuracy"])} for row in rows
+        ]
+        right = [
+            (each or {HISCO[probs[row[0]].argmax()]}) == set(row[1:]) - {""} for each, row in zip(above, rows)
+        ]
+        assert limit["right"] == sum(right)
+        assert "and in any case the most probable code" in found["decoders"]["linear"]["codes_above"]
+
+    @pytest.mark.processes
+    def test_two_processes_find_the_same(self, evaluated):
+        folder, found, _ = evaluated
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc_per_node=2",
+                "-m",
+                "histocc.evaluate",
+                "--distributed",
+                *map(str, flags(folder, "two", "--batch-size", 8)),
+            ],
+            env=environment(PYTHONPATH=str(REPO)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            cwd=REPO,
+        )
+        assert done.returncode == 0, done.stdout
+        other = json.loads((folder / "two" / "report.json").read_text(encoding="utf-8"))["decoders"]["both"]
+        both = found["decoders"]["both"]
+        for name in ("linear_share", "linear_share_of_halves", "right_rows", "top_k", "confusions"):
+            assert other[name] == both[name], name
+        assert other["by_digits"] == both["by_digits"]
+        assert other["calibration"]["expected_calibration_error"] == pytest.approx(
+            both["calibration"]["expected_calibration_error"], abs=1e-5
+        )
+
+    def test_stored_with_the_thresholds_and_used(self, evaluated, model, tmp_path):
+        folder, found, _ = evaluated
+        (tmp_path / "val.csv").write_bytes((folder / "val.csv").read_bytes())
+        saved(
+            tmp_path / "run",
+            model,
+            thresholds={"default": LIMIT, "by_language": {}, "source": "fitted", "at_least_one": True},
+        )
+        other, said = run_evaluation(tmp_path, "out", "--fit-thresholds")
+        share = found["decoders"]["both"]["linear_share"]
+        assert (
+            f"Linear share stored in {tmp_path}/run/last.bin: {share:g}" in said
+            and "Thresholds stored in" in said
+        )
+        state = model_io.load_model(str(tmp_path / "run"))[2]
+        best = other["decoders"]["linear"]["thresholds"]["all"]["threshold_f1"]
+        assert state["linear_share"] == share
+        assert state["thresholds"] == {
+            "default": best,
+            "by_language": {},
+            "source": "fitted",
+            "at_least_one": True,
+        }
+        assert Coder.load(str(tmp_path / "run")).linear_share == share
+
+    def test_other_models_have_the_report_that_they_had(self, rows, tmp_path):
+        made = make_model(hisco_blocky5(), len(HISCO))
+        write_csv(tmp_path / "val.csv", ("occ1", "hisco_1", "hisco_2"), rows)
+        saved(tmp_path / "run", made)
+        found, said = run_evaluation(tmp_path, "out", "--fit-thresholds")
+        text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+        assert (
+            list(found["decoders"]) == ["seq2seq", "linear"]
+            and "together" not in said.lower() + text
+            and "share times" not in text
+        )
+        assert "linear_share" not in model_io.load_model(str(tmp_path / "run"))[2]
+        saved(tmp_path / "run", made, linear_share=0.2)
+        assert "both" in run_evaluation(tmp_path, "again")[0]["decoders"]
+
+
+class TestFitting:
+    def test_across_halves(self):
+        """One half is right with the share 0 alone, the other with 1 alone: each is counted with that of
+        the other, so none is."""
+        texts = np.array([0, 0, 1 << 17, (1 << 17) + 1, 5], dtype=np.uint64)
+        right = np.zeros((5, len(SHARES)), dtype=bool)
+        right[[0, 1, 4], 0], right[[2, 3], -1] = True, True
+        share, halves, half = report_metrics.fitted_shares(right, texts)
+        assert half.tolist() == [0, 0, 1, 1, 0] and halves == [0, len(SHARES) - 1]
+        assert not right[np.arange(5), np.array(halves)[1 - half]].any()
+        assert share == 0  # two texts, and two: the lower share
+
+    def test_texts_weigh_the_same(self):
+        texts, right = np.array([1, 1, 1, 2, 3], dtype=np.uint64), np.zeros((5, len(SHARES)), dtype=bool)
+        right[:3, 2], right[3:, 8] = True, True
+        assert report_metrics.fitted_shares(right, texts)[0] == 8
+
+    def test_ties_go_to_the_one_nearest_to_a_half(self):
+        right = np.ones((4, len(SHARES)), dtype=bool)
+        assert report_metrics.best_share(right, np.ones(4)) == 5
+        right[:, 5] = False
+        assert report_metrics.best_share(right, np.ones(4)) == 4
+        assert report_metrics.best_share(right[:0], np.ones(0)) == 5  # a half without a text
+
+    def test_blocks_of_rows_make_no_difference(self, monkeypatch):
+        random = np.random.default_rng(1)
+        codes = np.sort(random.permuted(np.tile(np.arange(12), (50, 1)), axis=1)[:, :8], axis=1)
+        codes[:, ::3] = np.where(random.random((50, 3)) < 0.3, -1, codes[:, ::3])
+        candidates = Candidates(
+            codes, random.normal(size=(50, 8)), random.normal(size=(50, 8)), random.integers(1, 3, 50)
+        )
+        true = np.array([random.permutation(12)[:2] for _ in range(50)])
+        true[candidates.number == 1, 1] = -1
+        whole = report_metrics.right_by_share(candidates, true)
+        monkeypatch.setattr(report_metrics, "ROWS_AT_ONCE", 7)
+        assert (
+            np.array_equal(report_metrics.right_by_share(candidates, true), whole) and 0 < whole.mean() < 0.5
+        )
+        for i, share in enumerate(SHARES):
+            for row in range(50):
+                scores = (1 - share) * candidates.written[row] + share * candidates.linear[row]
+                order = [c for _, c in sorted((-s, c) for s, c in zip(scores, codes[row]) if c >= 0)]
+                assert whole[row, i] == (
+                    {*order[: candidates.number[row]]} == {c for c in true[row] if c >= 0}
+                )
+
+    def test_a_code_that_stands_twice_in_a_row_is_one(self):
+        assert [
+            sorted(set(row) - {-1})
+            for row in report.distinct_codes(np.array([[3, 3, -1], [-1, 2, 1], [-1, -1, -1]])).tolist()
+        ] == [[3], [1, 2], []]
+        assert (report.distinct_codes(np.array([[3, 3, -1]])) == 3).sum() == 1
+
+
+def test_no_more_codes_than_any_training_row_has(model, tmp_path):
+    """`at_most` of the thresholds: the most probable ones alone count, whatever the others have."""
+
+    def codes(name, **more):
+        table = {"default": 0.0, "by_language": {}, "source": "usual", "at_least_one": True, **more}
+        coder = Coder.load(str(saved(tmp_path / name, model, thresholds=table)))
+        return [each.codes for each in coder.code(["wine merchant", "a farmer"], ["en", "en"], "flat", k=9)]
+
+    every = codes("every")
+    assert all(len(each) > 2 for each in every)
+    assert codes("one", at_most=1) == [each[:1] for each in every]
+    assert codes("two", at_most=2) == [each[:2] for each in every]

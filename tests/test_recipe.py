@@ -1,0 +1,188 @@
+"""What a run does where its arguments leave it open, by what it starts from; and that it stays so."""
+
+import argparse
+
+import pytest
+import torch
+
+import finetune
+from histocc import initial_weights, job_data
+from histocc.errors import UserError
+from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.linear_loss import MEAN, ROWS
+from histocc.loss import BEST_FIT, ONE_TO_ONE
+from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.recipe import BEFORE_THE_FLAG, CHOICES, differing, make_loss, settle
+
+SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
+TRAINED = {"learning_rate": 2e-5, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
+GIVEN = {"learning_rate": 5e-4, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
+PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
+
+
+def parsed(*flags) -> argparse.Namespace:
+    return finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
+
+
+def settled(*flags, trained=None, first=None) -> dict:
+    args = parsed(*flags)
+    settle(args, trained, first)
+    return {dest: getattr(args, dest) for dest in CHOICES}
+
+
+def flags_of(values: dict) -> list:
+    return [part for dest, value in values.items() for part in (f"--{dest.replace('_', '-')}", value)]
+
+
+class TestSettle:
+    def test_nothing_is_settled_by_the_parser(self):
+        assert all(getattr(parsed(), dest) is None for dest in CHOICES)
+
+    def test_from_scratch(self):
+        assert settled() == SCRATCH
+
+    @pytest.mark.parametrize("size, rate", [("tiny", 1e-3), ("small", 5e-4), ("base", 1.5e-4)])
+    def test_a_wider_encoder_has_a_lower_rate(self, size, rate):
+        assert settled("--model-size", size) == {**SCRATCH, "learning_rate": rate}
+        assert settled("--model-size", size, first={"model": PARTS}) == TRAINED
+
+    def test_from_published_weights(self):
+        assert settled(first={"model": PARTS}) == TRAINED
+
+    def test_an_encoder_alone_has_new_decoders(self):
+        expected = {**TRAINED, "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
+        assert settled(first={"model": {"encoder.x": 0}}) == expected
+        assert settled("--only-encoder", first={"model": PARTS}) == expected
+
+    @pytest.mark.parametrize(
+        "lacking, dest", [("linear_decoder.", "linear_loss"), ("decoder.", "block_loss")]
+    )
+    def test_a_part_that_is_new_is_trained_as_from_scratch(self, lacking, dest):
+        first = {"model": {name: value for name, value in PARTS.items() if not name.startswith(lacking)}}
+        assert settled(first=first) == {**TRAINED, dest: SCRATCH[dest]}
+
+    def test_an_own_checkpoint_goes_on_as_it_was_trained(self):
+        own = {"model": PARTS, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
+        assert settled(first=own) == {**SCRATCH, "learning_rate": 2e-5}
+
+    @pytest.mark.parametrize("first", [None, {"model": PARTS}, {"model": PARTS, **{**SCRATCH}}])
+    def test_what_is_given_holds(self, first):
+        assert settled(*flags_of(GIVEN), first=first) == GIVEN
+        assert settled(*flags_of(SCRATCH), first=first) == SCRATCH
+
+    def test_what_is_resumed_or_validated_is_as_it_was_started(self):
+        assert settled(trained={"args": {**SCRATCH, "many_codes_weight": 2.0}}) == SCRATCH
+        assert settled(*flags_of(SCRATCH), trained={"args": GIVEN}) == GIVEN
+        args = parsed("--many-codes-weight", 3)
+        settle(args, {"args": {"many_codes_weight": 2.0}})
+        assert args.many_codes_weight == 2.0
+
+    def test_checkpoints_from_before_the_flags(self):
+        old = {"learning_rate": 7e-5, "empty_blocks": "first"}
+        assert settled(trained={"args": old}) == {**TRAINED, **old}
+        assert settled(trained={"args": {}}) == settled(trained={}) == TRAINED
+        args = parsed("--many-codes-weight", 3)
+        settle(args, {})
+        assert args.many_codes_weight == 1.0
+
+    def test_of_several_weights_of_rows_new_runs_keep_what_is_given(self):
+        args = parsed("--many-codes-weight", 3)
+        settle(args)
+        assert args.many_codes_weight == 3
+
+
+class TestDiffering:
+    def test_nothing_given_nothing_differs(self):
+        assert differing(parsed(), SCRATCH) == differing(parsed(), {}) == []
+
+    def test_the_same_again_does_not_differ(self):
+        assert differing(parsed(*flags_of(SCRATCH)), SCRATCH) == []
+        assert differing(parsed(*flags_of(TRAINED)), {**TRAINED, "linear_loss": MEAN}) == []
+
+    def test_each_is_named(self):
+        assert differing(parsed(*flags_of(SCRATCH)), {**TRAINED}) == [
+            "--learning-rate was 2e-05, now it is 0.00015",
+            "--empty-blocks was 'all', now it is 'first'",
+            "--linear-loss was 'mean', now it is 'rows'",
+            "--block-loss was 'best-fit', now it is 'one-to-one'",
+        ]
+
+    def test_runs_from_before_the_flags(self):
+        assert differing(
+            parsed("--block-loss", "one-to-one", "--linear-loss", "rows"), {"learning_rate": 1.0}
+        ) == [
+            "--linear-loss was 'mean', now it is 'rows'",
+            "--block-loss was 'best-fit', now it is 'one-to-one'",
+        ]
+        assert differing(parsed("--block-loss", "best-fit", "--linear-loss", "mean"), {}) == []
+        assert BEFORE_THE_FLAG.keys() - CHOICES.keys() == {"many_codes_weight", "join_rows"}
+
+    def test_a_run_is_not_resumed_with_others(self):
+        args = parsed("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
+        state = {
+            "args": {"num_epochs": 1, "learning_rate": 1.0, "empty_blocks": "all"},
+            "config": {"memory_mask": True},
+        }
+        with pytest.raises(UserError) as refused:
+            job_data.refuse_other_arguments(args, state)
+        said = str(refused.value)
+        assert (
+            "--linear-loss was 'mean', now it is 'rows'" in said
+            and "--learning-rate was 1.0, now it is 2.0" in said
+        )
+        assert "--ngrams was none, now it is 6" in said and "--block-loss" not in said
+        job_data.refuse_other_arguments(parsed("--num-epochs", 3), state)  # with nothing given
+        job_data.refuse_other_arguments(parsed("--num-epochs", 3, "--ngrams", "none"), state)
+        state["args"]["ngrams"] = "6"
+        with pytest.raises(UserError, match="--ngrams was 6, now it is auto"):
+            job_data.refuse_other_arguments(parsed("--num-epochs", 3), state)
+
+
+def test_the_loss_is_the_one_that_was_settled():
+    args = parsed("--seq2seq-weight", 0.25, "--many-codes-weight", 2)
+    settle(args)
+    made = make_loss(args, BlockyFormatter("hisco"))
+    sequence, linear = made.loss_fn_seq2seq, made.loss_fn_linear
+    assert (sequence.empty_blocks, sequence.matching, sequence.many_codes_weight, linear.kind) == (
+        "first",
+        ONE_TO_ONE,
+        2.0,
+        ROWS,
+    )
+
+
+def test_of_own_and_published_files(tmp_path):
+    """What the files themselves say: a published one nothing, an own one all but the rate, which belongs
+    to a schedule."""
+    torch.manual_seed(1)
+    formatter = BlockyFormatter("hisco")
+    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 1919, config=model_config("tiny"))
+    torch.save({"model": model.state_dict()}, tmp_path / "published.bin")
+    config = {
+        **model.config.to_dict(),
+        "max_len": 128,
+        "memory_mask": True,
+        "target_mask": True,
+        "decoder_dim_feedforward": 128,
+    }
+    own = {
+        "model": model.state_dict(),
+        "format": 1,
+        "config": config,
+        "formatter": formatter.to_dict(),
+        "system": "hisco",
+        "languages": ["en", "unk"],
+        "key": {code: i for i, code in enumerate(hisco_key())},
+        "args": {**SCRATCH, "num_epochs": 3},
+    }
+    torch.save(own, tmp_path / "own.bin")
+    torch.save({**own, "args": {"learning_rate": 1.0, "empty_blocks": "first"}}, tmp_path / "old.bin")
+    expected = {
+        "published": TRAINED,
+        "own": {**SCRATCH, "learning_rate": 2e-5},
+        "old": {**TRAINED, "empty_blocks": "first"},
+    }
+    for name, values in expected.items():
+        args = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
+        settle(args, None, initial_weights.initial_weights(args))
+        assert {dest: getattr(args, dest) for dest in CHOICES} == values, name
