@@ -53,7 +53,7 @@ train_on_sample() {
   ARGUMENTS+=(--train-data "$SAVE_PATH/sample/train.csv" --val-data "$SAVE_PATH/sample/val.csv"
     --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang
     --model-size tiny --num-epochs 2 --batch-size 32 --global-batch-size 64 --learning-rate 1.5e-3 --warmup-pct 0.1
-    --seq2seq-weight 0.9 --encoder-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 50 --eval-interval 1000 --save-interval 500)
+    --seq2seq-weight 0.9 --encoder-dropout 0 --ngram-dropout 0 --augmentation-prob 0 --unk-lang-prob 0 --log-interval 50 --eval-interval 1000 --save-interval 500)
   make_command
   say_command
   if ! has_flag --dry-run --prepare-only; then        # these make no model

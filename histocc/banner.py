@@ -63,7 +63,8 @@ def say_banner(args: argparse.Namespace, world: World, data: PreparedData, forma
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items()) + ")",
         f"Epochs: {args.num_epochs} ({schedule.total:,} steps)",
         f"Learning rate: {schedule.rate:g} ({scaling}; warm-up over {schedule.warmup:,} steps)"
-        + (f", of the linear decoder {'and the n-grams ' if model.ngrams else ''}{schedule.linear_factor:g} times that" if schedule.linear_factor != 1 else ""),
+        + (f", of {'the n-grams' if schedule.ngrams_alone else 'the linear decoder and the n-grams' if model.ngrams else 'the linear decoder'} "
+           f"{schedule.linear_factor:g} times that" if schedule.linear_factor != 1 else ""),
         f"Precision: {precision}",
         *([f"Configuration: {args.config}"] if args.config else []),
         f"Save directory: {args.save_path}",

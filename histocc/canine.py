@@ -359,6 +359,10 @@ class CanineEncoder(nn.Module):
         if isinstance(module, (nn.Linear, nn.Conv1d)):
             nn.init.zeros_(module.bias)
 
+    def say_nothing(self) -> None:
+        """From now on, until it is trained, all vectors of characters are 0: what reads them starts with what else it has."""
+        nn.init.zeros_(self.final_char_encoder.layer[-1].output.LayerNorm.weight)
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> tuple[Tensor, Tensor]:
         """One vector per character, and one for the whole text.
 
@@ -385,7 +389,6 @@ class CanineEncoder(nn.Module):
 
         if padding_follows:
             visible_blocks = F.pad(visible_blocks, (0, 1))
-
         chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)           # [B, S, H]
         molecules = self.encoder(self.chars_to_molecules(chars, padding_follows), open_blank_rows(visible_blocks))  # [B, M, H]
         final = self.final_char_encoder(self.projection(chars, molecules), open_blank_rows(visible))  # [B, S, H]

@@ -161,14 +161,14 @@ def add_model_arguments(parser: Parser) -> None:
     group.add_argument("--ngrams", type=ngram_bits, default=AUTO, metavar="auto|none|BITS",
                        help="n-grams of characters and words beside the encoder, at most 2^BITS; auto: those of the training texts in a "
                             "model from scratch, else as --initial-checkpoint has them; where it has none, BITS adds them")
-    group.add_argument("--ngram-passes", type=count_or_zero, default=15, metavar="N",
-                       help="passes over the rows, 60,000 at most, that fit new n-grams and both decoders before the encoder is trained")
+    group.add_argument("--ngram-passes", type=count_or_zero, default=10, metavar="N",
+                       help="passes over the distinct rows, 200,000 rows at most and fewer for wider models, that fit new n-grams with the linear decoder, and as many with both decoders, before the encoder is trained")
     group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")
     group.add_argument("--encoder-dropout", type=float, default=0.1, help="dropout of the encoder, 0…1")
-    group.add_argument("--decoder-dim-feedforward", type=count, default=None,
-                       help="feed-forward width of the decoder (default: the encoder's width)")
+    group.add_argument("--ngram-dropout", type=float, default=0.3, help="share of the n-grams left out in training of the whole model, 0…1")
+    group.add_argument("--decoder-dim-feedforward", type=count, help="feed-forward width of the decoder (default: the encoder's width)")
 
 
 def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, seq2seq_weight: float) -> None:
@@ -205,7 +205,7 @@ def add_training_arguments(parser: Parser, num_epochs: int, default_batch: int, 
                             "faster at 0.03, and the other no slower")
     group.add_argument("--linear-lr-factor", type=positive, default=None, metavar="FACTOR",
                        help="learning rate of the linear decoder and the n-grams, as a multiple of that of the rest (default: 1; where "
-                            "they are new 5, or 30 with --linear-loss mean)")
+                            "they are new 5, or 30 with --linear-loss mean; where they were fitted before 0.1)")
     group.add_argument("--linear-loss", choices=LINEAR_LOSSES, default=None,
                        help="loss of the linear decoder: mean, over all codes, as published; rows: summed over the codes, and with a "
                             "softmax (default: rows where it is new, else that of --initial-checkpoint)")
@@ -295,7 +295,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
                  if getattr(args, dest) and importlib.util.find_spec(package) is None]
     problems += table_problems(args)
     problems += _not_shares(args, ["augmentation_prob", "join_rows", "unk_lang_prob", "description_prob",
-                                   "dropout", "encoder_dropout", "warmup_pct", "seq2seq_weight"])
+                                   "dropout", "encoder_dropout", "ngram_dropout", "warmup_pct", "seq2seq_weight"])
     if args.learning_rate is not None and not (args.learning_rate > 0 and math.isfinite(args.learning_rate)):
         problems.append(f"--learning-rate must be above 0, not {args.learning_rate:g}")
     if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):

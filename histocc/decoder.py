@@ -148,19 +148,19 @@ class TransformerDecoder(nn.Module):
         self.head = nn.Linear(width, vocab_size)
 
     def forward(self, memory: Tensor, target: Tensor, memory_padding_mask: Tensor | None = None,
-                target_padding_mask: Tensor | None = None) -> Tensor:
+                target_padding_mask: Tensor | None = None, memory_scores: Tensor | None = None) -> Tensor:
         """Logits of the token after each position, from the tokens up to it (teacher forcing).
 
         memory [B, S, H]; target int64 [B, T], beginning with BOS; memory_padding_mask [B, S] and target_padding_mask
         [B, T]: True (or not 0) at positions that nothing may look at, None for none. Always causal. Position 0 of the
         target can always be looked at, and a row whose memory is all padding looks at all of it, so that no row
-        looks at nothing. Returns [B, T, vocabulary]. Raises ValueError where T is more than `max_positions`.
+        looks at nothing. memory_scores [B, S], instead of a padding mask: added to the scores of each position. Returns [B, T, vocabulary]. Raises ValueError where T is more than `max_positions`.
         """
         self.check_length(target.shape[1])
         visible = None
         if target_padding_mask is not None:
             visible = self._visible_targets(target_padding_mask.bool())            # [B, 1, T, T]
-        memory_visible = visible_memory(memory_padding_mask)
+        memory_visible = visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
         x = self.positional_encoding(self.token_emb(target))                       # [B, T, H]
         for layer in self.decoder.layers:
             x = layer(x, memory, visible, memory_visible)

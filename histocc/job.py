@@ -149,7 +149,7 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     if resumed:
         check_total_batch(args, resumed, plan)
         check_files(args, resumed, checksums_of_files(args))
-    schedule = Schedule.of(args, plan.steps_per_epoch, world.size, resumed, new_linear_decoder=not raw_model.linear_decoder.weight.any())
+    schedule = Schedule.of(args, plan.steps_per_epoch, world.size, resumed, *new_model.state_of_outputs(args, raw_model, resumed))
     step = resumed["step"] if resumed else 0
     if step >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
         world.print(nothing_to_do(args, step, schedule.stop, schedule.total))
@@ -167,7 +167,7 @@ def set_up(args: argparse.Namespace, world: World, data: PreparedData, formatter
     with model_memory():
         model = wrap(raw_model, world, args.parallel)
     engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision, compiled=args.compile)
-    optimizer = make_optimizer(args, raw_model, schedule.rate, schedule.linear_factor)
+    optimizer = make_optimizer(args, raw_model, schedule)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
         with model_memory():
@@ -286,7 +286,7 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
         config["ngrams"], counted = new_model.ngram_config(args.ngrams, first, args.only_encoder, world, data, args.max_len)
     args.model_size = model_io.size_name(config)
     torch.manual_seed(derived_seed(args.seed, _SEED_WEIGHTS) % 2**32)
-    model = model_io.build_model(config, formatter, len(data.codes), args.dropout, args.encoder_dropout)
+    model = model_io.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     new_model.start_at_frequencies(model, data)
     if not resumed and model.ngrams:
         fit = partial(fit_of_ngrams, args, world, data, formatter, model) if first is None else None
@@ -304,26 +304,24 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
 
 def fit_of_ngrams(args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, model: torch.nn.Module) -> float:
     """Fits n-grams and decoders of a new model; the seconds, 0 where nothing is to be fitted. Rank 0 only."""
-    def stop() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
     fit = f"{len(model.ngrams.idf):,} n-grams and both decoders, before the encoder is trained (--ngram-passes {args.ngram_passes})"
     if not args.ngram_passes or args.dry_run:
         world.print(f"Not in a dry run, nor in its times: the fit of {fit}" if args.ngram_passes else "N-grams: not fitted (--ngram-passes 0)")
         return 0.0
     world.print(f"Fitting {fit}")
-    return new_model.fit_ngrams(model, data, formatter, make_augmenter(args, data), make_loss(args, formatter), args.max_len,
-                                args.ngram_passes, derived_seed(args.seed, _SEED_NGRAMS), stop)
+    return new_model.fit_ngrams(model, data, formatter, make_loss(args, formatter), args.max_len,
+                                args.ngram_passes, derived_seed(args.seed, _SEED_NGRAMS), new_model.progress(world))
 
 
-def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, rate: float, linear_factor: float = 1.0) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass; the linear decoder, with its n-grams, is a group of its own where its rate is
-    another."""
-    fast = [*model.linear_decoder.parameters(), *(model.ngrams.parameters() if model.ngrams else ())] if linear_factor != 1 else []
+def make_optimizer(args: argparse.Namespace, model: torch.nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+    """AdamW over what is trained, all tensors in one pass; the linear decoder with its n-grams, or these alone, are a group of their own where
+    their rate is another."""
+    fast = [] if schedule.ngrams_alone else [*model.linear_decoder.parameters()]
+    fast = [*fast, *(model.ngrams.parameters() if model.ngrams else ())] if schedule.linear_factor != 1 else []
     groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in set(fast)]}]
     if fast:
-        groups.append({"params": fast, "lr": rate * linear_factor})
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=args.weight_decay, fused=True)
+        groups.append({"params": fast, "lr": schedule.rate * schedule.linear_factor})
+    return torch.optim.AdamW(groups, lr=schedule.rate, weight_decay=args.weight_decay, fused=True)
 
 
 def code_numbers(data: PreparedData) -> dict[str, int]:
@@ -345,7 +343,7 @@ def state_maker(args: argparse.Namespace, world: World, data: PreparedData, form
     all checkpoints of a run have in common."""
     fixed = {"format": checkpoint.FORMAT, "config": run.config, "formatter": formatter.to_dict(), "key": code_numbers(data),
              "system": model_io.system_name(formatter), "languages": data.languages, "args": vars(args), "kept_codes": data.kept_codes,
-             "hisco_numbers": data.hisco_numbers, **recipe.coding_entries(args, run.raw_model.ngrams is not None, data.max_codes),
+             "hisco_numbers": data.hisco_numbers, **recipe.coding_entries(args, run.raw_model.ngrams is not None, data),
              "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size}}
     facts = {"files": checksums_of_files(args), "total_batch": run.plan.total, "steps_per_epoch": run.plan.steps_per_epoch, "fingerprint": data.fingerprint,
              "launchers": sorted(set(world.gather(world.launcher))), "run": name}

@@ -5,8 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-# In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate of the rest.
+# Of the linear decoder and its n-grams, before the first step.
+NEW, FITTED, TRAINED = "new", "fitted", "trained"
+# In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate of the rest, and what was
+# fitted already becomes worse at it.
 NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
+FITTED_LINEAR_LR_FACTOR = 0.1
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -47,7 +51,7 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 @dataclass(frozen=True)
 class Schedule:
     """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this start ends; rate: the
-    peak; linear_factor: the linear decoder's rate as a multiple of it."""
+    peak; linear_factor: the rate of the linear decoder and the n-grams, or of these alone (ngrams_alone), as a multiple of it."""
 
     total: int
     length: int
@@ -55,15 +59,20 @@ class Schedule:
     stop: int
     rate: float
     linear_factor: float
+    ngrams_alone: bool = False
 
     @classmethod
-    def of(cls, args: argparse.Namespace, steps_per_epoch: int, processes: int, resumed: dict | None, new_linear_decoder: bool) -> "Schedule":
+    def of(cls, args: argparse.Namespace, steps_per_epoch: int, processes: int, resumed: dict | None, linear_decoder: str = TRAINED,
+           ngrams_alone: bool = False) -> "Schedule":
+        """linear_decoder: NEW, FITTED or TRAINED; ngrams_alone: whether its n-grams alone are new."""
         total = args.num_epochs * steps_per_epoch
         length = args.schedule_steps or total
         warmup = args.warmup_steps if args.warmup_steps is not None else round(args.warmup_pct * length)
         rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
-        factor = args.linear_lr_factor or (NEW_LINEAR_LR_FACTOR[args.linear_loss] if new_linear_decoder else 1.0)
+        usual = {NEW: NEW_LINEAR_LR_FACTOR[args.linear_loss], FITTED: FITTED_LINEAR_LR_FACTOR, TRAINED: 1.0}
+        factor = args.linear_lr_factor or usual[linear_decoder]
         if resumed:                                              # keeps the factors of the first start
             rates = resumed["scheduler"]["base_lrs"]
             rate, factor = rates[0], rates[-1] / rates[0]
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor)
+        alone = ngrams_alone and (bool(resumed) or args.linear_lr_factor is None)
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor, alone)

@@ -1,27 +1,33 @@
 """What a new model starts from where it starts from nothing: frequencies of the codes, and n-grams that
 were fitted to the texts."""
 
+import argparse
+import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from histocc.arrays import PreparedData
-from histocc.augment import Augmenter
 from histocc.dataset import MicroBatches
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
 from histocc.loss import LossMixer
+from histocc.lr_schedule import FITTED, NEW, TRAINED
 from histocc.mixer import Seq2SeqMixerOccCANINE
 from histocc.ngram_fit import BATCH, DistinctRows, TextNgrams, fit
 from histocc.ngrams import AUTO, NONE
 from histocc.sampler import BatchPlan
+from histocc.stopping import Stopped
 
 NGRAM_WIDTH, MOST_FOUND = (
     128,
     18,
 )  # numbers for each n-gram; 2^18 of them, since a step of the optimizer goes over all
+
+
+SAY_EVERY = 30.0  # seconds
 
 
 def has_ngrams(asked: str, first: dict | None, only_encoder: bool) -> bool:
@@ -48,13 +54,34 @@ def ngram_config(
     counted = {}
 
     def count() -> int:
-        counted["found"] = TextNgrams(data, max_len).weights(
-            1 << (MOST_FOUND if asked == AUTO else int(asked))
-        )
+        most = 1 << (MOST_FOUND if asked == AUTO else int(asked))
+        counted["found"] = TextNgrams(data, max_len, check).weights(most)
         return len(counted["found"][0])
 
+    def check() -> None:
+        if world.stop_asked_anywhere():
+            raise Stopped
+
+    world.did("counting n-grams")
     rows = world.main_first("n-grams", count)
     return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted.get("found")
+
+
+def state_of_outputs(
+    args: argparse.Namespace, model: Seq2SeqMixerOccCANINE, resumed: dict | None
+) -> tuple[str, bool]:
+    """(whether the linear decoder with its n-grams was FITTED by `fit_ngrams`, is NEW or TRAINED; whether
+    the n-grams alone are new). Of a resumed run only the second is known, as it was at its start."""
+    ngrams = model.ngrams
+    if resumed:
+        groups, own = resumed["optimizer"]["param_groups"], list(ngrams.parameters()) if ngrams else []
+        return TRAINED, bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
+    new = not model.linear_decoder.weight.any()
+    if ngrams is None:
+        return (NEW if new else TRAINED), False
+    if new and args.ngram_passes and not args.initial_checkpoint:
+        return FITTED, False
+    return (TRAINED, False) if ngrams.linear.weight.any() else (NEW, not new)
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
@@ -75,15 +102,14 @@ def fit_ngrams(
     model: Seq2SeqMixerOccCANINE,
     data: PreparedData,
     formatter: BlockyFormatter,
-    augmenter: Augmenter,
     loss_fn: LossMixer,
     max_len: int,
     passes: int,
     seed: int,
-    check: Callable[[], None],
+    check: Callable[[int, int], None],
 ) -> float:
-    """`ngram_fit.fit` on the distinct training rows of a run, with its noise. Returns the seconds. check:
-    called before each step, may raise to stop."""
+    """`ngram_fit.fit` on the distinct training rows of a run. Returns the seconds. check: called with
+    the number of each step and of all, before it, may raise to stop."""
     rows = DistinctRows(data.train)
     batches = MicroBatches(
         rows,
@@ -93,10 +119,28 @@ def fit_ngrams(
         data,
         max_len=max_len,
         shuffle_seed=seed,
-        augmenter=augmenter,
         first_empty_block=loss_fn.loss_fn_seq2seq.empty_blocks == "first",
     )
     return fit(model, batches, loss_fn, passes, seed, check)
+
+
+def progress(world: World) -> Callable[[int, int], None]:
+    """What `fit_ngrams` calls before each step: says every half minute how far it is, and ends it where the
+    run is to stop."""
+    said = time.monotonic()
+
+    def check(step: int, steps: int) -> None:
+        nonlocal said
+        if world.stop_asked_anywhere():
+            world.print(
+                f"The fit is given up after {step:,} of {steps:,} steps; fewer --ngram-passes make it shorter"
+            )
+            raise Stopped
+        if time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            world.print(f"Fitting: {step:,} of {steps:,} steps")
+
+    return check
 
 
 def start_ngrams(
@@ -111,8 +155,10 @@ def start_ngrams(
             model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
         return fit() if fit else 0.0
 
+    world.did("fitting n-grams")
     seconds = world.main_first("fit of n-grams", first)
     own = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
     model.load_state_dict(world.broadcast(own if world.is_main else None, 0), strict=False)
     if seconds:
+        model.encoder.say_nothing()  # which the decoders know nothing of yet
         world.print(f"Fitted in {seconds:.1f} s")

@@ -2,13 +2,14 @@
 were fitted to the texts alone.
 
 An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step
-the n-grams and both decoders are trained without the encoder. It is a part of the initial weights:
-computed by rank 0 on its CPU with a fixed number of threads, the same for any number of processes, and
-never again when a run is resumed.
+the n-grams and both decoders are trained without the encoder, on the texts as they are: noise makes them
+worse here. It is a part of the initial weights: computed by rank 0 on its CPU with a fixed number of
+threads, the same for any number of processes, and never again when a run is resumed.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,17 +18,19 @@ from torch import Tensor
 from histocc.arrays import PreparedData, RowSet
 from histocc.counter_rng import mix
 from histocc.dataset import MicroBatches
+from histocc.formatter import PAD_IDX
 from histocc.loss import LossMixer
-from histocc.lr_schedule import linear_factor
+from histocc.lr_schedule import linear_schedule
 from histocc.mixer import Seq2SeqMixerOccCANINE
 from histocc.ngrams import NgramHasher
-from histocc.seq2seq_mixer_engine import CLIP_NORM, row_losses
+from histocc.seq2seq_mixer_engine import CLIP_NORM, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
 
-MOST_COUNTED = 1 << 20  # rows that are looked at for frequencies
-MOST_SHOWN, BATCH = 60_000, 64  # rows that the fit sees, and in one step
+MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
+MOST_SHOWN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
+TINY_WIDTH = 128
 DROPOUT = 0.3  # share of the n-grams that are left out
-RATE, DECODER_RATE = 0.01, 0.002
+RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
 THREADS = 2
 _CHUNK = 4096
 
@@ -37,18 +40,25 @@ def _spread(rows: np.ndarray, most: int) -> np.ndarray:
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
 
 
+def _text_and_language(rows: RowSet, index: np.ndarray) -> np.ndarray:
+    """uint64, the same for two rows if their texts (but for case and blanks) and languages are."""
+    return mix(np.asarray(rows.text_hash[index]) ^ mix(np.asarray(rows.language[index]).astype(np.uint64)))
+
+
 class TextNgrams:
     """The n-grams of distinct training texts. rows: number of each text's first row, int64 [N]; flat:
     hashes of all texts, one after the other, int64; offsets: int64 [N + 1]."""
 
-    def __init__(self, data: PreparedData, max_len: int):
+    def __init__(self, data: PreparedData, max_len: int, check: Callable[[], None] = lambda: None):
+        """check: called again and again, may raise to stop."""
         train = data.train
-        looked_at = _spread(np.arange(len(train)), MOST_COUNTED)
-        _, first = np.unique(np.asarray(train.text_hash[looked_at]), return_index=True)
-        self.rows = looked_at[np.sort(first)]
+        looked_at = _spread(np.arange(len(train)), MOST_ROWS)
+        _, first = np.unique(_text_and_language(train, looked_at), return_index=True)
+        self.rows = _spread(looked_at[np.sort(first)], MOST_COUNTED)
         table, hasher = language_table(data.languages), NgramHasher()
         hashes, counts = [], []
         for start in range(0, len(self.rows), _CHUNK):
+            check()
             rows = self.rows[start : start + _CHUNK]
             ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
             found, there, _ = hasher(torch.from_numpy(ids))
@@ -71,11 +81,11 @@ class TextNgrams:
 
 
 class DistinctRows:
-    """Training rows of which none has the text and the codes of another, read like a `RowSet`; `weight`
+    """Training rows of which none has text, language and codes of another, read like a `RowSet`; `weight`
     float32 [N]: the root of how often each occurs, 1 on average."""
 
     def __init__(self, train: RowSet):
-        pair = np.asarray(train.text_hash).copy()
+        pair = _text_and_language(train, np.arange(len(train)))
         for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
             pair = mix(pair ^ mix(column))
         _, first, count = np.unique(pair, return_index=True, return_counts=True)
@@ -101,19 +111,46 @@ def fit(
     loss_fn: LossMixer,
     passes: int,
     seed: int,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[int, int], None] = lambda step, steps: None,
 ) -> float:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
-    of `DistinctRows`, without the encoder, in place, on the CPU in float32. passes: over the rows, of
-    which at most MOST_SHOWN are seen; check: called before each step, may raise to stop. Returns the
-    seconds."""
+    of `DistinctRows`, without the encoder, in place, on the CPU in float32: first with the
+    linear decoder alone, which takes a tenth of the time, then with both. passes: of each of the two parts,
+    in which at most MOST_SHOWN rows are seen, and the fewer the wider the decoder; check: called with
+    the number of each step and of all, before it, may raise to stop. Returns the seconds."""
     began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
     torch.manual_seed(seed % 2**63)
     model.train()
     dropout, model.ngrams.dropout, model.ngrams.sparse = model.ngrams.dropout, DROPOUT, True
+    most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
+    steps = max(1, min(passes * len(batches), most // batches.plan.total))
+    fast = [model.ngrams.linear.weight, model.linear_decoder.bias]
+    to_memory = [model.ngrams.word_to_memory.weight, model.ngrams.text_to_memory.weight]
     try:
-        _fit(model, batches, loss_fn, passes, check)
+        linear = partial(linear_losses, model, loss_fn)
+        _descend(
+            batches,
+            linear,
+            model.ngrams.table.weight,
+            fast,
+            [],
+            RATE,
+            range(steps),
+            lambda step: check(step, 2 * steps),
+        )
+        both, slow = partial(both_losses, model, loss_fn), [*to_memory, *model.decoder.parameters()]
+        then = range(steps, 2 * steps)
+        _descend(
+            batches,
+            both,
+            model.ngrams.table.weight,
+            fast,
+            slow,
+            RATE_WITH_DECODER,
+            then,
+            lambda step: check(step, 2 * steps),
+        )
     finally:
         model.ngrams.dropout, model.ngrams.sparse = dropout, False
         model.zero_grad(set_to_none=True)
@@ -122,44 +159,51 @@ def fit(
     return time.perf_counter() - began
 
 
-def _fit(
-    model: Seq2SeqMixerOccCANINE,
+def _descend(
     batches: MicroBatches,
-    loss_fn: LossMixer,
-    passes: int,
-    check: Callable[[], None],
+    losses: Callable[[dict], Tensor],
+    table: Tensor,
+    fast: list[Tensor],
+    slow: list[Tensor],
+    rate: float,
+    steps: range,
+    check: Callable[[int], None],
 ) -> None:
-    ngrams = model.ngrams
-    fast = [ngrams.linear.weight, model.linear_decoder.bias]
-    slow = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight, *model.decoder.parameters()]
-    optimizers = [
-        torch.optim.SparseAdam([ngrams.table.weight], lr=RATE),
-        torch.optim.Adam([{"params": fast, "lr": RATE}, {"params": slow, "lr": DECODER_RATE}]),
-    ]
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    peaks = [group["lr"] for group in groups]
-    steps = max(1, min(passes * len(batches), MOST_SHOWN // batches.plan.total))
-    for step in range(steps):
-        check()
-        for group, peak in zip(groups, peaks):
-            group["lr"] = peak * linear_factor(step, steps // 20, steps)
+    """Steps of Adam. losses: [B] of a batch; table, fast: trained at `rate`, which rises and falls; slow: at
+    DECODER_RATE."""
+    groups = [{"params": each, "lr": peak} for each, peak in ((fast, rate), (slow, DECODER_RATE)) if each]
+    optimizers = [torch.optim.SparseAdam([table], lr=rate), torch.optim.Adam(groups, fused=True)]
+    schedules = [linear_schedule(each, len(steps) // 20, len(steps)) for each in optimizers]
+    for step in steps:
+        check(step)
         for batch in batches[divmod(step, len(batches))]:
-            losses = row_losses(loss_fn, without_encoder(model, batch), batch)
-            loss = (
-                (losses["loss_seq2seq"] + losses["loss_linear"])
-                * batch["weights"]
-                * batches.rows.weight[batch["rows"]]
-            )
+            loss = losses(batch) * batch["weights"] * batches.rows.weight[batch["rows"]]
             (loss.sum() / batch["global_count"]).backward()
         torch.nn.utils.clip_grad_norm_(slow, CLIP_NORM)
-        for optimizer in optimizers:
+        for optimizer, schedule in zip(optimizers, schedules):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+
+
+def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Loss of the linear decoder from n-grams alone, [B]."""
+    text, _, _ = model.ngrams.by_word(batch["input_ids"], batch["attention_mask"])
+    logits = model.ngrams.linear(text) + model.linear_decoder.bias
+    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
+    return loss_fn.loss_fn_linear(logits, target)
+
+
+def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Sum of both decoders' losses from n-grams alone, [B]."""
+    losses = row_losses(loss_fn, without_encoder(model, batch), batch)
+    return losses["loss_seq2seq"] + losses["loss_linear"]
 
 
 def without_encoder(model: Seq2SeqMixerOccCANINE, batch: dict) -> tuple[Tensor, Tensor]:
     """What `model` gives from n-grams alone, teacher-forced: (logits [B, T − 1, V], linear logits [B, C])."""
-    text, memory = model.ngrams(batch["input_ids"])
+    looked_at = batch["attention_mask"] if model.memory_mask else torch.ones_like(batch["attention_mask"])
+    text, memory, scores = model.ngrams.by_word(batch["input_ids"], looked_at)
     target = batch["targets_seq2seq"][:, :-1].long()
-    logits = model.decode(memory, target, model.memory_padding_mask(batch["attention_mask"]))
+    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
     return logits, model.ngrams.linear(text) + model.linear_decoder.bias

@@ -4,8 +4,8 @@ A description says most through its words and their parts, and an encoder must f
 Here each window of 2 to 6 characters within a word, each word and each pair of neighbouring words that
 the training texts hold has a row in a table, found by a polynomial hash (compare CANINE's own optional
 n-grams, Clark et al., 2021, arXiv 2103.06874, and those of the Byte Latent Transformer, Pagnoni et al.,
-2024, arXiv 2412.09871). A row counts by its inverse document frequency, and the weights of a text have
-the length 1.
+2024, arXiv 2412.09871). The language counts as the first word. A row counts by its inverse document
+frequency, and the weights of a text have the length 1.
 """
 
 import math
@@ -62,24 +62,24 @@ class NgramHasher(nn.Module):
         marker = [ord(letter) for letter in LANGUAGE_SEPARATOR]
         self.register_buffer("marker", torch.tensor(marker), persistent=False)
 
-    def description(self, input_ids: Tensor) -> Tensor:
-        """Where the description stands in int64 [B, S]: bool [B, S]. It begins behind the first `[SEP]`
-        that is written out, without which there is none, and ends before CANINE's own."""
+    def inside(self, input_ids: Tensor) -> Tensor:
+        """Where language and description stand in int64 [B, S]: bool [B, S]. Between them stands the first
+        `[SEP]` that is written out, without which there is neither; behind them CANINE's own."""
         width, length = len(self.marker), input_ids.shape[1]
         position = torch.arange(length, device=input_ids.device)
         found = (input_ids.unfold(1, width, 1) == self.marker).all(2)  # [B, S − 4]
-        start = torch.where(found.any(1), found.int().argmax(1) + width, length)
+        start = torch.where(found.any(1), found.int().argmax(1), length)[:, None]
         ended = input_ids == SEP_ID
-        end = torch.where(ended.any(1), ended.int().argmax(1), length)
-        return (position >= start[:, None]) & (position < end[:, None])
+        end = torch.where(ended.any(1) & found.any(1), ended.int().argmax(1), 0)[:, None]
+        between = (position >= start) & (position < start + width)
+        return (position > 0) & (position < end) & ~between
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(hashes int64 [B, S, features], which are there bool [B, S, features], word of each position
-        int64 [B, S]) for character ids int64 [B, S]; a blank belongs to the word behind it. Letters A–Z
-        count as a–z."""
+        int64 [B, S]) for character ids int64 [B, S]; blanks, and the [SEP] behind the language, belong to
+        the word behind them. Letters A–Z count as a–z."""
         rows, length = input_ids.shape
-        inside = self.description(input_ids)
-        ids = torch.where(inside, input_ids, _BLANK)
+        ids = torch.where(self.inside(input_ids), input_ids, _BLANK)
         ids = torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
         blank = ids == _BLANK
         sums = F.pad(
@@ -148,16 +148,7 @@ class Ngrams(nn.Module):
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(vector of each text [B, width], what is added to the memory [B, S, H]) for character ids int64
         [B, S]."""
-        text, words = self.vectors(input_ids)
-        return text, self.to_memory(text, words)
-
-    def vectors(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(vector of each text [B, width], vector of the word at each position [B, S, width]) for
-        character ids int64 [B, S]."""
-        rows, there, word = self.rows(input_ids)
-        weight = self.idf[rows] * there  # [B, S, F]
-        if self.training and self.dropout:
-            weight = weight * (torch.rand_like(weight) >= self.dropout)
+        rows, weight, word = self.weighted(input_ids)
         bags = F.embedding_bag(
             rows.flatten(0, 1),
             self.table.weight,
@@ -169,10 +160,44 @@ class Ngrams(nn.Module):
         squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
         text = vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)  # [B, width]
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
-        return text, (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
+        with torch.autocast(
+            same.device.type, enabled=False
+        ):  # sums of squares can be more than float16 holds
+            words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
+        memory = self.word_to_memory(words)  # each position has its word, that of [CLS] the whole text too
+        return text, torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)
 
-    def to_memory(self, text: Tensor, words: Tensor) -> Tensor:
-        """What is added to the memory, [B, S, H]: each position has its word, that of [CLS] the whole
-        text too."""
-        memory = self.word_to_memory(words)
-        return torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)
+    def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""
+        rows, there, word = self.rows(input_ids)
+        weight = self.idf[rows] * there
+        if self.training and self.dropout:
+            weight = weight * (torch.rand_like(weight) >= self.dropout)
+        return rows, weight, word
+
+    def by_word(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` gives where there is no other memory, each word once: all its positions are the
+        same then. [CLS] stands for itself in front of the words.
+
+        Returns (vector of each text [B, width], memory [B, 1 + W, H], what is added to the scores of
+        attention [B, 1 + W], which is the logarithm of the number of positions).
+        """
+        rows, weight, word = self.weighted(input_ids)
+        texts, count = len(rows), int(word.max()) + 1
+        at = weight.nonzero(as_tuple=True)  # in the order of the positions, so of the words
+        place, used = at[0] * count + word[at[:2]], weight[at]
+        offsets = F.pad(torch.bincount(place, minlength=texts * count).cumsum(0)[:-1], (1, 0))
+        vectors = F.embedding_bag(
+            rows[at],
+            self.table.weight,
+            offsets,
+            mode="sum",
+            sparse=self.sparse,
+            per_sample_weights=used,
+        ).unflatten(0, (texts, count))  # [B, W, width]
+        squares = used.new_zeros(texts * count).index_add(0, place, used.square()).view(texts, count, 1)
+        text = vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)
+        words = self.word_to_memory(vectors / squares.sqrt().clamp(min=1e-6))
+        memory = torch.cat([words[:, :1] + self.text_to_memory(text)[:, None], words], dim=1)
+        positions = used.new_zeros(texts, count).scatter_add(1, word[:, 1:], attention_mask[:, 1:].to(used))
+        return text, memory, F.pad(positions.log(), (1, 0))

@@ -6,6 +6,7 @@ The choice is made once, when the first weights are, and is kept in the checkpoi
 
 import argparse
 
+from histocc.arrays import PreparedData
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
@@ -75,12 +76,14 @@ def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer
     return LossMixer(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
 
 
-def coding_entries(args: argparse.Namespace, has_ngrams: bool, max_codes: int) -> dict:
+def coding_entries(args: argparse.Namespace, has_ngrams: bool, data: PreparedData) -> dict:
     """What a checkpoint says of how its linear decoder is used: `linear_share`, its part in rankings,
     where n-grams make it as good as the other decoder; `thresholds`, of which its loss decides whether
-    its best code always counts. max_codes: most codes of a training row. `evaluate --fit-thresholds` finds better ones."""
+    its best code always counts, and that not more do than a row of the data has. `evaluate
+    --fit-thresholds` finds better ones."""
     found = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
     if args.linear_loss == ROWS:
+        most = max(map(int, data.report["codes_per_row"]))
         found["thresholds"] = {"default": USUAL, "by_language": {}, "source": "usual", "at_least_one": True,
-                               "at_most": max_codes}
+                               "at_most": max(1, most, 2 * (args.join_rows > 0))}
     return found

@@ -137,11 +137,11 @@ BOTH = {
     "num_workers": 0, "prefetch_factor": None, "pin_memory": False, "persistent_workers": False,
     "model_size": None, "initial_checkpoint": None, "only_encoder": False, "memory_mask": None, "clean_text": None,
     "initial_key": None, "published_target_mask": False, "shrink_key": False, "freeze_encoder": False, "dropout": 0.0,
-    "encoder_dropout": 0.1, "decoder_dim_feedforward": None,
+    "encoder_dropout": 0.1, "ngram_dropout": 0.3, "decoder_dim_feedforward": None,
     "accumulate_steps": 1, "global_batch_size": None, "length_groups": None, "learning_rate": None, "lr_scaling": "none", "warmup_pct": 0.05,
     "warmup_steps": None, "schedule_steps": None, "max_steps": None, "stop_after": None, "max_bad_steps": 20, "check_replicas_every": 1000, "weight_decay": 0.01, "linear_lr_factor": None, "seed": 42, "eval_only": False, "dry_run": False,
     "device": "auto", "distributed": False, "local_rank": None, "world_size": None, "timeout_minutes": 30.0, "parallel": "ddp",
-    "block_loss": None, "many_codes_weight": 1.0, "empty_blocks": None, "linear_loss": None, "ngrams": "auto", "ngram_passes": 15, "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
+    "block_loss": None, "many_codes_weight": 1.0, "empty_blocks": None, "linear_loss": None, "ngrams": "auto", "ngram_passes": 10, "float64": False, "use_amp": False, "fp16": False, "no_fp16": False, "bf16": False, "compile": False, "profile": None,
 }
 DEFAULTS = {
     "finetune": BOTH | {"dataset": None, "save_path": "./Finetuned/", "save_interval": 1000, "formatter": "gpf", "share_val": 0.1,

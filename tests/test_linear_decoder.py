@@ -10,7 +10,7 @@ from helpers import TINY, run_inside, write_rows
 
 from histocc import job, job_data
 from histocc.distributed import World
-from histocc.lr_schedule import linear_schedule
+from histocc.lr_schedule import Schedule, linear_schedule
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     _, _, model = setup
-    optimizer = job.make_optimizer(setup[0], model, 1e-3, 30.0)
+    optimizer = job.make_optimizer(setup[0], model, Schedule(10, 10, 2, 10, 1e-3, 30.0))
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     assert optimizer.param_groups[1]["params"] == list(model.linear_decoder.parameters())
     scheduler, rates = linear_schedule(optimizer, 2, 10), []
@@ -40,7 +40,7 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step(), scheduler.step()
     assert max(rates)[0] == pytest.approx(1e-3) and np.allclose([linear / other for other, linear in rates], 30)
-    assert len(job.make_optimizer(setup[0], model, 1e-3).param_groups) == 1
+    assert len(job.make_optimizer(setup[0], model, Schedule(10, 10, 2, 10, 1e-3, 1.0)).param_groups) == 1
 
 
 def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):

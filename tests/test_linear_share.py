@@ -35,7 +35,7 @@ TEXTS = [
     for i, name in enumerate(["smed", "farmer", "huusmand", "clerk"] * 15)
 ]
 HASHES = ngrams_of(TEXTS)
-LIMIT = 0.85  # threshold of the linear decoder: none to several codes
+LIMIT = 0.9  # threshold of the linear decoder: none to several codes
 NGRAMS = {"rows": len(HASHES), "width": 16}
 
 
@@ -262,7 +262,7 @@ class TestCoding:
             assert one.conf == pytest.approx(np.where(on, row, 1 - row).prod(), rel=1e-3)
         given = Coder.load(str(folders[1])).code(TEXTS, languages, "flat", 4, threshold=0.9999999)
         assert min(len(one.codes) for one in given) == 1  # a given threshold is for further ones
-        assert "others 0.85 (fitted), and in any case the most probable code" in str(
+        assert "others 0.9 (fitted), and in any case the most probable code" in str(
             Coder.load(str(folders[1])).thresholds
         )
 
@@ -409,7 +409,7 @@ class TestEvaluation:
         share, halves, right = by_hand(model, rows)
         assert list(found["decoders"]) == ["seq2seq", "linear", "both"]
         assert (both["linear_share"], both["linear_share_of_halves"]) == (share, halves)
-        assert both["right_rows"] == sum(right) and 0.2 < both["accuracy"] < 1
+        assert both["right_rows"] == sum(right) and 0.1 < both["accuracy"] < 1
         texts = {}
         for row, each in zip(rows, right):
             texts.setdefault(row[0], []).append(each)

@@ -30,6 +30,7 @@ from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.text import encode
 
 pytestmark = pytest.mark.processes
 LOSSES = (
@@ -102,6 +103,8 @@ def curves(files, script, tmp_path_factory):
         "--dropout",
         0,
         "--encoder-dropout",
+        0,
+        "--ngram-dropout",
         0,
         "--float64",
         "--num-epochs",
@@ -249,8 +252,20 @@ class TestGoingOn:
     def test_the_fit_is_not_repeated(self, runs):
         assert "Resuming from step 4" in runs[1] and "Fitting" not in runs[1]
 
-    def test_dropout_of_the_encoder_is_that_of_ngrams(self, runs, tmp_path):
-        assert prepared(runs[2], tmp_path / "no", "--ngram-passes", 0)[0].ngrams.dropout == 0.1
+    def test_ngrams_have_a_dropout_of_their_own(self, runs, tmp_path):
+        flags = [*runs[2], "--ngram-passes", 0]
+        assert prepared(flags, tmp_path / "usual")[0].ngrams.dropout == 0.3
+        assert prepared(flags, tmp_path / "none", "--ngram-dropout", 0)[0].ngrams.dropout == 0
+
+    def test_the_first_step_continues_what_was_fitted(self, runs, tmp_path):
+        """The encoder, which the decoders were fitted without, adds nothing to them until it is trained."""
+        model, _, _, _ = prepared(runs[2], tmp_path / "fitted")
+        unfitted, _, _, _ = prepared(runs[2], tmp_path / "unfitted", "--ngram-passes", 0)
+        ids, mask = map(torch.from_numpy, encode(["farmer", "smith of the parish"], ["en", "da"]))
+        with torch.no_grad():
+            assert not model.eval().encoder(ids, mask)[0].any()
+            assert torch.equal(model.encode(ids, mask)[0], model.ngrams(ids)[1])
+            assert unfitted.eval().encoder(ids, mask)[0].any()
 
     @pytest.mark.parametrize("asked", ["none", "6"])
     def test_others_are_refused_by_name(self, runs, asked):
@@ -304,6 +319,7 @@ class TestGoingOn:
         assert (
             process.returncode == 0
             and "before the first step" in said
+            and "fewer --ngram-passes make it shorter" in said
             and "Fitted" not in said
             and "Traceback" not in said
         ), said
@@ -427,6 +443,8 @@ class TestStarts:
             0,
             "--encoder-dropout",
             0,
+            "--ngram-dropout",
+            0,
         ]
         without, _, data, _ = prepared(flags, tmp_path / "without")
         model, config, _, said = prepared(flags, tmp_path / "with", "--ngrams", 7)
@@ -463,6 +481,34 @@ class TestStarts:
             assert not torch.equal(
                 trained[f"ngrams.{name}.weight"], model.state_dict()[f"ngrams.{name}.weight"]
             ), name
+
+    def test_added_ngrams_alone_have_a_higher_rate_and_keep_it(self, runs, published, tmp_path):
+        flags = [*runs[2], "--initial-checkpoint", published, "--ngrams", 7, "--save-dir", tmp_path / "run"]
+
+        def said(*more) -> str:
+            code, output = run_inside(train_mixer.main, *flags, *more)
+            assert code == 0, output
+            return next(line for line in output.splitlines() if "Learning rate: " in line)
+
+        first = said("--max-steps", 2)
+        assert "Learning rate: 2e-05 " in first and first.endswith("of the n-grams 30 times that"), first
+        kept = said("--max-steps", 3)
+        assert kept == first
+        groups = checkpoint.load(tmp_path / "run" / "last.bin")["optimizer"]["param_groups"]
+        assert len(groups) == 2 and len(groups[1]["params"]) == 4
+        given = said("--overwrite", "--max-steps", 1, "--linear-lr-factor", 3)
+        assert given.endswith("of the linear decoder and the n-grams 3 times that"), given
+
+    def test_a_dry_run_says_the_rates_of_the_run(self, runs, tmp_path):
+        lines = []
+        for number, more in enumerate((["--dry-run"], [], ["--ngram-passes", 0])):
+            code, output = run_inside(
+                train_mixer.main, *runs[2], *more, "--max-steps", 1, "--save-dir", tmp_path / str(number)
+            )
+            assert code == 0, output
+            lines.append(next(line for line in output.splitlines() if "Learning rate: " in line))
+        assert lines[0] == lines[1] and lines[0].endswith("of the linear decoder and the n-grams 0.1 times that")
+        assert lines[2].endswith("of the linear decoder and the n-grams 5 times that")
 
     def test_a_number_of_bits_is_the_most(self, runs, tmp_path):
         for bits in (4, 6):

@@ -57,8 +57,9 @@ def hash_of(kind: str, ngram: str) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def hashes_of(text: str) -> list[int]:
-    return sorted(hash_of(*one) for one in ngrams_of(text))
+def hashes_of(text: str, language: str = "en") -> list[int]:
+    """Of language and description."""
+    return sorted(hash_of(*one) for one in (*ngrams_of(language), *ngrams_of(text)))
 
 
 def found_in(texts, languages=None, max_len=128, width=None) -> list[list[int]]:
@@ -71,14 +72,15 @@ class TestHasher:
     @pytest.mark.parametrize("text", TEXTS)
     def test_it_finds_what_plain_python_finds(self, text):
         assert found_in([text]) == [hashes_of(text)]
-        assert len(found_in([text])[0]) == len(ngrams_of(text)) > 0
+        assert len(found_in([text])[0]) == len(ngrams_of(text)) + len(ngrams_of("en")) > len(ngrams_of("en"))
 
     def test_in_any_batch_padding_and_language(self):
         expected = [hashes_of(text) for text in TEXTS]
         assert found_in(TEXTS) == expected
         for width in (64, 100, 128):
             assert found_in(TEXTS, width=width) == expected
-        assert found_in(TEXTS, ["unk", "da", "en", "swedish"] * 4) == expected
+        languages = ["unk", "da", "EN", "swedish"] * 4
+        assert found_in(TEXTS, languages) == [hashes_of(*each) for each in zip(TEXTS, languages)]
         assert found_in(TEXTS[::-1])[::-1] == expected
 
     def test_at_any_position(self):
@@ -103,7 +105,7 @@ class TestHasher:
             " ".join("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(rng.integers(1, 5)))
             for _ in range(3000)
         ]
-        expected = {one for text in texts for one in ngrams_of(text)}
+        expected = {one for text in ("en", *texts) for one in ngrams_of(text)}
         found = {value for row in found_in(texts) for value in row}
         assert len(expected) > 50_000 and len(found) == len(expected)
         assert hash_of("window", "ab") != hash_of("word", "ab") and hash_of("word", "a b") != hash_of(
@@ -116,14 +118,27 @@ class TestHasher:
             kept = text[: max_len - 1 - len("?en[SEP]")]
             assert found_in([text], max_len=max_len) == [hashes_of(kept)], max_len
 
-    def test_no_description_no_ngrams(self):
-        assert found_in(["", "   ", "a"]) == [[], [], hashes_of("a")]
+    def test_no_description_the_language_alone(self):
+        assert found_in(["", "   ", "a"]) == [hashes_of(""), hashes_of(""), hashes_of("a")]
+        assert hashes_of("") == sorted(
+            hash_of(*one)
+            for one in [
+                ("window", "en"),
+                ("window", " e"),
+                ("window", "n "),
+                ("window", " en"),
+                ("window", "en "),
+                ("window", " en "),
+                ("word", "en"),
+            ]
+        )
         assert found_in(["farmer"], ["a language of many letters"], max_len=16) == [[]]
 
     def test_words_of_positions(self):
         hashed, _, word = NgramHasher()(torch.from_numpy(encode(["ab cd  e"], ["en"])[0]))
         assert (
-            word[0, 8:17].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3] and word[0, :8].eq(0).all()
+            word[0, 8:17].tolist() == [1, 1, 2, 2, 2, 3, 3, 3, 4]
+            and word[0, :8].tolist() == [0] * 3 + [1] * 5
         )  # two blanks are behind «cd»: both of «e»
 
 
@@ -151,20 +166,21 @@ class TestVectors:
         ngrams = made(TEXTS[:10]).eval()
         ids = torch.from_numpy(encode(TEXTS, ["en"] * len(TEXTS))[0])
         with torch.no_grad():
-            text, words = ngrams.vectors(ids)
+            text = ngrams(ids)[0]
             expected = torch.stack([plain_vector(ngrams, ngrams_of(one)) for one in TEXTS])
             assert (
                 torch.allclose(text, expected, rtol=0, atol=1e-12) and expected[:10].norm(dim=1).min() > 0.1
             )
-            _, farm = ngrams.vectors(torch.from_numpy(encode(["farm servant"], ["en"])[0]))
+            farm = ngrams(torch.from_numpy(encode(["farm servant"], ["en"])[0]))[1]
             begins = (
                 [one for one in ngrams_of("farm") if one != ("window", "m ")]
                 + [("window", "m "), ("pair", "farm servant")],
                 [one for one in ngrams_of("servant")],
             )
             # a blank belongs to the word behind it: windows that end with one are of the word before, that begin with one of that behind
-            assert torch.allclose(farm[0, 8], plain_vector(ngrams, begins[0]), atol=1e-12)
-            assert torch.allclose(farm[0, 14], plain_vector(ngrams, begins[1]), atol=1e-12)
+            for place, word in ((8, begins[0]), (14, begins[1])):
+                of_word = ngrams.word_to_memory(plain_vector(ngrams, word))
+                assert torch.allclose(farm[0, place], of_word, atol=1e-12)
             assert torch.equal(farm[0, 12], farm[0, 18]) and not torch.allclose(farm[0, 11], farm[0, 12])
 
     def test_in_any_padding_to_the_last_digits(self):
@@ -186,18 +202,30 @@ class TestVectors:
         ngrams = made(TEXTS).eval()
         ids = torch.from_numpy(encode(TEXTS[:3], ["en"] * 3)[0])
         with torch.no_grad():
-            text, words = ngrams.vectors(ids)
-            memory = ngrams.to_memory(text, words)
-            assert torch.allclose(memory[:, 1:], ngrams.word_to_memory(words)[:, 1:])
-            assert torch.allclose(
-                memory[:, 0] - ngrams.word_to_memory(words)[:, 0], ngrams.text_to_memory(text)
-            )
+            text, memory = ngrams(ids)
+            first_word = memory[:, 2]  # of which [CLS] is a part
+            assert torch.equal(memory[:, 1], first_word) and not torch.allclose(memory[:, 0], first_word)
+            assert torch.allclose(memory[:, 0] - first_word, ngrams.text_to_memory(text))
+
+    def test_each_word_once_is_the_same_for_attention(self):
+        """Repeated positions, and one for all of them whose score has the logarithm of their number."""
+        ngrams = made(TEXTS).eval()
+        texts, languages = [*TEXTS, "", "farmer"], ["en"] * 17 + ["a language of many letters"]
+        ids, mask = map(torch.from_numpy, encode(texts, languages, max_len=24))
+        queries = torch.randn(len(texts), 5, 12, dtype=torch.float64)
+        with torch.no_grad():
+            text, memory = ngrams(ids)
+            text_again, words, scores = ngrams.by_word(ids, mask)
+            assert torch.allclose(text, text_again, rtol=0, atol=1e-12) and words.shape[1] < memory.shape[1]
+            seen = (queries @ memory.mT).masked_fill(~mask[:, None], -math.inf).softmax(2) @ memory
+            seen_again = (queries @ words.mT + scores[:, None]).softmax(2) @ words
+            assert torch.allclose(seen, seen_again, rtol=0, atol=1e-12)
 
     def test_no_row_of_another_ngram_changes_anything(self):
         ngrams = made(TEXTS).eval()
         ids = torch.from_numpy(encode(["farmer", "an unknown occupation 77"], ["en"] * 2)[0])
         before = [part.clone() for part in ngrams(ids)]
-        own = {hash_of(*one) for text in ("farmer", "an unknown occupation 77") for one in ngrams_of(text)}
+        own = {value for text in ("farmer", "an unknown occupation 77") for value in hashes_of(text)}
         other = torch.tensor([value not in own for value in ngrams.hashes.tolist()])
         assert 0 < (~other).sum() < len(other) / 2
         with torch.no_grad():
@@ -307,7 +335,8 @@ def frequencies(data: PreparedData) -> tuple[Counter, int]:
     distinct = {}
     for text in texts_of(data):
         distinct.setdefault(" ".join(text.casefold().split()), text)
-    return Counter(value for text in distinct.values() for value in set(hashes_of(text))), len(distinct)
+    counts = Counter(value for text in distinct.values() for value in set(hashes_of(text, "unk")))
+    return counts, len(distinct)
 
 
 class TestCounts:
@@ -332,7 +361,7 @@ class TestCounts:
     def test_they_are_those_of_the_texts_as_they_are_read(self, data):
         """Cut at max_len, in pieces of any size."""
         expected = {
-            value for text in texts_of(data) for value in hashes_of(text[: 16 - 1 - len("?unk[SEP]")])
+            value for text in texts_of(data) for value in hashes_of(text[: 16 - 1 - len("?unk[SEP]")], "unk")
         }
         assert set(TextNgrams(data, 16).weights(1 << 18)[0].tolist()) == expected
 

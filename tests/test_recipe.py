@@ -1,6 +1,7 @@
 """What a run does where its arguments leave it open, by what it starts from; and that it stays so."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.linear_loss import MEAN, ROWS
 from histocc.loss import BEST_FIT, ONE_TO_ONE
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.recipe import BEFORE_THE_FLAG, CHOICES, differing, make_loss, settle
+from histocc.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, differing, make_loss, settle
 
 SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
 TRAINED = {"learning_rate": 2e-5, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}
@@ -186,3 +187,13 @@ def test_of_own_and_published_files(tmp_path):
         args = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
         settle(args, None, initial_weights.initial_weights(args))
         assert {dest: getattr(args, dest) for dest in CHOICES} == values, name
+
+
+@pytest.mark.parametrize(
+    "codes_per_row, join_rows, expected",
+    [({"1": 9}, 0.0, 1), ({"1": 9, "3": 1}, 0.0, 3), ({"1": 9}, 0.2, 2), ({"1": 1, "4": 2}, 0.2, 4)],
+)
+def test_no_more_codes_count_than_a_row_has(codes_per_row, join_rows, expected):
+    args = parsed("--linear-loss", "rows", "--join-rows", join_rows)
+    data = SimpleNamespace(report={"codes_per_row": codes_per_row})
+    assert coding_entries(args, False, data)["thresholds"]["at_most"] == expected
