@@ -229,12 +229,12 @@ class Coder:
 
     def _flat(self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds) -> Iterator[Coded]:
         logits, least = self._flat_logits(ids, mask), list(map(thresholds.least, languages))
-        logit, number = logits.topk(min(k, logits.shape[1], thresholds.at_most or k))
+        logit, number = logits.topk(min(k, logits.shape[1]))
         prob = logit.sigmoid()
-        on = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]                # [B, k], the most probable first
-        if thresholds.at_least_one:
-            on[:, 0] = True
+        above = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]             # [B, k], the most probable first
+        counts = thresholds.number(above.sum(1))
+        on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
         none = torch.nn.functional.logsigmoid(-logits).sum(1)                             # log-probability that no output is on
         conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()                          # log p − log (1 − p) is the logit
-        for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), on.sum(1).tolist(), conf.tolist()):
+        for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), counts.tolist(), conf.tolist()):
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)

@@ -207,6 +207,11 @@ class World:
         """Whether this rank, or one that waits for it in `led`, was asked to stop. For the rank that works."""
         return bool(self.stop) or (self.store is not None and self.store.check(["histocc/stop"]))
 
+    def give_up_if_asked(self) -> None:
+        """Raises Stopped where `stop_asked_anywhere`."""
+        if self.stop_asked_anywhere():
+            raise Stopped
+
     def _leave_together(self, key: str) -> None:
         """Rank 0 may hold the store: it stays until all others have read what is in it."""
         if not self.is_main:

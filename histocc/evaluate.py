@@ -151,10 +151,6 @@ def output_problem(args: argparse.Namespace, file: str) -> str | None:
 
 def prepared(args: argparse.Namespace, world: World, file: str, state: dict, formatter: BlockyFormatter) -> PreparedData:
     """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises UserError."""
-    def check() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
-
     def first() -> list:
         problem = output_problem(args, file)
         if problem:
@@ -163,12 +159,12 @@ def prepared(args: argparse.Namespace, world: World, file: str, state: dict, for
         if args.baseline:
             rows_of_run(args, file, state)           # only to find out now whether they are there
         try:
-            return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=check,
+            return [asdict(settings), prepare.prepare(settings, args.output, lambda line: None, check=world.give_up_if_asked,
                                                       wait_seconds=60 * args.timeout_minutes, warn=world.print)]
         except prepare.UnusableData as error:
             raise UserError(nothing_left(error.report, args)) from None
     settings, folder = world.main_first("prepare", first)
-    return on_every_node(PrepareSettings(**settings), args.output, folder, world, check, 60 * args.timeout_minutes)
+    return on_every_node(PrepareSettings(**settings), args.output, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes)
 
 
 def nothing_left(report: dict, args: argparse.Namespace) -> str:
@@ -226,15 +222,11 @@ def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedDat
 def baseline_figures(args: argparse.Namespace, world: World, file: str, state: dict, data: PreparedData,
                      rows: RowSet) -> dict | None:
     """`baseline.compared` on the evaluated rows; None without --baseline. Rank 0 fits. All ranks."""
-    def check() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
-
     def fit() -> dict:
         own = rows_of_run(args, file, state)
         world.print(f"Baseline: a linear support vector machine for each of {len(own.codes):,} codes, on"
                     f" {min(len(own.train), baseline.MOST_ROWS):,} training rows")
-        return baseline.compared(own, data, rows, args.resamples, args.seed, check, world.print)
+        return baseline.compared(own, data, rows, args.resamples, args.seed, world.give_up_if_asked, world.print)
     if not args.baseline:
         return None
     world.did("fitting the baseline")
@@ -314,8 +306,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
     loader = BatchLoader(MicroBatches(rows, plan, world.rank, formatter, read_as, max_len=state["config"]["max_len"],
                                       fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"]))
-    outcomes = Outcomes(formatter, np.asarray(rows.language), list(map(thresholds.least, read_as.languages)), thresholds.at_least_one,
-                        thresholds.at_most)
+    outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, thresholds)
     each = collector(outcomes, model, formatter, state)
     figures = engine.evaluate(model, loader, job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter), world.device, formatter=formatter,
                               stop=StopPoll(world.stop_agreed), world=world, each=each)

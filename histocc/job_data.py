@@ -18,7 +18,6 @@ from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter
 from histocc.ngrams import AUTO, NONE
 from histocc.run_log import LOG
-from histocc.stopping import Stopped
 
 
 def _description_problems(args: argparse.Namespace) -> list[str]:
@@ -102,10 +101,6 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
 
     A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
     """
-    def check() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
-
     def first() -> list:
         found = [problem for problem in [save_path_problem(args.save_path)] if problem] + _checkpoint_problems(args)
         found += _description_problems(args)
@@ -122,7 +117,7 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
         if args.fn_word_freq:
             tables.read_words(args.fn_word_freq)     # only to find out now whether it can be read
         lists = run_files.of_data_alone(args.save_path, args.overwrite) if args.prepare_only else None
-        folder = prepare.prepare(settings, args.save_path, world.print, lists, check, 60 * args.timeout_minutes)
+        folder = prepare.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked, 60 * args.timeout_minutes)
         if args.include_descriptions:
             found = load_descriptions(args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0)
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
@@ -131,7 +126,7 @@ def prepared(args: argparse.Namespace, world: World, train_files: list[str], val
     settings, folder = world.main_first("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
-    data = on_every_node(settings, args.save_path, folder, world, check, 60 * args.timeout_minutes)
+    data = on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes)
     for line in report_lines(data.report):
         world.print(line)
     return data, BlockyFormatter.from_dict(settings.formatter)

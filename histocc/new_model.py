@@ -21,12 +21,8 @@ from histocc.ngrams import AUTO, NONE
 from histocc.sampler import BatchPlan
 from histocc.stopping import Stopped
 
-NGRAM_WIDTH, MOST_FOUND = (
-    128,
-    18,
-)  # numbers for each n-gram; 2^18 of them, since a step of the optimizer goes over all
-
-
+NGRAM_WIDTH = 128  # numbers for each n-gram
+MOST_FOUND = 18  # 2^18 n-grams, since a step of the optimizer goes over all
 SAY_EVERY = 30.0  # seconds
 
 
@@ -55,12 +51,8 @@ def ngram_config(
 
     def count() -> int:
         most = 1 << (MOST_FOUND if asked == AUTO else int(asked))
-        counted["found"] = TextNgrams(data, max_len, check).weights(most)
+        counted["found"] = TextNgrams(data, max_len, world.give_up_if_asked).weights(most)
         return len(counted["found"][0])
-
-    def check() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
 
     world.did("counting n-grams")
     rows = world.main_first("n-grams", count)

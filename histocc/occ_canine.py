@@ -259,10 +259,10 @@ class OccCANINE:
         thresholds = self.coder.thresholds.with_given(threshold)
         if decoder != "full" or threshold is None and thresholds.source != "published":
             return coded
-        kept = [min(max(sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs), thresholds.at_least_one),
-                    thresholds.at_most or len(each.probs))
-                for each, language in zip(coded, languages)]
-        return [each._replace(codes=each.codes[:count], probs=each.probs[:count]) for each, count in zip(coded, kept)]
+        above = torch.tensor([sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs)
+                              for each, language in zip(coded, languages)], dtype=torch.long)
+        return [each._replace(codes=each.codes[:count], probs=each.probs[:count])
+                for each, count in zip(coded, thresholds.number(above).tolist())]
 
     def _numbers(self, what: str, shown_as: list, texts: list[str], languages: list[str], decoder: str,
                  deduplicate: bool, get_dict: bool):

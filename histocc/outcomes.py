@@ -8,6 +8,7 @@ from histocc.decoding import widened
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.report_metrics import SHARES, threshold_counts
+from histocc.thresholds import Thresholds
 
 GRID = np.arange(1, 50) / 50                          # thresholds that are compared: 0.02, 0.04 … 0.98
 RANKED = 5                                            # codes of a row that are searched for, for the top-k accuracy
@@ -16,16 +17,14 @@ CANDIDATES = 20                                       # codes of a row that each
 
 
 class Outcomes:
-    """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]; least: the
-    threshold of each language, float [languages]; at_least_one: whether the most probable code of the linear decoder always counts; at_most: how
-    many of its most probable codes can count, None for all."""
+    """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows of all ranks]; languages:
+    their names; thresholds: which codes of the linear decoder count."""
 
-    def __init__(self, formatter: BlockyFormatter, language: np.ndarray, least: list[float], at_least_one: bool = False,
-                 at_most: int | None = None):
-        self.formatter, self.language, self.least = formatter, language, np.array(least, dtype=np.float64)
-        self.at_least_one, self.at_most = at_least_one, at_most
+    def __init__(self, formatter: BlockyFormatter, language: np.ndarray, languages: list[str], thresholds: Thresholds):
+        self.formatter, self.language, self.number_of_codes = formatter, language, thresholds.number
+        self.least = np.array([thresholds.least(each) for each in languages], dtype=np.float64)
         self.parts: dict[str, list[np.ndarray]] = {}
-        self.thresholds: dict[int, np.ndarray] = {}
+        self.counts: dict[int, np.ndarray] = {}
 
     def add(self, batch: dict, blocks: Tensor, set_probs: Tensor, ranking: Tensor, linear_logits: Tensor,
             written: Tensor | None = None) -> None:
@@ -43,11 +42,7 @@ class Outcomes:
         of_true = place.gather(1, codes.clamp(min=0))
         least = self.least[self.language[batch["rows"][kept].cpu().numpy()]]                            # [B]
         least = torch.from_numpy(least).logit().to(logits)
-        on = logits > least[:, None]                                                                    # [B, C]
-        if self.at_least_one:
-            on |= place == 0
-        if self.at_most is not None:
-            on &= place < self.at_most
+        on = place < self.number_of_codes((logits > least[:, None]).sum(1))[:, None]                    # [B, C]
         row, code = (on & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
         hit = ranking[kept][:, None] == codes[..., None]                                                # [B, K, RANKED]
         ranked = torch.where(hit.any(-1), hit.int().argmax(-1), hit.shape[-1])                          # [B, K]
@@ -77,21 +72,17 @@ class Outcomes:
         """probs [B, C], codes [B, K], rows [B]; place: of each code in its row, 0 for the most probable one, [B, C]."""
         grid = torch.from_numpy(GRID).to(probs)
         above = torch.bucketize(probs, grid)                                                            # [B, C], how many thresholds
-        if self.at_least_one:
-            above = above.masked_fill(place == 0, len(grid))
-        if self.at_most is not None:
-            above = above.masked_fill(place >= self.at_most, 0)
         counts = torch.zeros(len(probs), len(grid) + 1, dtype=torch.long, device=probs.device)
         counts.scatter_add_(1, above, torch.ones_like(above))
-        predicted = counts.flip(1).cumsum(1).flip(1)[:, 1:]                                             # [B, T]
+        predicted = self.number_of_codes(counts.flip(1).cumsum(1).flip(1)[:, 1:])                       # [B, T]
         has = codes >= 0
-        true = above.gather(1, codes.clamp(min=0)).masked_fill(~has, 0)                                 # [B, K]
-        hits = (true[..., None] > torch.arange(len(grid), device=probs.device)).sum(1)                  # [B, T]
+        true = place.gather(1, codes.clamp(min=0)).masked_fill(~has, probs.shape[1])                    # [B, K]
+        hits = (true[..., None] < predicted[:, None]).sum(1)                                            # [B, T]
         predicted, hits, number = (values.cpu().numpy() for values in (predicted, hits, has.sum(1)))
         language = self.language[rows.cpu().numpy()]
         for each in np.unique(language).tolist():
             chosen = language == each
-            self.thresholds[each] = self.thresholds.get(each, 0) + threshold_counts(predicted[chosen], hits[chosen], number[chosen])
+            self.counts[each] = self.counts.get(each, 0) + threshold_counts(predicted[chosen], hits[chosen], number[chosen])
 
     def gathered(self, world: World) -> dict | None:
         """Everything of all ranks, on rank 0; None on the others. All ranks.
@@ -105,7 +96,7 @@ class Outcomes:
         the weighted products of both sum to over all codes, for each of SHARES; both_number int64 [N], codes of the linear decoder's set.
         """
         own = {name: np.concatenate(values) for name, values in self.parts.items()}
-        shares = world.gather_on_main((own, self.thresholds))
+        shares = world.gather_on_main((own, self.counts))
         if shares is None:
             return None
         found = {name: np.concatenate([part[name] for part, _ in shares if part]) for name in next(part for part, _ in shares if part)}

@@ -106,8 +106,7 @@ class Job:
                                not self.args.no_deduplicate, cleaned=True)
 
     def between_batches(self) -> None:
-        if self.world.stop_asked_anywhere():
-            raise Stopped
+        self.world.give_up_if_asked()
         if self.progress is not None:
             self.progress.show(self.share[0] / self.share[1])
             self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
@@ -187,9 +186,9 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
-        check, frequent = stop_check(world), file.frequent(scan)
+        frequent = file.frequent(scan)
         for number, chunks in file.rows(args.input, args.delimiter, scan):
-            check()
+            world.give_up_if_asked()
             if number % world.size == world.rank and not file.is_done(number):
                 job.code_part(file, number, chunks, frequent)
     world.led("parts", everyone, parts)
@@ -219,7 +218,7 @@ def first_look(args: argparse.Namespace, world: World, held: contextlib.ExitStac
         before = file.begin(args.overwrite)
         otherwise.pop_all()
     try:
-        file.scan(args.input, args.delimiter, job.read_columns, job.coder.clean, job.coder.known, not args.no_deduplicate, stop_check(world))
+        file.scan(args.input, args.delimiter, job.read_columns, job.coder.clean, job.coder.known, not args.no_deduplicate, world.give_up_if_asked)
     except UserError:
         remove_parts(file, held)
         raise
@@ -243,7 +242,7 @@ def take_input(args: argparse.Namespace, world: World, held: contextlib.ExitStac
         with contextlib.suppress(OSError):           # the parts of an earlier start
             os.rmdir(folder)
     otherwise.callback(remove)
-    spooled(args.input, f"{path}.tmp", stop_check(world), 60 * args.timeout_minutes)
+    spooled(args.input, f"{path}.tmp", world.give_up_if_asked, 60 * args.timeout_minutes)
     os.replace(f"{path}.tmp", path)
     args.input = path
     return True
@@ -264,13 +263,6 @@ def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
     held.close()                                     # the lock
     with contextlib.suppress(OSError):
         os.rmdir(file.folder)
-
-
-def stop_check(world: World):
-    def check() -> None:
-        if world.stop_asked_anywhere():
-            raise Stopped
-    return check
 
 
 def say_end(args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:

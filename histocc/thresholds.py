@@ -7,6 +7,8 @@ ones above the threshold. With "at_most": n only the n most probable ones can: n
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 from histocc.errors import UserError
 from histocc.schema import flag, mapping, real, text, whole
 
@@ -74,6 +76,11 @@ class Thresholds(NamedTuple):
     def least(self, language: str) -> float:
         """The threshold of a language."""
         return self.by_language.get(language, self.by_language[None])
+
+    def number(self, above: Tensor) -> Tensor:
+        """How many codes of a row count, the most probable first, where `above` of them are above the
+        threshold; integers of any shape."""
+        return above.clamp(int(self.at_least_one), self.at_most)
 
     def __str__(self) -> str:
         others = self.by_language[None]

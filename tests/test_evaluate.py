@@ -18,6 +18,7 @@ from histocc.formatter import hisco_blocky5
 from histocc.model_io import load_model
 from histocc.outcomes import GRID, MOST_FLAT_CODES, Outcomes
 from histocc.text import encode
+from histocc.thresholds import Thresholds
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 VALIDATION = [(f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]}", TITLES[i % 8 if i % 5 else (i + 1) % 8][1],
@@ -249,7 +250,7 @@ def test_outcomes_of_a_batch_against_plain_loops():
     probs = torch.rand(9, generator=generator)
     most_probable = logits.topk(5).indices
     weights = torch.tensor([1.0] * 8 + [0.0])
-    outcomes = Outcomes(formatter, language, [0.5, 0.5])
+    outcomes = Outcomes(formatter, language, ["en", "da"], Thresholds({None: 0.5}, "usual"))
     outcomes.add({"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits)
     found = outcomes.gathered(evaluate.World())
     order = sorted(range(8), key=lambda i: int(rows[i]))

@@ -409,7 +409,7 @@ class TestEvaluation:
         share, halves, right = by_hand(model, rows)
         assert list(found["decoders"]) == ["seq2seq", "linear", "both"]
         assert (both["linear_share"], both["linear_share_of_halves"]) == (share, halves)
-        assert both["right_rows"] == sum(right) and 0.1 < both["accuracy"] < 1
+        assert both["right_rows"] == sum(right) and 0.2 < both["accuracy"] < 1
         texts = {}
         for row, each in zip(rows, right):
             texts.setdefault(row[0], []).append(each)
