@@ -28,7 +28,7 @@ from histocc import decoding, job, job_data
 from histocc import seq2seq_mixer_engine as engine
 from histocc.boundary import Boundary, Meter
 from histocc.distributed import World
-from histocc.lr_schedule import linear_schedule
+from histocc.lr_schedule import Schedule, linear_schedule
 from histocc.precision import Precision
 from reference_model import Reference
 
@@ -58,6 +58,11 @@ def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
             break
         size //= 4
     return 2 * size**3 / min(best, *(seconds(lambda: a @ b, device) for _ in range(8))) / 1e9
+
+
+def at_rate(rate: float) -> Schedule:
+    """Of an optimizer that has one learning rate."""
+    return Schedule(total=10**6, length=10**6, warmup=0, stop=10**6, rate=rate, linear_factor=1.0)
 
 
 def forward_flops(config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int) -> float:
@@ -141,7 +146,7 @@ class Bench:
 
     def train(self, precisions: list[str]) -> dict:
         self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
-        self.optimizer = job.make_optimizer(self.run, self.model, 2e-5)
+        self.optimizer = job.make_optimizer(self.run, self.model, at_rate(2e-5))
         self.scheduler = linear_schedule(self.optimizer, 0, 10**6)
         modes = {name: Precision(name, self.device) for name in precisions}
         Precision("float32", self.device).use()                              # the reference, too, has TF32 where there is any
@@ -261,7 +266,7 @@ def main() -> None:
                 found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 print(f"most memory: {found['memory_gb']:.1f} GB")
         if args.only != "train":
-            bench.optimizer = job.make_optimizer(bench.run, bench.model, 1e-3)
+            bench.optimizer = job.make_optimizer(bench.run, bench.model, at_rate(1e-3))
             bench.scheduler = linear_schedule(bench.optimizer, 10, 10**6)
             bench.step = 0
             bench.our_steps(args.learn, Precision("float32", device))

@@ -125,7 +125,7 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
     noise.add_argument("--join-rows", type=float, default=0.0, metavar="PROB",
                        help="probability that a row with one code is joined with another such row of its "
                             "language, drawn anew in each epoch, to a row with both codes: farmer and smith, "
-                            "0…1. Needs two target columns")
+                            "0…1. Needs a formatter with room for two codes")
     noise.add_argument("--unk-lang-prob", type=float, default=0.25, help="probability that the language is hidden, 0…1")
     noise.add_argument("--fn-word-freq", metavar="FILE", default=None,
                        help="words to insert: a CSV with columns word, freq (default: the words of the training texts)")
@@ -162,7 +162,8 @@ def add_model_arguments(parser: Parser) -> None:
                        help="n-grams of characters and words beside the encoder, at most 2^BITS; auto: those of the training texts in a "
                             "model from scratch, else as --initial-checkpoint has them; where it has none, BITS adds them")
     group.add_argument("--ngram-passes", type=count_or_zero, default=10, metavar="N",
-                       help="passes over the distinct rows, 200,000 rows at most and fewer for wider models, that fit new n-grams with the linear decoder, and as many with both decoders, before the encoder is trained")
+                       help="passes over the distinct rows (200,000 rows at most, fewer for wider models) that fit new n-grams with both "
+                            "decoders before the encoder is trained, after ten quick ones with the linear decoder alone; 0, or with --initial-checkpoint: no fit")
     group.add_argument("--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint")
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")

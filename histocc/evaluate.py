@@ -39,7 +39,7 @@ from histocc.outcomes import RANKED, Outcomes
 from histocc.precision import Precision
 from histocc.prepared_folder import is_whole
 from histocc.published import KINDS, SETTINGS, Given, files_of
-from histocc.report import decoders_report
+from histocc.report import LEAST_ROWS, decoders_report
 from histocc.run_lock import run_lock
 from histocc.run_log import COLUMNS
 from histocc.sampler import BatchPlan
@@ -368,6 +368,8 @@ def store_thresholds(file: str, evaluated: int, found: dict, share: float | None
     world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
     if share is not None:
         world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
+    if found["all"]["rows"] < LEAST_ROWS:
+        world.print(f"WARNING: they are fitted on {found['all']['rows']:,} rows; take {LEAST_ROWS} or more")
     if texts_trained_on:
         world.print(f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give better ones")
 

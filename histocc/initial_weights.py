@@ -194,6 +194,9 @@ def load_initial_weights(
                 "  it does not say which codes its linear outputs are: key.json beside it, or --key, names "
                 "them"
             )
+    if model.ngrams and "ngrams.idf" not in weights:
+        new = [name for name in new if not name.startswith("ngrams.")]
+        world.print(f"  new: {len(model.ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
     if new:
         world.print(f"  new, with random weights: {', '.join(model_io.by_part(new, model.state_dict()))}")
     if unused:

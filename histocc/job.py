@@ -85,7 +85,7 @@ def make_loaders(args: argparse.Namespace, world: World, data: PreparedData, for
     if args.join_rows and data.max_codes > 1:
         joined = JoinedRows(data, derived_seed(args.seed, _SEED_JOINED), args.join_rows, config["max_len"])
     elif args.join_rows:
-        world.print("Note: --join-rows joins nothing, for want of a second target column")
+        world.print("Note: --join-rows joins nothing: the formatter has no room for a second code")
     loaders = {"data_loader_train": BatchLoader(
         batches(data.train, plan, shuffle_seed=derived_seed(args.seed, _SEED_ORDER), augmenter=augmenter,
                 descriptions=descriptions, joined=joined, first_empty_block=args.empty_blocks == "first"),
@@ -290,7 +290,7 @@ def make_model(args: argparse.Namespace, world: World, data: PreparedData, forma
     new_model.start_at_frequencies(model, data)
     if not resumed and model.ngrams:
         fit = partial(fit_of_ngrams, args, world, data, formatter, model) if first is None else None
-        new_model.start_ngrams(model, world, counted, fit)
+        new_model.start_ngrams(model, world, counted, fit, args.freeze_encoder)
     model.to(Precision.of(args, world.device).dtype)
     if resumed:
         model.load_state_dict(resumed["model"])

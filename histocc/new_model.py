@@ -136,10 +136,15 @@ def progress(world: World) -> Callable[[int, int], None]:
 
 
 def start_ngrams(
-    model: Seq2SeqMixerOccCANINE, world: World, counted: tuple | None, fit: Callable[[], float] | None
+    model: Seq2SeqMixerOccCANINE,
+    world: World,
+    counted: tuple | None,
+    fit: Callable[[], float] | None,
+    frozen: bool,
 ) -> None:
     """Gives every rank the n-grams of rank 0, and its decoders. counted: hashes and weights of the
-    n-grams, on rank 0; fit: what trains them there, returns its seconds. All ranks."""
+    n-grams, on rank 0; fit: what trains them there, returns its seconds; frozen: whether the encoder stays as it is.
+    All ranks."""
 
     def first() -> float:
         if counted:
@@ -154,3 +159,8 @@ def start_ngrams(
     if seconds:
         model.encoder.say_nothing()  # which the decoders know nothing of yet
         world.print(f"Fitted in {seconds:.1f} s")
+        if frozen:
+            world.print(
+                "Note: --freeze-encoder without --initial-checkpoint: what an encoder reads that nothing has "
+                "trained is left out, so the decoders have the n-grams alone"
+            )

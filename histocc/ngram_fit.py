@@ -29,6 +29,7 @@ from histocc.text import encode_batch, language_table
 MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
 MOST_SHOWN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
 TINY_WIDTH = 128
+LINEAR_PASSES = 10  # of the first part
 DROPOUT = 0.3  # share of the n-grams that are left out
 RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
 THREADS = 2
@@ -115,42 +116,35 @@ def fit(
 ) -> float:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
     of `DistinctRows`, without the encoder, in place, on the CPU in float32: first with the
-    linear decoder alone, which takes a tenth of the time, then with both. passes: of each of the two parts,
-    in which at most MOST_SHOWN rows are seen, and the fewer the wider the decoder; check: called with
-    the number of each step and of all, before it, may raise to stop. Returns the seconds."""
+    linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
+    `passes`. At most MOST_SHOWN rows are seen in either part, and the fewer the wider the decoder. check:
+    called with the number of each step and of all, before it, may raise to stop. Returns the seconds."""
     began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
     torch.manual_seed(seed % 2**63)
     model.train()
     dropout, model.ngrams.dropout, model.ngrams.sparse = model.ngrams.dropout, DROPOUT, True
     most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
-    steps = max(1, min(passes * len(batches), most // batches.plan.total))
+    steps = [max(1, min(each * len(batches), most // batches.plan.total)) for each in (LINEAR_PASSES, passes)]
     fast = [model.ngrams.linear.weight, model.linear_decoder.bias]
     to_memory = [model.ngrams.word_to_memory.weight, model.ngrams.text_to_memory.weight]
+    slow = [*to_memory, *model.decoder.parameters()]
+    parts = (
+        (linear_losses, [], RATE, range(steps[0])),
+        (both_losses, slow, RATE_WITH_DECODER, range(steps[0], sum(steps))),
+    )
     try:
-        linear = partial(linear_losses, model, loss_fn)
-        _descend(
-            batches,
-            linear,
-            model.ngrams.table.weight,
-            fast,
-            [],
-            RATE,
-            range(steps),
-            lambda step: check(step, 2 * steps),
-        )
-        both, slow = partial(both_losses, model, loss_fn), [*to_memory, *model.decoder.parameters()]
-        then = range(steps, 2 * steps)
-        _descend(
-            batches,
-            both,
-            model.ngrams.table.weight,
-            fast,
-            slow,
-            RATE_WITH_DECODER,
-            then,
-            lambda step: check(step, 2 * steps),
-        )
+        for losses, others, rate, own in parts:
+            _descend(
+                batches,
+                partial(losses, model, loss_fn),
+                model.ngrams.table.weight,
+                fast,
+                others,
+                rate,
+                own,
+                lambda step: check(step, sum(steps)),
+            )
     finally:
         model.ngrams.dropout, model.ngrams.sparse = dropout, False
         model.zero_grad(set_to_none=True)

@@ -83,7 +83,7 @@ def coding_entries(args: argparse.Namespace, has_ngrams: bool, data: PreparedDat
     --fit-thresholds` finds better ones."""
     found = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
     if args.linear_loss == ROWS:
-        most = max(map(int, data.report["codes_per_row"]))
+        most = max(*map(int, data.report["codes_per_row"]), 1, min(data.max_codes, 2 * (args.join_rows > 0)))
         found["thresholds"] = {"default": USUAL, "by_language": {}, "source": "usual", "at_least_one": True,
-                               "at_most": max(1, most, 2 * (args.join_rows > 0))}
+                               "at_most": most}
     return found

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import REPO, environment, write_csv, write_rows
+from helpers import REPO, environment, read_logs, write_csv, write_rows
 
 GUIDES = ("README.md", "MULTI_GPU_TRAINING.md", "docs/published.md", "docs/faults.md")
 SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch-size", "4", "--ngram-passes", "1"]
@@ -99,6 +99,16 @@ def test_short_commands_run(place):
     for _, line in commands():
         if is_short(line):
             check(place, line)
+
+
+@pytest.mark.processes
+def test_the_two_commands_that_compare_losses_agree(place):
+    lines = [line for _, line in commands() if "--float64" in line]
+    assert [line.split()[-1] for line in lines] == ["./one", "./two"]
+    for line in lines:
+        check(place, line)
+    one, two = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
+    assert len(one) == 2 and one == pytest.approx(two, rel=1e-9)
 
 
 @pytest.mark.processes

@@ -625,7 +625,7 @@ def test_one_target_column_has_nothing_to_join(tmp_path):
         "--save-path",
         tmp_path / "run",
     ]
-    assert "--join-rows joins nothing, for want of a second target column" in run(
+    assert "--join-rows joins nothing: the formatter has no room for a second code" in run(
         FINETUNE, *flags, "--join-rows", 0.5
     )
     code, output = run_inside(finetune.main, *flags, "--join-rows", 1.5)

@@ -147,7 +147,7 @@ class TestAnyNumberOfProcesses:
     @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_curves_are_those_of_one_process(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
-        assert len(rows) == 21 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
+        assert len(rows) == 21 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-8
         assert [[row[name] for name in FIGURES] for row in rows] == [
             [row[name] for name in FIGURES] for row in others
         ]
@@ -422,6 +422,8 @@ class TestStarts:
                 asked,
             )
             assert bool(model.ngrams) == bool(config["ngrams"]) == (asked == "6")
+            assert ("new: 64 n-grams, not fitted" in said) == (asked == "6")
+            assert "new, with random weights" in said and "tensors of ngrams" not in said
             state = model.state_dict()
             assert all(
                 torch.equal(state[name], value) for name, value in own.items() if name.startswith("encoder.")
@@ -521,6 +523,11 @@ class TestStarts:
         assert (
             config["ngrams"]["rows"] > 64 and "Fitting" not in said and not model.ngrams.linear.weight.any()
         )
+
+    def test_an_encoder_that_stays_untrained_is_named(self, runs, tmp_path):
+        for more in ([], ["--freeze-encoder"]):
+            _, _, _, said = prepared(runs[2], tmp_path / str(len(more)), "--ngram-passes", 1, *more)
+            assert "Fitted in" in said and ("the decoders have the n-grams alone" in said) == bool(more)
 
     def test_texts_without_ngrams_train_without(self, files, tmp_path):
         rows = [(".", "61110", "", "en"), ("-", "41025", "", "en")] * 4

@@ -190,10 +190,17 @@ def test_of_own_and_published_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "codes_per_row, join_rows, expected",
-    [({"1": 9}, 0.0, 1), ({"1": 9, "3": 1}, 0.0, 3), ({"1": 9}, 0.2, 2), ({"1": 1, "4": 2}, 0.2, 4)],
+    "codes_per_row, room, join_rows, expected",
+    [
+        ({"1": 9}, 5, 0.0, 1),
+        ({"1": 9, "3": 1}, 5, 0.0, 3),
+        ({"1": 9}, 5, 0.2, 2),
+        ({"1": 9}, 1, 0.2, 1),
+        ({"1": 1, "4": 2}, 5, 0.2, 4),
+    ],
 )
-def test_no_more_codes_count_than_a_row_has(codes_per_row, join_rows, expected):
+def test_no_more_codes_count_than_a_row_has(codes_per_row, room, join_rows, expected):
+    """Where rows are joined they have two, unless the formatter has room for one alone."""
     args = parsed("--linear-loss", "rows", "--join-rows", join_rows)
-    data = SimpleNamespace(report={"codes_per_row": codes_per_row})
+    data = SimpleNamespace(report={"codes_per_row": codes_per_row}, max_codes=room)
     assert coding_entries(args, False, data)["thresholds"]["at_most"] == expected

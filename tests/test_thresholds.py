@@ -53,6 +53,8 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     code, said = run_inside(evaluate.main, "--model", tmp_path / "model.bin", "--data", trained / "val.csv", "--output", tmp_path / "out", "--device", "cpu",
                             "--resamples", 20, "--fit-thresholds")
     assert code == 0 and f"Thresholds stored in {tmp_path}/model.bin: " in said, said
+    rows = len((trained / "val.csv").read_text().splitlines()) - 1
+    assert (f"WARNING: they are fitted on {rows} rows; take 100 or more" in said) == (rows < 100)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     stored = torch.load(tmp_path / "model.bin", weights_only=True)
     best = report["decoders"]["linear"]["thresholds"]["all"]
