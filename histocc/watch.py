@@ -45,7 +45,8 @@ def read(folder: str) -> View:
         raise UserError(f"{folder}: no such folder")
     status = _json(os.path.join(folder, STATUS))
     if not status or "state" not in status:
-        raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there)")
+        raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there; the data "
+                        "are prepared and n-grams are fitted before)")
     args = _json(os.path.join(folder, "args.json"))
     files = args.get("train_data")
     _check(folder, STATUS, {

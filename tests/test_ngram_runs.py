@@ -509,6 +509,7 @@ class TestStarts:
             )
             assert code == 0, output
             lines.append(next(line for line in output.splitlines() if "Learning rate: " in line))
+            assert ("before it the fit of the n-grams, not measured" in output) == ("--dry-run" in more)
         assert lines[0] == lines[1] and lines[0].endswith("of the linear decoder and the n-grams 0.1 times that")
         assert lines[2].endswith("of the linear decoder and the n-grams 5 times that")
 
