@@ -15,10 +15,11 @@ RISEN = 1.5                   # times the lowest mean of ROWS rows so far
 
 
 class Hints:
-    """`of(row)` gives the sentences that a row of the log occasions. total_steps: of the run; workers: of a process's loader."""
+    """`of(row)` gives the sentences that a row of the log occasions. total_steps: of the run; workers: of a process's loader;
+    fitted: whether the model knew its texts before the first step, so that the loss begins low."""
 
-    def __init__(self, total_steps: int, workers: int = 0, first_step: int = 0):
-        self.total_steps, self.workers, self.resumed = total_steps, workers, first_step > 0
+    def __init__(self, total_steps: int, workers: int = 0, first_step: int = 0, fitted: bool = False):
+        self.total_steps, self.workers, self.resumed, self.fitted = total_steps, workers, first_step > 0, fitted
         self.said: set[str] = set()
         self.losses: list[float] = []
         self.data_bound, self.slow = 0, (0, None)    # rows in a row; the same and the rank
@@ -73,7 +74,7 @@ class Hints:
                              "--warmup-pct, or take a larger total batch (--accumulate-steps)")
         if last > RISEN * min(means):
             return self._now(f"the loss rose from {min(means):.4g} to {last:.4g}: lower --learning-rate (a third), raise --warmup-pct, or leave --lr-scaling out")
-        if last > FALLEN * first:
+        if last > FALLEN * first and not self.fitted:
             return self._now(f"the loss has not fallen in the first {row['step']:,} steps ({first:.4g} → {last:.4g}): try another --learning-rate (three times, or a "
                              "third), and look at the pairs of texts and codes in the data")
         return None

@@ -194,7 +194,7 @@ def _train_in_folder(args: argparse.Namespace, world: World, data: PreparedData,
         write_run_files(vars(args) | asked, own, data, world.print)
     stop = StopPoll(world.stop_agreed)
     log = RunLog(args.save_path, schedule.total, world.is_main, run.step, stop=schedule.stop, again=bool(position.get("unfinished")),
-                 workers=args.num_workers, others=here.get("loggers"), own=own)
+                 workers=args.num_workers, fitted=schedule.fitted, others=here.get("loggers"), own=own)
     save = Saver(own, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say)
     say_start(args, world, resumed, run.step, run.plan)
     with contextlib.ExitStack() as ends:

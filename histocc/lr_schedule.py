@@ -51,7 +51,8 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 @dataclass(frozen=True)
 class Schedule:
     """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this start ends; rate: the
-    peak; linear_factor: the rate of the linear decoder and the n-grams, or of these alone (ngrams_alone), as a multiple of it."""
+    peak; linear_factor: the rate of the linear decoder and the n-grams, or of these alone (ngrams_alone), as a multiple of it;
+    fitted: whether they were fitted before the first step."""
 
     total: int
     length: int
@@ -60,6 +61,7 @@ class Schedule:
     rate: float
     linear_factor: float
     ngrams_alone: bool = False
+    fitted: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace, steps_per_epoch: int, processes: int, resumed: dict | None, linear_decoder: str = TRAINED,
@@ -75,4 +77,4 @@ class Schedule:
             rates = resumed["scheduler"]["base_lrs"]
             rate, factor = rates[0], rates[-1] / rates[0]
         alone = ngrams_alone and (bool(resumed) or args.linear_lr_factor is None)
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor, alone)
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate, factor, alone, linear_decoder == FITTED)

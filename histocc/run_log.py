@@ -65,12 +65,12 @@ class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
     folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
-    `again`: its row is still to be written. workers: of a process's loader, for the hints. others: has the methods
+    `again`: its row is still to be written. workers: of a process's loader, and fitted, see `Hints`. others: has the methods
     row and close, too, and is called on rank 0 (`histocc.loggers`). own: the run's files in `folder`; None takes all names for its own.
     """
 
     def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
-                 stop: int | None = None, again: bool = False, workers: int = 0,
+                 stop: int | None = None, again: bool = False, workers: int = 0, fitted: bool = False,
                  others: Any = None, own: OwnFiles | None = None):
         self.path = self.status_path = None
         if folder and is_main:
@@ -79,7 +79,7 @@ class RunLog:
         self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.others = others if is_main else None
-        self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step)
+        self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step, fitted)
         self.status = {"state": RUNNING, "step": step, "first_step": step, "stop_step": self.stop, "total_steps": total_steps, "warning": ""}
         if self.path:
             self._start_file(step - again)

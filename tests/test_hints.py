@@ -38,6 +38,8 @@ def test_a_loss_that_does_not_fall_is_said_after_a_tenth_of_the_run():
     assert said([{"train_loss": 2.0 * 0.97**i} for i in range(30)]) == []
     assert said(still[:5]) == [] and said(still, total=10000) == []          # too early
     assert said(still, first_step=500) == []                                 # it learnt before
+    assert said(still, fitted=True) == []                                    # and here, without the encoder
+    assert len(said([{"train_loss": 2.0 + 0.2 * i} for i in range(30)], fitted=True)) == 1
 
 
 def test_a_loss_that_rises():
