@@ -62,11 +62,10 @@ def dry_run(args: argparse.Namespace, world: World, data: PreparedData, formatte
     each_epoch = args.num_epochs if args.save_each_epoch else 0
     free = world.main_first("free space", lambda: _free_space(args.save_path))
     total = steps * step_seconds + validations * validation_seconds
-    before = run.raw_model.ngrams is not None and args.ngram_passes and not args.initial_checkpoint and not run.resumed
     lines = [f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained or saved.",
              f"  Steps:       {steps:,} of {step_seconds:.3g} s: {duration(steps * step_seconds)}",
              f"  Validations: {validations:,} of {validation_seconds:.3g} s: {duration(validations * validation_seconds)}",
-             f"  Time:        about {duration(total)} in all" + ", and before it the fit of the n-grams, not measured" * bool(before)
+             f"  Time:        about {duration(total)} in all" + ", and before it the fit of the n-grams, not measured" * run.schedule.fitted
              + (f", in parts of {args.stop_after:g} minutes (--stop-after)" if args.stop_after else ""),
              f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
              f"  Checkpoints: {size / GB:.2f} GB each, up to {kept + each_epoch:,} files; {free / GB:.1f} GB are free"]

@@ -63,6 +63,7 @@ def slow(*arguments, fast=ngram_fit.without_encoder):
     return fast(*arguments)
 
 job.make_model, ngram_fit.without_encoder = made, slow
+ngram_fit.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
 if __name__ == "__main__":
     stopping.start_listening()
     train_mixer.main()
@@ -147,7 +148,7 @@ class TestAnyNumberOfProcesses:
     @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_curves_are_those_of_one_process(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
-        assert len(rows) == 21 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-8
+        assert len(rows) == 21 and greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
         assert [[row[name] for name in FIGURES] for row in rows] == [
             [row[name] for name in FIGURES] for row in others
         ]
