@@ -2,7 +2,8 @@
 """Fine-tune a model on one CSV of descriptions and codes, split into training and validation by the texts.
 
     python finetune.py --dataset data.csv --target-cols hisco_1 hisco_2 --save-path ./output
-    torchrun --nproc_per_node=4 finetune.py --distributed --dataset data.csv --target-cols hisco_1 --save-path ./output
+    torchrun --nproc_per_node=4 finetune.py --distributed --dataset data.csv \\
+        --target-cols hisco_1 --save-path ./output
     python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
 
 The same command again goes on where the run in the save folder stopped.
@@ -11,15 +12,22 @@ The same command again goes on where the run in the save folder stopped.
 from histocc import stopping
 
 if __name__ == "__main__":
-    stopping.start_listening()                       # from here on a signal is heard, though importing torch takes seconds
+    stopping.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 from histocc import cli, dry_run, job_data
 
 
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("finetune.py", __doc__.split("\n", 1)[0])
-    parser.add_argument("--dataset", "--data-dir", "--data-root", dest="dataset", required=True, metavar="FILE.csv",
-                        help="descriptions and codes; or a folder with one table, or with train and val")
+    parser.add_argument(
+        "--dataset",
+        "--data-dir",
+        "--data-root",
+        dest="dataset",
+        required=True,
+        metavar="FILE.csv",
+        help="descriptions and codes; or a folder with one table, or with train and val",
+    )
     cli.add_finetune_arguments(parser)
     return parser
 

@@ -4,9 +4,9 @@
     python benchmarks/data.py                     # 18 million rows, about 6 GB of disk in --folder
     python benchmarks/data.py --rows 1000000      # a quick look
 
-Prints one table and one JSON line. Every part runs in a process of its own, whose peak memory is what the system counted
-(resident set, pages of mapped files included). One thread each; preparation reads in one process and writes in
-a second one.
+Prints one table and one JSON line. Every part runs in a process of its own, whose peak memory is what the
+system counted (resident set, pages of mapped files included). One thread each; preparation reads in one
+process and writes in a second one.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 COLUMNS = ["hisco_1", "hisco_2", "hisco_3"]
-TARGETS = [                                           # (key, what it is, unit, bound, True: at least, False: below)
+TARGETS = [  # (key, what it is, unit, bound, True: at least, False: below)
     ("prepare_rows_per_sec", "preparation, two cores", "rows/s", 250_000, True),
     ("prepare_peak_mb", "peak memory of preparation", "MB", 1500, False),
     ("cached_start_sec", "second start, from the cache", "s", 2.0, False),
@@ -42,39 +42,58 @@ def peak_mb() -> float:
 def own_mb() -> float:
     """Memory of this process that no other shares, in MB (Linux)."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
-        return sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean", "Private_Dirty"))) / 1024
+        return (
+            sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean", "Private_Dirty")))
+            / 1024
+        )
 
 
 def write_rows(path: str, rows: int) -> dict:
     from histocc.sample.files import write
     from histocc.sample.generate import rows as sample_rows
+
     started = time.perf_counter()
     write(sample_rows(rows, 1), path)
-    return {"write_rows_per_sec": rows / (time.perf_counter() - started), "file_mb": os.path.getsize(path) / 1e6}
+    return {
+        "write_rows_per_sec": rows / (time.perf_counter() - started),
+        "file_mb": os.path.getsize(path) / 1e6,
+    }
 
 
 def settings_of(path: str):
     from histocc.data_settings import PrepareSettings
     from histocc.formatter import make_formatter
-    return PrepareSettings([path], make_formatter("hisco", COLUMNS).to_dict(), COLUMNS, share_val=0.1, language_col="lang")
+
+    return PrepareSettings(
+        [path], make_formatter("hisco", COLUMNS).to_dict(), COLUMNS, share_val=0.1, language_col="lang"
+    )
 
 
 def prepare_rows(path: str, folder: str) -> dict:
     from histocc.prepare import prepare
+
     before, started = peak_mb(), time.perf_counter()
     prepare(settings_of(path), folder, lambda line: None)
     seconds = time.perf_counter() - started
-    writer = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024         # its own process; counts shared pages twice
+    # its own process; counts shared pages twice
+    writer = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     return {"prepare_sec": seconds, "prepare_peak_mb": peak_mb() + writer, "imports_mb": before}
 
 
 def start_again(path: str, folder: str) -> dict:
     from histocc.arrays import PreparedData
     from histocc.prepare import prepare
+
     started = time.perf_counter()
     data = PreparedData.open(prepare(settings_of(path), folder, lambda line: None))
-    return {"cached_start_sec": time.perf_counter() - started, "folder": data.folder, "report": {
-        name: data.report[name] for name in ("rows", "train_rows", "distinct_texts", "duplicates", "conflicts")}}
+    return {
+        "cached_start_sec": time.perf_counter() - started,
+        "folder": data.folder,
+        "report": {
+            name: data.report[name]
+            for name in ("rows", "train_rows", "distinct_texts", "duplicates", "conflicts")
+        },
+    }
 
 
 def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank: int = 0):
@@ -85,24 +104,33 @@ def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank:
     from histocc.formatter import make_formatter
     from histocc.job import LENGTH_GROUP_ROWS, LENGTH_GROUPS
     from histocc.sampler import BatchPlan
+
     data = PreparedData.open(folder)
     words = tables.read_words(os.path.join(folder, "words.csv"))
     plan = BatchPlan(len(data.train), total, processes, 0, LENGTH_GROUPS, LENGTH_GROUP_ROWS["cpu"])
-    return MicroBatches(data.train, plan, rank, make_formatter("hisco", COLUMNS), data, shuffle_seed=3,
-                        augmenter=Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None)
+    return MicroBatches(
+        data.train,
+        plan,
+        rank,
+        make_formatter("hisco", COLUMNS),
+        data,
+        shuffle_seed=3,
+        augmenter=Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None,
+    )
 
 
 def make_batches(folder: str, noise: bool, seconds: float) -> dict:
     from histocc.text import padded_width
+
     batches = open_batches(folder, noise, total=512)
     last = batches.plan.steps_per_epoch - 1
     started = time.perf_counter()
-    batches[7, last // 2]                             # as a run that goes on in the middle of its eighth epoch
+    batches[7, last // 2]  # as a run that goes on in the middle of its eighth epoch
     first = time.perf_counter() - started
     rows = positions = asked = number = 0
     started = time.perf_counter()
     while time.perf_counter() - started < seconds:
-        for part in batches[0, number * 7919 % last]:                         # from all over the file
+        for part in batches[0, number * 7919 % last]:  # from all over the file
             rows += len(part["weights"])
             positions += part["input_ids"].numel()
             if number < 50:
@@ -110,21 +138,29 @@ def make_batches(folder: str, noise: bool, seconds: float) -> dict:
         number += 1
         if number == 50:
             padding = 1 - asked / positions
-            rows, started = 0, time.perf_counter()    # the clock runs without that count, and with warm caches
+            rows, started = 0, time.perf_counter()  # the clock runs without that count, and with warm caches
     rate = rows / (time.perf_counter() - started)
-    return {"noisy_rows_per_sec": rate, "padding": padding} if noise else {"batch_rows_per_sec": rate, "resumed_first_batch_sec": first}
+    return (
+        {"noisy_rows_per_sec": rate, "padding": padding}
+        if noise
+        else {"batch_rows_per_sec": rate, "resumed_first_batch_sec": first}
+    )
 
 
 def hold_a_rank(folder: str, rank: int, ready, go, answer) -> None:
-    """A rank that has its loader ready and takes batches; says how much memory it alone has beyond torch itself."""
+    """A rank that has its loader ready and takes batches; says how much memory it alone has beyond torch
+    itself.
+    """
     import torch
+
     torch.set_num_threads(1)
     import histocc.job  # noqa: F401  what every rank has in memory before there are data
+
     before = own_mb()
     batches = open_batches(folder, True, total=1024, processes=2, rank=rank)
     for number in range(60):
         batches[0, number * 7919 % batches.plan.steps_per_epoch]
-    ready.wait()                                      # both hold their data now
+    ready.wait()  # both hold their data now
     answer.put((rank, own_mb() - before))
     go.wait()
 
@@ -143,6 +179,7 @@ def second_rank(folder: str) -> dict:
 
 def _answer(queue, work, arguments) -> None:
     import torch
+
     torch.set_num_threads(1)
     queue.put(work(*arguments))
 
@@ -157,7 +194,7 @@ def alone(work, *arguments) -> dict:
         try:
             result = queue.get(timeout=1)
             break
-        except Exception:                             # queue.Empty: look whether it still lives
+        except Exception:  # queue.Empty: look whether it still lives
             if process.exitcode not in (None, 0):
                 sys.exit(f"{work.__name__} failed")
     process.join()
@@ -193,9 +230,21 @@ def main() -> None:
     for key, what, unit, bound, least in TARGETS:
         value = found[key]
         digits = 0 if value >= 100 else 3
-        print(f"| {what} | {value:,.{digits}f} {unit} | {'≥' if least else '<'} {bound:,} | "
-              f"{'met' if (value >= bound if least else value < bound) else 'MISSED'} |")
-    print(json.dumps({"rows": args.rows, **{name: value if isinstance(value, dict) else round(value, 4) for name, value in found.items()}}))
+        print(
+            f"| {what} | {value:,.{digits}f} {unit} | {'≥' if least else '<'} {bound:,} | "
+            f"{'met' if (value >= bound if least else value < bound) else 'MISSED'} |"
+        )
+    print(
+        json.dumps(
+            {
+                "rows": args.rows,
+                **{
+                    name: value if isinstance(value, dict) else round(value, 4)
+                    for name, value in found.items()
+                },
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What n-grams beside the encoder cost: rates of training and coding with them and without, in turns in one run.
+"""What n-grams beside the encoder cost: rates of training and coding with them and without, in turns in one
+run.
 
     python benchmarks/ngrams.py                        # size small, batch 64, two threads
     python benchmarks/ngrams.py --size base --device cuda
@@ -63,7 +64,11 @@ class Side:
 
     def code(self, texts: list[str], decoder: str) -> None:
         if self.coder is None:
-            state = {"key": job.code_numbers(self.data), "languages": self.data.languages, "config": self.run.config}
+            state = {
+                "key": job.code_numbers(self.data),
+                "languages": self.data.languages,
+                "config": self.run.config,
+            }
             self.coder = Coder(self.run.raw_model.eval(), self.formatter, state)
         self.coder.code(texts, ["en"] * len(texts), decoder)
 
@@ -87,7 +92,9 @@ def get_args_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=512, help="distinct texts to code")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of training in a round")
-    parser.add_argument("--learn", type=int, default=60, help="steps before coding, so that both stop after a code")
+    parser.add_argument(
+        "--learn", type=int, default=60, help="steps before coding, so that both stop after a code"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     return parser

@@ -221,9 +221,11 @@ class PublishedProgram(nn.Module):
         weights = {name: value.clone() for name, value in self.state_dict().items()}
         if self.decoder is None:
             return {
-                name.replace("encoder.", "basemodel.", 1)
-                if name.startswith("encoder.")
-                else name.replace("linear_decoder.", "out.", 1): value
+                (
+                    name.replace("encoder.", "basemodel.", 1)
+                    if name.startswith("encoder.")
+                    else name.replace("linear_decoder.", "out.", 1)
+                ): value
                 for name, value in weights.items()
             }
         return {"model": weights, "key": {code: i for i, code in enumerate(self.key)}, "step": 1}

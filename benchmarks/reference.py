@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""How fast training and decoding are, as ratios to a plain reference model that takes turns with ours in one run:
+"""How fast training and decoding are, as ratios to a plain reference model that takes turns with ours in one
+run:
 
     python benchmarks/reference.py                                    # size small, batch 64, two threads
     python benchmarks/reference.py --size base --batch 32 --rounds 3
     python benchmarks/reference.py --device cuda --size base --batch 512 --no-reference
 
-Same rows, weights and threads; the device's matrix product rates are measured in the same run. Prints tables and one JSON line.
-The reference (reference_model.py) gets its batches ready-made and padded to 128, ours makes its own as a run does.
+Same rows, weights and threads; the device's matrix product rates are measured in the same run. Prints tables
+and one JSON line. The reference (reference_model.py) gets its batches ready-made and padded to 128, ours
+makes its own as a run does.
 """
 
 import argparse
@@ -22,6 +24,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 import torch
+from reference_model import Reference
 
 import finetune
 from histocc import decoding, job, job_data
@@ -30,7 +33,6 @@ from histocc.boundary import Boundary, Meter
 from histocc.distributed import World
 from histocc.lr_schedule import Schedule, linear_schedule
 from histocc.precision import Precision
-from reference_model import Reference
 
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"
@@ -54,7 +56,7 @@ def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
     while True:
         a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         best = min(seconds(lambda: a @ b, device) for _ in range(2))
-        if best < 1 or size <= 128:                   # a format that the device only emulates takes minutes at full size
+        if best < 1 or size <= 128:  # a format that the device only emulates takes minutes at full size
             break
         size //= 4
     return 2 * size**3 / min(best, *(seconds(lambda: a @ b, device) for _ in range(8))) / 1e9
@@ -65,14 +67,19 @@ def at_rate(rate: float) -> Schedule:
     return Schedule(total=10**6, length=10**6, warmup=0, stop=10**6, rate=rate, linear_factor=1.0)
 
 
-def forward_flops(config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int) -> float:
+def forward_flops(
+    config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int
+) -> float:
     """Multiplications and additions of one text's forward pass."""
     h, f, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    layer = 8 * h * h + 4 * h * f                     # per position: four projections, feed-forward
+    layer = 8 * h * h + 4 * h * f  # per position: four projections, feed-forward
     molecules = positions / config.downsampling_rate
-    total = positions * (2 * (layer + 4 * h * positions) + 2 * h * h + 16 * h * h)             # outer layers, two convolutions
+    # outer layers, two convolutions
+    total = positions * (2 * (layer + 4 * h * positions) + 2 * h * h + 16 * h * h)
     total += molecules * layers * (layer + 4 * h * molecules)
-    total += 3 * (tokens * (12 * h * h + 4 * h * feedforward + 4 * h * (positions + tokens)) + positions * 4 * h * h)
+    total += 3 * (
+        tokens * (12 * h * h + 4 * h * feedforward + 4 * h * (positions + tokens)) + positions * 4 * h * h
+    )
     return total + tokens * 2 * h * vocabulary + 2 * h * codes + 2 * h * h
 
 
@@ -84,27 +91,60 @@ class Bench:
         if not REAL.exists():
             from histocc.sample.files import write
             from histocc.sample.generate import rows
+
             source = [str(Path(folder) / "rows.csv"), "--target-cols", "hisco_1", "hisco_2"]
             write(rows(10_000, 1), source[0])
         self.args, self.device = args, torch.device(args.device)
         self.world = World(device=self.device)
-        flags = ["--dataset", *source, "--formatter", "hisco", "--language-col", "lang", "--model-size", args.size, "--save-path", folder,
-                 "--ngrams", "none", "--empty-blocks", "all", "--linear-loss", "mean"]                   # as the reference
-        self.run = finetune.get_args_parser().parse_args([*flags, "--batch-size", str(args.batch), "--device", args.device, *args.flags])
+        # as the reference
+        flags = [
+            "--dataset",
+            *source,
+            "--formatter",
+            "hisco",
+            "--language-col",
+            "lang",
+            "--model-size",
+            args.size,
+            "--save-path",
+            folder,
+            "--ngrams",
+            "none",
+            "--empty-blocks",
+            "all",
+            "--linear-loss",
+            "mean",
+        ]
+        self.run = finetune.get_args_parser().parse_args(
+            [*flags, "--batch-size", str(args.batch), "--device", args.device, *args.flags]
+        )
         with contextlib.redirect_stdout(None):
             self.data, self.formatter = job_data.prepared(self.run, self.world, [source[0]], [])
             self.model, self.config = job.make_model(self.run, self.world, self.data, self.formatter, None)
         self.loss = job.make_loss(self.run, self.formatter)
         self.plan = job.batch_plan(self.run, len(self.data.train), self.world)
-        self.loaders = job.make_loaders(self.run, self.world, self.data, self.formatter, self.config, self.plan)
+        self.loaders = job.make_loaders(
+            self.run, self.world, self.data, self.formatter, self.config, self.plan
+        )
         self.run.length_groups = 1
         padded = job.batch_plan(self.run, len(self.data.train), self.world)
-        self.padded = job.make_loaders(self.run, self.world, self.data, self.formatter, {**self.config, "memory_mask": False}, padded)
-        self.reference = Reference(self.model.config, self.model.vocab_size, len(self.data.codes), self.config["decoder_dim_feedforward"])
+        self.padded = job.make_loaders(
+            self.run, self.world, self.data, self.formatter, {**self.config, "memory_mask": False}, padded
+        )
+        self.reference = Reference(
+            self.model.config,
+            self.model.vocab_size,
+            len(self.data.codes),
+            self.config["decoder_dim_feedforward"],
+        )
         missing = self.reference.load_state_dict(self.model.state_dict(), strict=False)
-        assert not missing.unexpected_keys and not [name for name in missing.missing_keys if "position_ids" not in name], missing
+        assert not missing.unexpected_keys and not [
+            name for name in missing.missing_keys if "position_ids" not in name
+        ], missing
         if not self.run.freeze_encoder:
-            self.model.encoder.char_embeddings.train_rows_of(torch.from_numpy(self.loaders["data_loader_train"].dataset.characters()), 128)
+            self.model.encoder.char_embeddings.train_rows_of(
+                torch.from_numpy(self.loaders["data_loader_train"].dataset.characters()), 128
+            )
         self.model.to(self.device), self.reference.to(self.device)
         self.step = 0
 
@@ -121,9 +161,18 @@ class Bench:
         self.model.eval(), self.reference.eval()
         with torch.no_grad():
             theirs = float(self.reference_loss(self.padded_batch(0)))
-            parts = [engine.to_device(part, self.device) for part in self.loaders["data_loader_train"].dataset[0, 0]]
-            ours = sum(float(engine.weighted_sums(engine.row_losses(self.loss, engine.forward(self.model, part), part), part["weights"])["loss"])
-                       for part in parts) / len(self.plan_rows(0))
+            parts = [
+                engine.to_device(part, self.device)
+                for part in self.loaders["data_loader_train"].dataset[0, 0]
+            ]
+            ours = sum(
+                float(
+                    engine.weighted_sums(
+                        engine.row_losses(self.loss, engine.forward(self.model, part), part), part["weights"]
+                    )["loss"]
+                )
+                for part in parts
+            ) / len(self.plan_rows(0))
         return abs(ours - theirs) / theirs
 
     def plan_rows(self, number: int):
@@ -141,30 +190,58 @@ class Bench:
     def our_steps(self, number: int, precision: Precision) -> None:
         batches = self.loaders["data_loader_train"].at(0, self.step % (self.plan.steps_per_epoch - number))
         boundary = Boundary(self.world, Meter(), log_interval=None)
-        self.step = engine.train_one_epoch(self.model, batches, self.loss, self.optimizer, self.device, self.scheduler, self.step, epoch=0,
-                                           stop_step=self.step + number, boundary=boundary, seed=1, precision=precision, world=self.world)
+        self.step = engine.train_one_epoch(
+            self.model,
+            batches,
+            self.loss,
+            self.optimizer,
+            self.device,
+            self.scheduler,
+            self.step,
+            epoch=0,
+            stop_step=self.step + number,
+            boundary=boundary,
+            seed=1,
+            precision=precision,
+            world=self.world,
+        )
 
     def train(self, precisions: list[str]) -> dict:
         self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
         self.optimizer = job.make_optimizer(self.run, self.model, at_rate(2e-5))
         self.scheduler = linear_schedule(self.optimizer, 0, 10**6)
         modes = {name: Precision(name, self.device) for name in precisions}
-        Precision("float32", self.device).use()                              # the reference, too, has TF32 where there is any
+        Precision("float32", self.device).use()  # the reference, too, has TF32 where there is any
         times = {name: [] for name in ["reference", *precisions]}
-        for round_number in range(self.args.rounds + 1):                     # the first one warms up
+        for round_number in range(self.args.rounds + 1):  # the first one warms up
             if not self.args.no_reference:
                 self.batch = self.padded_batch(round_number)
                 times["reference"].append(seconds(lambda: self.reference_step(round_number), self.device))
             for name, precision in modes.items():
-                times[name].append(seconds(lambda: self.our_steps(self.args.steps, precision), self.device) / self.args.steps)
-        return {name: self.args.batch / statistics.median(found[1:]) for name, found in times.items() if found}
+                times[name].append(
+                    seconds(lambda: self.our_steps(self.args.steps, precision), self.device) / self.args.steps
+                )
+        return {
+            name: self.args.batch / statistics.median(found[1:]) for name, found in times.items() if found
+        }
 
     def real_flops(self) -> float:
-        """Of one training step's row on its real positions alone, mean over some batches: forward and twice that backward."""
+        """Of one training step's row on its real positions alone, mean over some batches: forward and twice
+        that backward.
+        """
         dataset = self.padded["data_loader_train"].dataset
         lengths = torch.cat([dataset[0, number][0]["attention_mask"].sum(1) for number in range(4)]).tolist()
-        return 3 * statistics.mean(forward_flops(self.model.config, n, 1 + 2 * self.formatter.block_size, self.config["decoder_dim_feedforward"],
-                                                 self.model.vocab_size, len(self.data.codes)) for n in lengths)
+        return 3 * statistics.mean(
+            forward_flops(
+                self.model.config,
+                n,
+                1 + 2 * self.formatter.block_size,
+                self.config["decoder_dim_feedforward"],
+                self.model.vocab_size,
+                len(self.data.codes),
+            )
+            for n in lengths
+        )
 
     # ---- decoding ----
 
@@ -178,21 +255,39 @@ class Bench:
                     seen.add(key)
                     kept.append((ids, mask))
         order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(1)).tolist()
-        return [{"input_ids": torch.stack([kept[i][0] for i in part]).to(self.device), "attention_mask": torch.stack([kept[i][1] for i in part])
-                 .to(self.device)} for part in (order[start:start + self.args.decode_batch] for start in range(0, len(order), self.args.decode_batch))]
+        return [
+            {
+                "input_ids": torch.stack([kept[i][0] for i in part]).to(self.device),
+                "attention_mask": torch.stack([kept[i][1] for i in part]).to(self.device),
+            }
+            for part in (
+                order[start : start + self.args.decode_batch]
+                for start in range(0, len(order), self.args.decode_batch)
+            )
+        ]
 
     def decode(self, precisions: list[str]) -> dict:
         self.reference.load_state_dict(self.model.state_dict(), strict=False)
         self.reference.eval(), self.model.eval()
         batches, tokens = self.texts(self.args.rows), self.formatter.max_seq_len - 2
-        ids, mask = (torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "attention_mask"))
+        ids, mask = (
+            torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "attention_mask")
+        )
         sizes = {"max_codes": self.formatter.max_num_codes, "block_size": self.formatter.block_size}
         modes = {name: Precision(name, self.device) for name in precisions}
         found, times = {}, {}
 
         def reference(kind):
-            found[kind] = torch.cat([self.reference.flat(**plain(batch)) if kind == "flat" else self.reference.greedy(**plain(batch), tokens=tokens)
-                                     for batch in batches])
+            found[kind] = torch.cat(
+                [
+                    (
+                        self.reference.flat(**plain(batch))
+                        if kind == "flat"
+                        else self.reference.greedy(**plain(batch), tokens=tokens)
+                    )
+                    for batch in batches
+                ]
+            )
 
         def plain(batch):
             return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
@@ -200,24 +295,51 @@ class Bench:
         def ours(kind, precision):
             with precision.autocast():
                 if kind == "flat":
-                    found[kind, precision.name] = decoding.flat_sorted(self.model, ids, mask, self.args.decode_batch)
+                    found[kind, precision.name] = decoding.flat_sorted(
+                        self.model, ids, mask, self.args.decode_batch
+                    )
                 else:
-                    found[kind, precision.name] = decoding.greedy_sorted(self.model, ids, mask, self.args.decode_batch, **sizes).tokens
-        for round_number in range(max(2, self.args.rounds // 2) + 1):
+                    found[kind, precision.name] = decoding.greedy_sorted(
+                        self.model, ids, mask, self.args.decode_batch, **sizes
+                    ).tokens
+
+        for _ in range(max(2, self.args.rounds // 2) + 1):
             for kind in ("flat", "greedy"):
                 if not self.args.no_reference:
-                    times.setdefault((kind, "reference"), []).append(seconds(lambda: reference(kind), self.device))
+                    times.setdefault((kind, "reference"), []).append(
+                        seconds(lambda: reference(kind), self.device)
+                    )
                 for name, precision in modes.items():
-                    times.setdefault((kind, name), []).append(seconds(lambda: ours(kind, precision), self.device))
-        rates = {f"{kind} {name}": len(ids) / statistics.median(values[1:]) for (kind, name), values in times.items()}
+                    times.setdefault((kind, name), []).append(
+                        seconds(lambda: ours(kind, precision), self.device)
+                    )
+        rates = {
+            f"{kind} {name}": len(ids) / statistics.median(values[1:])
+            for (kind, name), values in times.items()
+        }
         written = found["greedy", precisions[0]]
         rates["tokens written"] = float((written[:, 1:-1] != 1).sum(1).float().mean())
         if not self.args.no_reference:
             blocks = self.formatter.canonical_blocks
-            target = torch.cat([torch.full((len(ids), 1), 2, device=self.device), found["greedy"], torch.full((len(ids), 1), 3, device=self.device)], 1)
+            target = torch.cat(
+                [
+                    torch.full((len(ids), 1), 2, device=self.device),
+                    found["greedy"],
+                    torch.full((len(ids), 1), 3, device=self.device),
+                ],
+                1,
+            )
             for name in precisions:
-                rates[f"same codes {name}"] = float((blocks(cut(found["greedy", name])) == blocks(cut(target))).flatten(1).all(1).float().mean())
-                rates[f"greatest difference of a probability {name}"] = float((found["flat"] - found["flat", name]).abs().max())
+                rates[f"same codes {name}"] = float(
+                    (blocks(cut(found["greedy", name])) == blocks(cut(target)))
+                    .flatten(1)
+                    .all(1)
+                    .float()
+                    .mean()
+                )
+                rates[f"greatest difference of a probability {name}"] = float(
+                    (found["flat"] - found["flat", name]).abs().max()
+                )
         return rates
 
 
@@ -237,10 +359,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256, help="distinct texts to decode")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=2, help="our steps in a round")
-    parser.add_argument("--learn", type=int, default=60, help="steps before decoding, so that the model stops after a code")
+    parser.add_argument(
+        "--learn", type=int, default=60, help="steps before decoding, so that the model stops after a code"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precisions", nargs="+", default=["float32", "bf16"], choices=("float32", "bf16", "fp16"))
+    parser.add_argument(
+        "--precisions", nargs="+", default=["float32", "bf16"], choices=("float32", "bf16", "fp16")
+    )
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--only", choices=("train", "decode"))
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="flags of finetune.py, last")
@@ -248,9 +374,21 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     size = 8192 if device.type == "cuda" else 2048
-    found = {"size": args.size, "batch": args.batch, "threads": args.threads, "device": args.device, "torch": torch.__version__,
-             "matmul": {name: ceiling(FORMATS[name], device, size) for name in dict.fromkeys(["float32", *args.precisions])}}
-    print("matrix products: " + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found["matmul"].items()))
+    found = {
+        "size": args.size,
+        "batch": args.batch,
+        "threads": args.threads,
+        "device": args.device,
+        "torch": torch.__version__,
+        "matmul": {
+            name: ceiling(FORMATS[name], device, size)
+            for name in dict.fromkeys(["float32", *args.precisions])
+        },
+    }
+    print(
+        "matrix products: "
+        + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found["matmul"].items())
+    )
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, folder)
         found["loss difference"] = bench.difference()
@@ -260,8 +398,11 @@ def main() -> None:
             base = found["train"].get("reference")
             for name, rate in found["train"].items():
                 share = rate * flops / 1e9 / found["matmul"].get(name, found["matmul"]["float32"])
-                print(f"train {name:10} {rate:9.1f} samples/s" + (f"  {rate / base:5.2f}×" if base else "")
-                      + f"  {share:4.0%} of the matrix product rate on real positions")
+                print(
+                    f"train {name:10} {rate:9.1f} samples/s"
+                    + (f"  {rate / base:5.2f}×" if base else "")
+                    + f"  {share:4.0%} of the matrix product rate on real positions"
+                )
             if device.type == "cuda":
                 found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 print(f"most memory: {found['memory_gb']:.1f} GB")

@@ -1,7 +1,9 @@
-"""The published model as its description says, built of well-known parts and with no trick: what ours is measured against.
+"""The published model as its description says, built of well-known parts and with no trick: what ours is
+measured against.
 
-`transformers`' CanineModel, torch's TransformerDecoder, texts padded to 128 positions, whole sequences decoded anew for each token.
-Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights go both ways.
+`transformers`' CanineModel, torch's TransformerDecoder, texts padded to 128 positions, whole sequences
+decoded anew for each token. Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights go both
+ways.
 """
 
 import math
@@ -24,10 +26,10 @@ class TokenEmbedding(nn.Module):
 class PositionalEncoding(nn.Module):
     def __init__(self, width: int, positions: int = 128):
         super().__init__()
-        self.register_buffer("pos_embedding", torch.zeros(positions, 1, width))      # comes with the weights
+        self.register_buffer("pos_embedding", torch.zeros(positions, 1, width))  # comes with the weights
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.pos_embedding[:x.shape[1], 0]
+        return x + self.pos_embedding[: x.shape[1], 0]
 
 
 class Decoder(nn.Module):
@@ -42,8 +44,15 @@ class Decoder(nn.Module):
     def forward(self, memory: Tensor, target: Tensor, memory_padding: Tensor) -> Tensor:
         later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
         x = self.positional_encoding(self.token_emb(target))
-        return self.head(self.decoder(x, memory, tgt_mask=later, tgt_key_padding_mask=target == PAD,
-                                      memory_key_padding_mask=memory_padding))
+        return self.head(
+            self.decoder(
+                x,
+                memory,
+                tgt_mask=later,
+                tgt_key_padding_mask=target == PAD,
+                memory_key_padding_mask=memory_padding,
+            )
+        )
 
 
 class Reference(nn.Module):
@@ -52,6 +61,7 @@ class Reference(nn.Module):
     def __init__(self, config, vocab_size: int, codes: int, feedforward: int):
         super().__init__()
         from transformers import CanineConfig, CanineModel
+
         self.encoder = CanineModel(CanineConfig(**config.to_dict()))
         self.decoder = Decoder(vocab_size, config.hidden_size, feedforward)
         self.linear_decoder = nn.Linear(config.hidden_size, codes)
@@ -59,12 +69,17 @@ class Reference(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids, attention_mask [B, 128], target [B, T] → (logits [B, T, V], [B, codes])."""
         found = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return (self.decoder(found.last_hidden_state, target, attention_mask == 0), self.linear_decoder(found.pooler_output))
+        return (
+            self.decoder(found.last_hidden_state, target, attention_mask == 0),
+            self.linear_decoder(found.pooler_output),
+        )
 
     @torch.no_grad()
     def flat(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Probabilities of the codes, [B, codes]."""
-        return self.linear_decoder(self.encoder(input_ids=input_ids, attention_mask=attention_mask).pooler_output).sigmoid()
+        return self.linear_decoder(
+            self.encoder(input_ids=input_ids, attention_mask=attention_mask).pooler_output
+        ).sigmoid()
 
     @torch.no_grad()
     def greedy(self, input_ids: Tensor, attention_mask: Tensor, tokens: int) -> Tensor:

@@ -7,8 +7,12 @@ import sys
 __version__ = "0.1.0"
 
 if importlib.util.find_spec("torch") is None:
-    raise ModuleNotFoundError(f"torch is not there for this Python ({sys.executable}). Where launch_training.sh or tests/run made an environment: "
-                              "source .venv/bin/activate. Otherwise, in the folder of histocc: pip install -r requirements.txt", name="torch")
+    raise ModuleNotFoundError(
+        f"torch is not there for this Python ({sys.executable}). Where launch_training.sh or tests/run made"
+        " an environment: source .venv/bin/activate. Otherwise, in the folder of histocc: pip install -r"
+        " requirements.txt",
+        name="torch",
+    )
 
 _WHERE = {
     "OccCANINE": "histocc.occ_canine",

@@ -26,9 +26,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else list(args)
         args = [
-            arg
-            if not arg.startswith("--")
-            else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]) :]
+            (
+                arg
+                if not arg.startswith("--")
+                else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]) :]
+            )
             for arg in args
         ]
         files = [
@@ -125,4 +127,6 @@ def ngram_bits(text: str) -> str:
     """The value of --ngrams: auto, none, or a number of bits, as text."""
     if text in (AUTO, NONE) or text.isascii() and text.isdecimal() and LEAST_BITS <= int(text) <= MOST_BITS:
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}"
+    )

@@ -26,12 +26,24 @@ from histocc.errors import UserError
 from histocc.text_rules import AS_IS
 
 PREPARED_FORMAT = 3
-ARRAYS = {"chars": np.dtype("<u4"), "offsets": np.dtype("<i8"), "language": np.dtype("u1"), "codes": np.dtype("<i4"),
-          "text_hash": np.dtype("<u8")}
+ARRAYS = {
+    "chars": np.dtype("<u4"),
+    "offsets": np.dtype("<i8"),
+    "language": np.dtype("u1"),
+    "codes": np.dtype("<i4"),
+    "text_hash": np.dtype("<u8"),
+}
 META = "meta.json"
 # All files that this program writes into a prepared folder; `lines`, `codes.new` are gone before it is whole.
-FILES = (*(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines", "codes.new")),
-         "key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json", META)
+FILES = (
+    *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines", "codes.new")),
+    "key.csv",
+    "words.csv",
+    "rejected_rows.csv",
+    "conflicts.csv",
+    "data_report.json",
+    META,
+)
 
 
 def _is_count(value) -> bool:
@@ -114,8 +126,10 @@ def read_meta(folder: str) -> dict:
         if name in meta and not fits(meta[name]):
             raise UserError(f"{path}: {name}: found {_short(meta[name])}, expected {expected}; {remedy}")
     if "checksum" in meta and meta["checksum"] != content_checksum(meta):
-        raise UserError(f"{path}: checksum: found {meta['checksum']}, expected {content_checksum(meta)}: it"
-                        f" was changed after it was written; {remedy}")
+        raise UserError(
+            f"{path}: checksum: found {meta['checksum']}, expected {content_checksum(meta)}: it"
+            f" was changed after it was written; {remedy}"
+        )
     return meta
 
 
@@ -145,15 +159,19 @@ def map_array(path: str, dtype: np.dtype) -> np.ndarray:
 
 
 class RowSet:
-    """The rows of one part (`train` or `val`) of a prepared folder. Cheap to send to a worker: it maps files."""
+    """The rows of one part (`train` or `val`) of a prepared folder. Cheap to send to a worker: it maps
+    files.
+    """
 
     def __init__(self, folder: str, part: str, max_codes: int):
         self.folder, self.part, self.max_codes = folder, part, max_codes
         self._map()
 
     def _map(self) -> None:
-        arrays = {name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
-                  for name, dtype in ARRAYS.items()}
+        arrays = {
+            name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
+            for name, dtype in ARRAYS.items()
+        }
         self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
         self.codes, self.text_hash = arrays["codes"].reshape(-1, self.max_codes), arrays["text_hash"]
 
@@ -183,9 +201,11 @@ class RowSet:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all characters of its descriptions
-    (sorted code points), by which rule texts were cleaned, how many of the codes come from the initial weights of the run,
-    whether the columns of codes held numbers of the HISCO key, and what was found."""
+    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all
+    characters of its descriptions (sorted code points), by which rule texts were cleaned, how many of the
+    codes come from the initial weights of the run, whether the columns of codes held numbers of the HISCO
+    key, and what was found.
+    """
 
     folder: str
     train: RowSet
@@ -208,6 +228,17 @@ class PreparedData:
         if fault := file_of_other_size(folder, meta):
             raise UserError(f"{folder}: {fault}; move the folder away and the data are prepared anew")
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
-        return cls(folder, parts["train"], parts["val"], meta["codes"], meta["languages"], meta["alphabet"],
-                   meta["max_codes"], meta["fingerprint"], meta["report"], meta.get("clean_text", AS_IS), meta.get("kept_codes", 0),
-                   meta.get("hisco_numbers", False))
+        return cls(
+            folder,
+            parts["train"],
+            parts["val"],
+            meta["codes"],
+            meta["languages"],
+            meta["alphabet"],
+            meta["max_codes"],
+            meta["fingerprint"],
+            meta["report"],
+            meta.get("clean_text", AS_IS),
+            meta.get("kept_codes", 0),
+            meta.get("hisco_numbers", False),
+        )

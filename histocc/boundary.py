@@ -14,34 +14,48 @@ from histocc.errors import TrainingError
 from histocc.parallel import PeerWait
 from histocc.profiling import phase
 
-
-GPU_LOOKS_EVERY = 10          # steps
-MOST_NOT_FINITE = 2           # validations in a row without a finite loss, that end the run
-IN_DOUBT = 2                  # steps in a row without a finite gradient: one may be due to a damaged row
+GPU_LOOKS_EVERY = 10  # steps
+MOST_NOT_FINITE = 2  # validations in a row without a finite loss, that end the run
+IN_DOUBT = 2  # steps in a row without a finite gradient: one may be due to a damaged row
 
 
 class Meter:
     """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
 
-    def __init__(self, samples: int = 0, state: dict | None = None, peers: PeerWait | None = None, device: torch.device | None = None):
-        self.samples = samples                       # observations of all ranks since the run began
+    def __init__(
+        self,
+        samples: int = 0,
+        state: dict | None = None,
+        peers: PeerWait | None = None,
+        device: torch.device | None = None,
+    ):
+        self.samples = samples  # observations of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        self.count: Tensor | float = state["count"] if state else 0              # observations of all ranks since the last row
+        # observations of all ranks since the last row
+        self.count: Tensor | float = state["count"] if state else 0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
-        self.skipped: Tensor | float = state.get("skipped", 0) if state else 0   # steps since the last row
-        self.open: dict[str, Tensor | float] = {}    # sums of the step that is not finished
-        self.peers, self.data = peers or PeerWait(), DeviceClock(device)         # waits for other ranks, and for data since the last row
+        self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
+        self.open: dict[str, Tensor | float] = {}  # sums of the step that is not finished
+        # waits for other ranks, and for data since the last row
+        self.peers = peers or PeerWait()
+        self.data = DeviceClock(device)
         self.data.seconds = state["seconds_data"] if state else 0.0
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        self.timed_from, self.timed_samples, self.timed_data = time.perf_counter(), self.samples, self.data.seconds
+        self.timed_from = time.perf_counter()
+        self.timed_samples = self.samples
+        self.timed_data = self.data.seconds
         self.timed_peers = self.peers.seconds
 
     def state(self) -> dict:
-        return {"sums": {name: float(value) for name, value in self.sums.items()}, "count": int(self.count),
-                "seconds_data": self.data.seconds, "skipped": int(self.skipped),
-                "grad_norm": None if self.grad_norm is None else float(self.grad_norm)}
+        return {
+            "sums": {name: float(value) for name, value in self.sums.items()},
+            "count": int(self.count),
+            "seconds_data": self.data.seconds,
+            "skipped": int(self.skipped),
+            "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
+        }
 
     def snapshot(self) -> tuple:
         return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
@@ -50,7 +64,9 @@ class Meter:
         self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
-        """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to do."""
+        """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to
+        do.
+        """
         started = self.data.now()
         found = fetch()
         self.data.add(started, self.data.now())
@@ -63,11 +79,13 @@ class Meter:
         self.timed_from += time.perf_counter() - started
 
     def add(self, sums: dict[str, Tensor]) -> None:
-        for name, value in sums.items():             # float64 and on the device: no host wait, no rounding that grows
+        for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
             self.open[name] = self.open.get(name, 0.0) + value.detach().double()
 
     def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
-        """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the device."""
+        """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
+        device.
+        """
         self.samples += observations
         self.count = self.count + observations * done.double()
         self.skipped = self.skipped + bad.double()
@@ -84,13 +102,22 @@ class Meter:
         waited = self.data.seconds - self.timed_data
         total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
         count = int(self.count)
-        peers = world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9)) if self.peers.measures else None
+        peers = (
+            world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
+            if self.peers.measures
+            else None
+        )
         row = {f"train_{name}": total[name] / count for name in self.sums if count}
-        row |= {"samples": self.samples, "seconds_data": total["_data"] / world.size,
-                "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
-                "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-               "peer_share": min(1.0, sum(peers) / world.size) if peers else None, "peer_shares": peers,
-               "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm), "skipped_steps": int(self.skipped)}
+        row |= {
+            "samples": self.samples,
+            "seconds_data": total["_data"] / world.size,
+            "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
+            "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
+            "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
+            "peer_shares": peers,
+            "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
+            "skipped_steps": int(self.skipped),
+        }
         self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
         return row
@@ -99,29 +126,51 @@ class Meter:
 class Boundary:
     """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
 
-    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise. Where
-    `save` also has `say(text)` and `newest_until(step)`, as that of `histocc.saver`, they are used on rank 0.
-    val_not_finite: validations in a row without a finite loss; finite_step: that of the last one with a finite loss.
+    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
+    Where `save` also has `say(text)` and `newest_until(step)`, as that of `histocc.saver`, they are used on
+    rank 0.
+    val_not_finite: validations in a row without a finite loss; finite_step: that of the last one with a
+    finite loss.
 
     Raises TrainingError for a run that has diverged.
     """
 
-    def __init__(self, world: World, meter: Meter, *, log_interval: int | None = 100, eval_interval: int | None = None,
-                 save_interval: int | None = None, stop_step: int | None = None, steps_per_epoch: int | None = None,
-                 evaluate: Callable[[], dict] | None = None, save: Callable[[int, list[str], dict], None] | None = None,
-                 log: Callable[[dict], None] | None = None, save_each_epoch: bool = False,
-                 best_val_loss: float | None = None, bad_in_row: int = 0, val_not_finite: int = 0,
-                 finite_step: int | None = None, check_interval: int | None = None,
-                 checksum: Callable[[], int] | None = None, started: tuple[int, float] | None = None):
+    def __init__(
+        self,
+        world: World,
+        meter: Meter,
+        *,
+        log_interval: int | None = 100,
+        eval_interval: int | None = None,
+        save_interval: int | None = None,
+        stop_step: int | None = None,
+        steps_per_epoch: int | None = None,
+        evaluate: Callable[[], dict] | None = None,
+        save: Callable[[int, list[str], dict], None] | None = None,
+        log: Callable[[dict], None] | None = None,
+        save_each_epoch: bool = False,
+        best_val_loss: float | None = None,
+        bad_in_row: int = 0,
+        val_not_finite: int = 0,
+        finite_step: int | None = None,
+        check_interval: int | None = None,
+        checksum: Callable[[], int] | None = None,
+        started: tuple[int, float] | None = None,
+    ):
         self.world, self.meter = world, meter
         self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
-        self.stop_step, self.steps_per_epoch, self.save_each_epoch = stop_step, steps_per_epoch, save_each_epoch
+        self.stop_step = stop_step
+        self.steps_per_epoch = steps_per_epoch
+        self.save_each_epoch = save_each_epoch
         self.evaluate, self.save, self.log = evaluate, save, log
-        self.best_val_loss, self.best_before, self.bad_in_row, self.worst_in_row = best_val_loss, best_val_loss, bad_in_row, 0
+        self.best_val_loss = best_val_loss
+        self.best_before = best_val_loss
+        self.bad_in_row = bad_in_row
+        self.worst_in_row = 0
         self.val_not_finite, self.finite_step = val_not_finite, finite_step
         self.check_interval, self.checksum = check_interval, checksum
-        self.validated = started or (0, time.perf_counter())                     # step and end of the last validation, or start
-        self.unfinished: dict | None = None          # a boundary in whose evaluation the run was stopped
+        self.validated = started or (0, time.perf_counter())  # step and end of the last validation, or start
+        self.unfinished: dict | None = None  # a boundary in whose evaluation the run was stopped
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
@@ -136,7 +185,7 @@ class Boundary:
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
             found = self._validate(step) if evaluates else {}
-            if found is None:                        # stopped: whoever goes on evaluates again, and then writes this row
+            if found is None:  # stopped: whoever goes on evaluates again, and then writes this row
                 self.meter.restore(open_row)
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
                 return
@@ -155,13 +204,17 @@ class Boundary:
             if not doubt or last:
                 self._save(step, names)
             if doubt:
-                self._say(f"WARNING: step {step:,}: {', '.join(names)} "
-                          f"{'may be of no use' if last else 'not written'}: {doubt}")
+                self._say(
+                    f"WARNING: step {step:,}: {', '.join(names)} "
+                    f"{'may be of no use' if last else 'not written'}: {doubt}"
+                )
         if names or evaluates:
-            self.meter.restart_clock()               # evaluating and saving are not training time
+            self.meter.restart_clock()  # evaluating and saving are not training time
 
     def _validate(self, step: int) -> dict | None:
-        """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one before that this is."""
+        """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
+        before that this is.
+        """
         started = time.perf_counter()
         found = self.evaluate()
         now = time.perf_counter()
@@ -180,13 +233,19 @@ class Boundary:
             self.best_val_loss, self.save.lost_best = self.best_before, False
         if not math.isfinite(val_loss):
             return False
-        if self.best_val_loss is not None and math.isfinite(self.best_val_loss) and not val_loss < self.best_val_loss:
+        if (
+            self.best_val_loss is not None
+            and math.isfinite(self.best_val_loss)
+            and not val_loss < self.best_val_loss
+        ):
             return False
         self.best_before, self.best_val_loss = self.best_val_loss, val_loss
         return True
 
     def _note(self, step: int, val_loss: float) -> None:
-        """Counts validations in a row without a finite loss. The loss is that of all ranks: so is the count."""
+        """Counts validations in a row without a finite loss. The loss is that of all ranks: so is the
+        count.
+        """
         if math.isfinite(val_loss):
             self.val_not_finite, self.finite_step = 0, step
         else:
@@ -203,8 +262,10 @@ class Boundary:
         """All ranks. Raises TrainingError."""
         count = self.val_not_finite
         where = f"{count} validations in a row" if count > 1 else "the last validation"
-        raise TrainingError(f"step {step:,}: the loss is {val_loss:g} in {where}: the run has diverged. "
-                            f"{self._way_back(self.finite_step)}")
+        raise TrainingError(
+            f"step {step:,}: the loss is {val_loss:g} in {where}: the run has diverged. "
+            f"{self._way_back(self.finite_step)}"
+        )
 
     def _way_back(self, step: int | None) -> str:
         """From where to start again: the newest checkpoint of `step` or of one before. All ranks."""
@@ -212,33 +273,45 @@ class Boundary:
         found = self.world.gather(find(step) if find and step is not None and self.world.is_main else None)[0]
         remedy = "a lower --learning-rate (a third), or more --warmup-pct; with --fp16, --bf16 instead"
         if found:
-            return (f"The last checkpoint that is known to be good is {found[0]}, of step {found[1]:,}. "
-                    f"Give it as --initial-checkpoint, with "
-                    f"another --save-path and {remedy}. Where that does not help, look for damaged rows in "
-                    f"the data.")
-        return (f"No checkpoint is known to be good. Start over: --overwrite and {remedy}. Where that does "
-                f"not help, look for damaged rows in "
-                "the data, or weights in --initial-checkpoint.")
+            return (
+                f"The last checkpoint that is known to be good is {found[0]}, of step {found[1]:,}. "
+                "Give it as --initial-checkpoint, with "
+                f"another --save-path and {remedy}. Where that does not help, look for damaged rows in "
+                "the data."
+            )
+        return (
+            f"No checkpoint is known to be good. Start over: --overwrite and {remedy}. Where that does "
+            "not help, look for damaged rows in "
+            "the data, or weights in --initial-checkpoint."
+        )
 
     def _check_replicas(self, step: int) -> None:
-        """All ranks take the same steps from the same weights, so these are equal to the bit. Raises TrainingError."""
+        """All ranks take the same steps from the same weights, so these are equal to the bit. Raises
+        TrainingError.
+        """
         others = self.world.differing(self.checksum())
         if others:
-            raise TrainingError(f"step {step:,}: the weights of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))} are no longer those of "
-                                "rank 0. A device or its memory is damaged, or something changed weights on one process alone. "
-                                "The last checkpoint is that of rank 0.")
+            raise TrainingError(
+                f"step {step:,}: the weights of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+                " are no longer those of rank 0. A device or its memory is damaged, or something changed"
+                " weights on one process alone. The last checkpoint is that of rank 0."
+            )
 
     def count_bad_steps(self, bad: Tensor, most: int, step: int) -> None:
-        """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks only now and then, since
-        looking waits for the device: such steps change nothing, so nothing is lost."""
+        """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks
+        only now and then, since
+        looking waits for the device: such steps change nothing, so nothing is lost.
+        """
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
         if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
-            good = max(step - int(self.bad_in_row) - 1,
-                       self.finite_step or 0)   # after so many steps, a gradient or a loss was finite
-            raise TrainingError(f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} "
-                                f"steps in a row (--max-bad-steps), "
-                                f"which changed nothing. {self._way_back(good)}")
+            # after so many steps, a gradient or a loss was finite
+            good = max(step - int(self.bad_in_row) - 1, self.finite_step or 0)
+            raise TrainingError(
+                f"step {step:,}: the gradient was not finite in {int(self.worst_in_row)} "
+                "steps in a row (--max-bad-steps), "
+                f"which changed nothing. {self._way_back(good)}"
+            )
 
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
@@ -248,10 +321,19 @@ class Boundary:
         if self.save is None:
             return
         running = self.world.gather(self.meter.state())
-        self.save(step, names, {"samples": self.meter.samples, "running": running, "best_val_loss": self.best_val_loss,
-                                "bad_in_row": int(self.bad_in_row), "val_not_finite": self.val_not_finite,
-                                "finite_step": self.finite_step,
-                                "unfinished": self.unfinished})
+        self.save(
+            step,
+            names,
+            {
+                "samples": self.meter.samples,
+                "running": running,
+                "best_val_loss": self.best_val_loss,
+                "bad_in_row": int(self.bad_in_row),
+                "val_not_finite": self.val_not_finite,
+                "finite_step": self.finite_step,
+                "unfinished": self.unfinished,
+            },
+        )
 
     def _say(self, text: str) -> None:
         if self.world.is_main and hasattr(self.save, "say"):
@@ -259,9 +341,11 @@ class Boundary:
 
 
 class StopPoll:
-    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective; None: never.
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective;
+    None: never.
 
-    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to stop.
+    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to
+    stop.
     """
 
     def __init__(self, asked: Callable[[], bool] | None):

@@ -1,8 +1,9 @@
 """Checkpoints: written whole or not at all, read as data and never as code.
 
-A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`, `step` and
-`key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`, `args`, `rng` and
-`position` make it enough to predict with, and to go on from, without any other file. `checksums` are those of all other
+A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
+`step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
+`args`, `rng` and `position` make it enough to predict with, and to go on from, without any other file.
+`checksums` are those of all other
 entries: what was changed after the file was written is noticed when it is read.
 """
 
@@ -31,7 +32,9 @@ _LEFTOVER = re.compile(r"(.+)\.tmp\d*")
 
 
 def to_cpu(value: Any, copy: bool = False) -> Any:
-    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the original."""
+    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the
+    original.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=copy)
     if isinstance(value, dict):
@@ -49,9 +52,11 @@ def _written(state: dict) -> dict:
 
 
 def save(own: OwnFiles, names: list[str], state: dict) -> dict[str, str]:
-    """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0 only. Raises OSError.
+    """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
+    only. Raises OSError.
 
-    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts read. Returns the path of
+    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts
+    read. Returns the path of
     each name: another one where a file of that name is not the run's own.
     """
     state, names = _written(state), sorted(names, key=lambda name: name != LAST)
@@ -66,9 +71,11 @@ def replace(path: str, state: dict) -> None:
 
 
 def prune(own: OwnFiles, keep: int) -> None:
-    """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched. Rank 0 only."""
+    """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
+    Rank 0 only.
+    """
     steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.files) if match)
-    own.remove([f"{step}.bin" for step in steps[:max(0, len(steps) - keep)]])
+    own.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
 
 
 def load(path: str) -> dict:
@@ -85,17 +92,23 @@ def load_plain(path: str) -> dict:
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
     """
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{path}: found a {'folder' if os.path.isdir(path) else 'pipe or device'}, expected a file")
+        raise UserError(
+            f"{path}: found a {'folder' if os.path.isdir(path) else 'pipe or device'}, expected a file"
+        )
     try:
-        if zipfile.is_zipfile(path):                  # torch does not compare the checksums
+        if zipfile.is_zipfile(path):  # torch does not compare the checksums
             with zipfile.ZipFile(path) as archive:
                 if sum(part.file_size for part in archive.infolist()) > os.path.getsize(path):
-                    raise UserError(f"{path}: found compressed parts, expected a file as torch.save writes it")
+                    raise UserError(
+                        f"{path}: found compressed parts, expected a file as torch.save writes it"
+                    )
                 damaged = archive.testzip()
             if damaged:
-                raise UserError(f"{path}: damaged: its part {damaged} has another checksum than when it was written")
+                raise UserError(
+                    f"{path}: damaged: its part {damaged} has another checksum than when it was written"
+                )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")           # about formats that are refused below in any case
+            warnings.simplefilter("ignore")  # about formats that are refused below in any case
             state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
@@ -103,37 +116,47 @@ def load_plain(path: str) -> dict:
         raise UserError(_refusal(path, error)) from None
     except UserError:
         raise
-    except Exception as error:                        # a damaged or foreign file makes the reader fail in any way
-        if found := as_user_error(error):             # no memory, too many open files: the file may be good
+    except Exception as error:  # a damaged or foreign file makes the reader fail in any way
+        if found := as_user_error(error):  # no memory, too many open files: the file may be good
             raise found from None
-        raise UserError(f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})") from None
+        raise UserError(
+            f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})"
+        ) from None
     if not isinstance(state, dict):
         raise UserError(f"{path}: is not a checkpoint of histocc: it holds no dict with an entry 'model'")
     if "model" in state:
         state.pop(SECOND_NAME, None)
-    newer = type(state.get("format")) is int and state["format"] > FORMAT         # the reader of checkpoints says so
+    newer = type(state.get("format")) is int and state["format"] > FORMAT  # the reader of checkpoints says so
     return without_sums(path, state) if SUMS in state and not newer else state
 
 
 def _refusal(path: str, error: Exception) -> str:
     try:
         found = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:                                 # not even the list can be read: a damaged or foreign file
+    except Exception:  # not even the list can be read: a damaged or foreign file
         found = ""
     found = found or ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
-    if not found:                                     # torch's own message would advise to switch the check off
-        return (f"{path}: cannot be read as a checkpoint; it is something else, or damaged. Give a .bin file of a run, "
-                "or the run's folder")
-    return (f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n"
-            "  A checkpoint may hold tensors and plain Python values only. If you trust its source, open it there and "
-            "save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')")
+    if not found:  # torch's own message would advise to switch the check off
+        return (
+            f"{path}: cannot be read as a checkpoint; it is something else, or damaged. Give a .bin file of a"
+            " run, or the run's folder"
+        )
+    return (
+        f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n  A checkpoint"
+        " may hold tensors and plain Python values only. If you trust its source, open it there and save its"
+        " state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')"
+    )
 
 
 def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
-    """`path` itself where it is a file, or the first of `names` in the folder `path`; None where there is none."""
+    """`path` itself where it is a file, or the first of `names` in the folder `path`; None where there is
+    none.
+    """
     if os.path.isfile(path):
         return path
-    return next((os.path.join(path, name) for name in names if os.path.isfile(os.path.join(path, name))), None)
+    return next(
+        (os.path.join(path, name) for name in names if os.path.isfile(os.path.join(path, name))), None
+    )
 
 
 def exists_in(folder: str) -> bool:
@@ -153,11 +176,20 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> list[str]:
-    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the highest step first."""
-    names = [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST] if os.path.isdir(folder) else []
+    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the highest step
+    first.
+    """
+    names = (
+        [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST]
+        if os.path.isdir(folder)
+        else []
+    )
     paths = [os.path.join(folder, name) for name in names]
     steps = {path: step_of(path) for path in paths}
-    return [os.path.join(folder, LAST), *sorted(paths, key=lambda path: -1 if steps[path] is None else steps[path], reverse=True)]
+    return [
+        os.path.join(folder, LAST),
+        *sorted(paths, key=lambda path: -1 if steps[path] is None else steps[path], reverse=True),
+    ]
 
 
 def remove_leftovers(own: OwnFiles) -> None:
@@ -171,17 +203,25 @@ def remove_leftovers(own: OwnFiles) -> None:
 
 def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:
     """Arguments that a resumed run may not change but did, a line each."""
-    return [f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
-            for name in sorted(saved.keys() & now.keys() - may_differ) if saved[name] != now[name]]
+    return [
+        f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
+        for name in sorted(saved.keys() & now.keys() - may_differ)
+        if saved[name] != now[name]
+    ]
 
 
 def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> list[list[str]]:
     """Copies the weights whose name and shape fit. Returns [new, unused]: those in the model alone or of
     another shape, and those in `weights` alone or of another shape, each as «name [shape]»."""
     own = model.state_dict()
-    fitting = {name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape}
+    fitting = {
+        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
+    }
     model.load_state_dict(fitting, strict=False)
-    return [[f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())] for part in (own, weights)]
+    return [
+        [f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())]
+        for part in (own, weights)
+    ]
 
 
 def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_key: dict) -> int:
@@ -190,8 +230,15 @@ def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_ke
     if not shared or "linear_decoder.weight" not in weights:
         return 0
     new, old = [new_key[code] for code in shared], [old_key[code] for code in shared]
-    names = [name for name in ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight") if name in weights and name in model_state]
-    if any(weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key) for name in names):
+    names = [
+        name
+        for name in ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")
+        if name in weights and name in model_state
+    ]
+    if any(
+        weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key)
+        for name in names
+    ):
         return 0
     for name in names:
         model_state[name][new] = weights[name][old].to(model_state[name])

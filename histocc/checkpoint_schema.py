@@ -104,9 +104,9 @@ def hashes(shape: tuple[int, ...]) -> Check:
         dense,
         kind(
             f"increasing whole numbers, torch.int64 {list(shape)}",
-            lambda value: value.dtype == torch.int64
-            and value.shape == shape
-            and bool((value[1:] > value[:-1]).all()),
+            lambda value: (
+                value.dtype == torch.int64 and value.shape == shape and bool((value[1:] > value[:-1]).all())
+            ),
         ),
     )
 
@@ -164,10 +164,8 @@ CHARS = listing(either(text(1000), whole(-(10**9), 10**9)), 1, 100_000)
 
 def _room(config: dict) -> Wrong | None:
     """Positions of the encoder, and heads of the decoder."""
-    positions, most = (
-        -(-config["max_len"] // 4) * 4,
-        min(config["max_position_embeddings"], config["num_hash_buckets"]),
-    )
+    positions = -(-config["max_len"] // 4) * 4
+    most = min(config["max_position_embeddings"], config["num_hash_buckets"])
     if positions > most:
         return Wrong("max_len", str(config["max_len"]), f"at most {most}, the positions of the encoder")
     if config["hidden_size"] % DECODER_HEADS:
@@ -184,7 +182,9 @@ def _room(config: dict) -> Wrong | None:
 def _share(state: dict) -> Wrong | None:
     """Only a model with both decoders has a share of the linear one."""
     if state.get("linear_share") and state.get("kind", "mixer") != "mixer":
-        return Wrong("linear_share", described(state["linear_share"]), "nothing, as the model has one decoder")
+        return Wrong(
+            "linear_share", described(state["linear_share"]), "nothing, as the model has one decoder"
+        )
     return None
 
 

@@ -1,7 +1,8 @@
-"""Checksums (CRC-32) of files and of what a checkpoint holds: they tell a file that was damaged or edited from one as it was
-written.
+"""Checksums (CRC-32) of files and of what a checkpoint holds: they tell a file that was damaged or edited
+from one as it was written.
 
-They are no signature: who edits a file on purpose can write its checksum, too. CRC-32 runs at several GB/s, above the speed of disks.
+They are no signature: who edits a file on purpose can write its checksum, too. CRC-32 runs at several GB/s,
+above the speed of disks.
 """
 
 import zlib
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-_BLOCK = 1 << 24              # bytes
+_BLOCK = 1 << 24  # bytes
 
 
 def of_file(path: str) -> int:
@@ -29,8 +30,9 @@ def of_tensor(tensor: torch.Tensor, before: int = 0) -> int:
 
 
 def of_value(value: Any, before: int = 0) -> int:
-    """The checksum of nested dicts, lists, tensors and plain Python values, appended to `before`. The order of a dict's entries does
-    not count, nor does list or tuple."""
+    """The checksum of nested dicts, lists, tensors and plain Python values, appended to `before`. The order
+    of a dict's entries does not count, nor does list or tuple.
+    """
     if isinstance(value, torch.Tensor):
         return of_tensor(value, before)
     if isinstance(value, dict):

@@ -29,12 +29,10 @@ class CodeTree:
         blocks = np.stack([formatter.encode_code(code) for code in self.codes])  # [codes, depth]
         order = np.lexsort(blocks.T[::-1])
         blocks = blocks[order]
-        changed = np.logical_or.accumulate(
-            blocks[1:] != blocks[:-1], axis=1
-        )  # a new prefix of length 1 … depth
-        place = np.zeros(
-            (len(blocks), formatter.block_size + 1), dtype=np.int64
-        )  # of each code's prefix in its level
+        # a new prefix of length 1 … depth
+        changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)
+        # of each code's prefix in its level
+        place = np.zeros((len(blocks), formatter.block_size + 1), dtype=np.int64)
         place[1:, 1:] = np.cumsum(changed, axis=0)
         sizes = place[-1] + 1
         if sizes[-1] < len(blocks):

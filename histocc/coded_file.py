@@ -1,8 +1,9 @@
-"""A file of rows that is being coded: cut into numbered parts, each written whole or not at all, and put together at the end.
+"""A file of rows that is being coded: cut into numbered parts, each written whole or not at all, and put
+together at the end.
 
-The parts lie in `OUTPUT.parts` beside the output, with the settings that made them. What a part holds depends on its rows and on the
-settings alone, never on the number of processes or on interruptions, and up to rounding not on the batch size or the device: texts that
-occur often are coded first, for all parts.
+The parts lie in `OUTPUT.parts` beside the output, with the settings that made them. What a part holds depends
+on its rows and on the settings alone, never on the number of processes or on interruptions, and up to
+rounding not on the batch size or the device: texts that occur often are coded first, for all parts.
 """
 
 import hashlib
@@ -25,18 +26,21 @@ from histocc.outputs import kind_of, write_atomic
 from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
-ROWS_FOR_LARGER_PARTS = 2_000_000                    # so many rows add a chunk to each part
-MOST_FREQUENT = 1 << 16                              # texts that are coded once for all parts
-PIECE = 2048                                         # of them at once
-_END = 1 << 16                                       # bytes of the input's begin and end that tell it from others
+ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
+MOST_FREQUENT = 1 << 16  # texts that are coded once for all parts
+PIECE = 2048  # of them at once
+_END = 1 << 16  # bytes of the input's begin and end that tell it from others
 SETTINGS, SCAN, LOCK, INPUT = "settings.json", "scan.json", "run.lock", "input"
-_OWN = re.compile(r"run\.lock|(input|(settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\d*)?")       # names of files in the folder
+# names of files in the folder
+_OWN = re.compile(r"run\.lock|(input|(settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\d*)?")
 
 
 @dataclass
 class Scan:
-    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent: cleaned texts and languages that
-    occur more than once, the most frequent first; encoding: of a CSV file."""
+    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent:
+    cleaned texts and languages that occur more than once, the most frequent first; encoding: of a CSV
+    file.
+    """
 
     rows: int
     parts: int
@@ -51,15 +55,20 @@ class Scan:
 
 
 def fingerprint(path: str, copied: bool = False) -> dict:
-    """What tells an input file from another, or from itself after a change: size, time of change, hash of its begin and end; of what was
-    `copied` out of a pipe, the hash of all."""
+    """What tells an input file from another, or from itself after a change: size, time of change, hash of its
+    begin and end; of what was `copied` out of a pipe, the hash of all.
+    """
     found = os.stat(path)
     if copied:
         return {"size": found.st_size, "hash": file_hash(path)}
     with open(path, "rb") as file:
         begin = file.read(_END)
         file.seek(max(0, found.st_size - _END))
-        return {"size": found.st_size, "changed": found.st_mtime_ns, "ends": hashlib.sha256(begin + file.read()).hexdigest()}
+        return {
+            "size": found.st_size,
+            "changed": found.st_mtime_ns,
+            "ends": hashlib.sha256(begin + file.read()).hexdigest(),
+        }
 
 
 def file_hash(path: str) -> str:
@@ -68,7 +77,9 @@ def file_hash(path: str) -> str:
 
 
 class CodedFile:
-    """The parts of one output. output: its path; settings: everything that decides what the parts hold, plain types."""
+    """The parts of one output. output: its path; settings: everything that decides what the parts hold, plain
+    types.
+    """
 
     def __init__(self, output: str, settings: dict):
         self.output, self.folder, self.settings = output, output + ".parts", settings
@@ -77,20 +88,29 @@ class CodedFile:
         return os.path.join(self.folder, name)
 
     def _seal(self, name: str, text: str) -> str:
-        """Tells a file of this output, under its own name, from all others: a checksum of the settings, the name and the content."""
+        """Tells a file of this output, under its own name, from all others: a checksum of the settings, the
+        name and the content.
+        """
         of = "" if name == SETTINGS else json.dumps(self.settings, sort_keys=True)
         return f"{zlib.crc32(f'{of} {name} {text}'.encode()):08x}"
 
     def note(self, name: str, value) -> None:
         """Writes a value into the folder: a line with its seal, and the value as JSON."""
         text = json.dumps(value)
-        write_atomic(self.path(name), lambda file: file.write(f"{self._seal(name, text)}\n{text}".encode()), follows=False)
+        write_atomic(
+            self.path(name),
+            lambda file: file.write(f"{self._seal(name, text)}\n{text}".encode()),
+            follows=False,
+        )
 
     def read(self, name: str):
-        """What `note` has written; None where there is no such file, or it was not written here under this name. Raises UserError for what
-        is no file at all."""
+        """What `note` has written; None where there is no such file, or it was not written here under this
+        name. Raises UserError for what is no file at all.
+        """
         if kind := kind_of(self.path(name)):
-            raise UserError(f"{self.path(name)} is {kind}, where a file of the unfinished output would be: move it away")
+            raise UserError(
+                f"{self.path(name)} is {kind}, where a file of the unfinished output would be: move it away"
+            )
         try:
             with open(self.path(name), encoding="utf-8") as file:
                 seal, _, text = file.read().partition("\n")
@@ -112,25 +132,37 @@ class CodedFile:
     # ---- rank 0 alone
 
     def refuse_others(self) -> None:
-        """Raises UserError where the folder holds something and was not made for an output: names alone are no proof."""
+        """Raises UserError where the folder holds something and was not made for an output: names alone are
+        no proof.
+        """
         if not os.path.isdir(self.folder) or self.read(SETTINGS) is not None:
             return
-        others = [name for name in sorted(os.listdir(self.folder)) if name != LOCK and not re.fullmatch(r"settings\.json\.tmp\d+", name)]
+        others = [
+            name
+            for name in sorted(os.listdir(self.folder))
+            if name != LOCK and not re.fullmatch(r"settings\.json\.tmp\d+", name)
+        ]
         if others:
-            raise UserError(f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of them: choose another --output")
+            raise UserError(
+                f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of"
+                " them: choose another --output"
+            )
 
     def begin(self, overwrite: bool) -> bool:
-        """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was one. Raises UserError where that had other
-        settings, unless `overwrite`, which removes it. `refuse_others` has looked whose the folder is."""
+        """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was
+        one. Raises UserError where that had other settings, unless `overwrite`, which removes it.
+        `refuse_others` has looked whose the folder is.
+        """
         before = self.read(SETTINGS)
-        if before is not None and before != self.settings:
-            if not overwrite:
-                differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
-                raise UserError(f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)} differ): repeat "
-                                "that command to go on with it, or start anew with --overwrite")
         if before == self.settings:
             return True
-        self.clear((LOCK, INPUT))                    # what a process left that was killed at its begin, too
+        if before is not None and not overwrite:
+            differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
+            raise UserError(
+                f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
+                " differ): repeat that command to go on with it, or start anew with --overwrite"
+            )
+        self.clear((LOCK, INPUT))  # what a process left that was killed at its begin, too
         self.note(SETTINGS, self.settings)
         return False
 
@@ -140,10 +172,19 @@ class CodedFile:
             if name not in but and _OWN.fullmatch(name):
                 os.remove(self.path(name))
 
-    def scan(self, path: str, delimiter: str | None, columns: list[str], clean: Callable[[str], str], known: Callable[[str], str],
-             frequent: bool, check: Callable[[], None]) -> None:
-        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where there is one; clean, known: what
-        the model reads of these."""
+    def scan(
+        self,
+        path: str,
+        delimiter: str | None,
+        columns: list[str],
+        clean: Callable[[str], str],
+        known: Callable[[str], str],
+        frequent: bool,
+        check: Callable[[], None],
+    ) -> None:
+        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where
+        there is one; clean, known: what the model reads of these.
+        """
         if self.read(SCAN) is not None:
             return
         encoding = None if is_parquet(path) else detect_encoding(path)
@@ -156,21 +197,36 @@ class CodedFile:
             if frequent:
                 languages = map(known, chunk.columns[1]) if len(columns) > 1 else [""] * len(chunk.lines)
                 counts.update(zip(map(clean, chunk.columns[0]), languages))
-                if len(counts) > 16 * MOST_FREQUENT:                        # what is rare so far is forgotten: a bound for the memory
-                    counts = Counter({key: number for key, number in counts.items() if number > 1} if len(counts) < 32 * MOST_FREQUENT
-                                     else dict(counts.most_common(MOST_FREQUENT)))
+                # what is rare so far is forgotten: a bound for the memory
+                if len(counts) > 16 * MOST_FREQUENT:
+                    counts = Counter(
+                        {key: number for key, number in counts.items() if number > 1}
+                        if len(counts) < 32 * MOST_FREQUENT
+                        else dict(counts.most_common(MOST_FREQUENT))
+                    )
         of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
         parts = -(-chunks // of_part)
-        often = [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0].strip()] if parts > 1 else []
-        self.note(SCAN, {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often})
+        often = (
+            [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0].strip()]
+            if parts > 1
+            else []
+        )
+        self.note(
+            SCAN, {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often}
+        )
 
     def join(self, header: list[str], parts: int, rows: int, overwrite: bool) -> dict:
-        """Puts the parts together into the output. Returns their counts, summed, and the paths of the output and of the list of rows that
-        could not be read: others than asked for where somebody has made such files meanwhile, unless `overwrite`. Raises UserError where a
-        part is missing or damaged."""
+        """Puts the parts together into the output. Returns their counts, summed, and the paths of the output
+        and of the list of rows that
+        could not be read: others than asked for where somebody has made such files meanwhile, unless
+        `overwrite`. Raises UserError where a part is missing or damaged.
+        """
         missing = [number for number in range(parts) if not self.is_done(number)]
         if missing:
-            raise UserError(f"{self.part(missing[0])} was there and is missing or damaged: the same command codes it again")
+            raise UserError(
+                f"{self.part(missing[0])} was there and is missing or damaged: the same command codes it"
+                " again"
+            )
         total: Counter = Counter()
         languages: Counter = Counter()
         for number in range(parts):
@@ -181,7 +237,10 @@ class CodedFile:
             languages.update(noted.pop("unknown_languages"))
             total.update(noted)
         if total["rows"] != rows:
-            raise UserError(f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start anew with --overwrite")
+            raise UserError(
+                f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start anew"
+                " with --overwrite"
+            )
 
         def write(file) -> None:
             file.write(csv_text([header]))
@@ -190,28 +249,41 @@ class CodedFile:
                     content = part.read()
                 if zlib.crc32(content) != self.read(f"{number:06d}.json")["checksum"]:
                     os.remove(self.part(number))
-                    raise UserError(f"{self.part(number)} is not as it was written: the same command codes it again")
+                    raise UserError(
+                        f"{self.part(number)} is not as it was written: the same command codes it again"
+                    )
                 file.write(content)
 
         def list_faults(file) -> None:
             file.write(csv_text([["line", "kind", "reason"]]))
             for number in range(parts):
                 file.write(csv_text(self.read(f"{number:06d}.json")["faults"]))
-        output = write_atomic(self.output, write, lambda path: overwrite)              # the parts stay until the caller clears them
+
+        # the parts stay until the caller clears them
+        output = write_atomic(self.output, write, lambda path: overwrite)
         rejected = self.output + ".rejected.csv"
         if total["faults"]:
             rejected = write_atomic(rejected, list_faults, lambda path: overwrite)
         elif overwrite and os.path.isfile(rejected):
-            os.remove(rejected)                      # of the output that was there before
-        return {**total, "faults": total["faults"], "unknown": total["unknown"], "rejected": rejected, "output": output,
-                "unknown_languages": dict(languages.most_common(10))}
+            os.remove(rejected)  # of the output that was there before
+        return {
+            **total,
+            "faults": total["faults"],
+            "unknown": total["unknown"],
+            "rejected": rejected,
+            "output": output,
+            "unknown_languages": dict(languages.most_common(10)),
+        }
 
     # ---- every rank
 
     def open_scan(self) -> Scan:
         found = self.read(SCAN)
         if found is None:
-            raise UserError(f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder that they share")
+            raise UserError(
+                f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder"
+                " that they share"
+            )
         return Scan(**{**found, "frequent": [tuple(pair) for pair in found["frequent"]]})
 
     def rows(self, path: str, delimiter: str | None, scan: Scan) -> Iterator[tuple[int, list[Chunk]]]:
@@ -229,32 +301,45 @@ class CodedFile:
     def write_part(self, number: int, rows: list[list[str]], noted: dict) -> None:
         content = csv_text(rows)
         self.note(f"{number:06d}.json", {**noted, "size": len(content), "checksum": zlib.crc32(content)})
-        write_atomic(self.part(number), lambda file: file.write(content))                # written last: it says that the part is done
+        # written last: it says that the part is done
+        write_atomic(self.part(number), lambda file: file.write(content))
 
-    def code_frequent(self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]) -> None:
+    def code_frequent(
+        self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]
+    ) -> None:
         """Codes this rank's pieces of the frequent texts, as far as they are not there."""
         for number, start in enumerate(range(0, len(scan.frequent), PIECE)):
             if mine(number) and self.read(f"frequent{number}.json") is None:
-                texts, languages = zip(*scan.frequent[start:start + PIECE])
+                texts, languages = zip(*scan.frequent[start : start + PIECE])
                 self.note(f"frequent{number}.json", code(list(texts), list(languages)))
 
     def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
         """The frequent texts with what they got. Raises UserError where a piece is missing."""
         pieces = [self.read(f"frequent{number}.json") for number in range(scan.pieces)]
         if None in pieces:
-            raise UserError(f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing or damaged: the same command makes it again")
-        return {key: Coded(*coded) for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)}
+            raise UserError(
+                f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing or damaged: the"
+                " same command makes it again"
+            )
+        return {
+            key: Coded(*coded)
+            for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)
+        }
 
 
 class Progress:
-    """A line on stderr every few seconds: how much of a stage is done, its speed over all processes, the time left. Rank 0 speaks."""
+    """A line on stderr every few seconds: how much of a stage is done, its speed over all processes, the time
+    left. Rank 0 speaks.
+    """
 
     def __init__(self, file: CodedFile, speaks: bool, every: float = 5.0):
         self.folder, self.speaks, self.every = file.folder, speaks, every
         self.said = time.monotonic()
 
     def begin(self, what: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
-        """what: is counted; total: of it, in so many pieces; is_piece: whether a file of the folder is one that is done."""
+        """what: is counted; total: of it, in so many pieces; is_piece: whether a file of the folder is one
+        that is done.
+        """
         self.what, self.total, self.is_piece = what, total, is_piece
         self.of_piece = total / max(1, pieces)
         self.started = time.monotonic()

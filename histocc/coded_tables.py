@@ -112,9 +112,7 @@ def described(given: Any) -> list[tuple[str, str]] | str | None:
         raise UserError(f"descriptions: need columns system_code and desc; {' and '.join(missing)} missing")
     codes, words = (column_of("descriptions", given, name) for name in ("system_code", "desc"))
     if len(codes) != len(words):
-        raise ValueError(
-            f"descriptions: found {len(codes)} cells of system_code, but {len(words)} of desc"
-        )
+        raise ValueError(f"descriptions: found {len(codes)} cells of system_code, but {len(words)} of desc")
     return [
         (str(code), str(text))
         for code, text in zip(codes, words)

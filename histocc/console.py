@@ -92,7 +92,11 @@ class _Stream:
         poll.register(number, select.POLLOUT)
         while not poll.poll(_LOOK_MILLISECONDS):
             if time.monotonic() > until or self.console.hurries():
-                raise OSError(f"nobody has read it for {PATIENCE_SECONDS:g} s" if time.monotonic() > until else "nobody reads it")
+                raise OSError(
+                    f"nobody has read it for {PATIENCE_SECONDS:g} s"
+                    if time.monotonic() > until
+                    else "nobody reads it"
+                )
 
     def writelines(self, lines) -> None:
         for line in lines:

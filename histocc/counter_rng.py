@@ -1,8 +1,10 @@
-"""Random numbers as a function of counters: no state to save, the same on every machine and for any number of processes."""
+"""Random numbers as a function of counters: no state to save, the same on every machine and for any number of
+processes.
+"""
 
 import numpy as np
 
-STEP = np.uint64(0x9E3779B97F4A7C15)                      # 2^64 / golden ratio, odd
+STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 
 
 def mix(x: np.ndarray) -> np.ndarray:
@@ -15,15 +17,17 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 def streams(seed: int, epoch: int, rows: np.ndarray) -> np.ndarray:
     """Where the draws of each row begin, uint64 [B]. Within an epoch no two rows begin at the same place."""
-    key = np.array([int(seed) % 2**64], dtype=np.uint64)  # numpy wraps arrays in silence, but warns of scalars
+    # numpy wraps arrays in silence, but warns of scalars
+    key = np.array([int(seed) % 2**64], dtype=np.uint64)
     for part in (int(epoch) % 2**64, 0):
         key = mix(key + STEP) + np.uint64(part)
     return mix(key + np.asarray(rows, dtype=np.int64).astype(np.uint64) * STEP)
 
 
 def draw(stream: np.ndarray, number: int | np.ndarray) -> np.ndarray:
-    """Draw `number` of each stream, uint64: 64 even, independent bits. A stream's draws are splitmix64 from there.
-    Shapes broadcast, so that `draw(stream[:, None], numbers)` is a matrix [B, K]."""
+    """Draw `number` of each stream, uint64: 64 even, independent bits. A stream's draws are splitmix64 from
+    there. Shapes broadcast, so that `draw(stream[:, None], numbers)` is a matrix [B, K].
+    """
     return mix(stream + (np.atleast_1d(number).astype(np.uint64) + np.uint64(1)) * STEP)
 
 

@@ -16,15 +16,15 @@ from histocc.errors import UserError
 from histocc.input_files import opened
 from histocc.text import code_points
 
-BEGIN = 1 << 18               # bytes in which the kind of line end and the delimiter are looked for
-LONGEST_LINE = 1 << 24        # characters, without a line end
-_BLOCK = 1 << 22              # bytes
-_TEXT_BLOCK = 1 << 16         # bytes that are parted into lines at a time
+BEGIN = 1 << 18  # bytes in which the kind of line end and the delimiter are looked for
+LONGEST_LINE = 1 << 24  # characters, without a line end
+_BLOCK = 1 << 22  # bytes
+_TEXT_BLOCK = 1 << 16  # bytes that are parted into lines at a time
 # In Windows-1252 signs such as ¢ and ¿, elsewhere letters.
 _SYMBOL_IN_WORD = re.compile(rb"[A-Za-z][\xa0-\xbf](?=[a-z])")
 _NOT_IN_WINDOWS_1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 _LONE_RETURN = re.compile("\r(?!\n)")
-_LONE_FEED = re.compile("(?<=[^\r])\n")      # one that begins a text belongs to the carriage return before
+_LONE_FEED = re.compile("(?<=[^\r])\n")  # one that begins a text belongs to the carriage return before
 _MACINTOSH_LINE = re.compile("[^\r]*\r|[^\r]+")
 
 # Characters of a cell: an open quotation mark must not swallow the memory with the file.
@@ -46,7 +46,7 @@ def encoding_of_header(path: str, begin: bytes) -> str:
     text."""
     if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "utf-16"
-    first = begin.partition(b"\n" if b"\n" in begin else b"\r")[0]       # "\r": old Macintosh line ends
+    first = begin.partition(b"\n" if b"\n" in begin else b"\r")[0]  # "\r": old Macintosh line ends
     if b"\0" in first:
         raise UserError(f"{path}: {_with_nul_bytes(path, begin)}")
     for encoding in ("utf-8-sig", "windows-1252"):
@@ -60,19 +60,21 @@ def encoding_of_header(path: str, begin: bytes) -> str:
 
 def _with_nul_bytes(path: str, begin: bytes) -> str:
     """What a file is whose first line holds NUL bytes."""
-    found, name = None, ""
-    for encoding, name in (("utf-32-le", "UTF-32LE"), ("utf-32-be", "UTF-32BE")):
-        text = begin[:len(begin) // 4 * 4].decode(encoding, "replace")
-        if text and not {"\0", "\ufffd"} & set(text):      # bytes that mean something else decode to no text
-            found = "UTF-32"
+    found = name = None
+    for encoding in ("UTF-32LE", "UTF-32BE"):
+        text = begin[: len(begin) // 4 * 4].decode(encoding, "replace")
+        if text and not {"\0", "\ufffd"} & set(text):  # bytes that mean something else decode to no text
+            found, name = "UTF-32", encoding
             break
     nul = np.flatnonzero(np.frombuffer(begin[:4096], np.uint8) == 0)
-    if not found and len(nul) > 3 and len(set((nul % 2).tolist())) == 1:   # half of each ASCII character
+    if not found and len(nul) > 3 and len(set((nul % 2).tolist())) == 1:  # half of each ASCII character
         found, name = "UTF-16", "UTF-16LE" if nul[0] % 2 else "UTF-16BE"
     if not found:
         return "is not a text file (a NUL byte in the first line)"
-    return (f"looks like {found} without a byte order mark; save it as UTF-8, for example with\n"
-            f"  iconv -f {name} -t UTF-8 {shlex.quote(path)} > utf8.csv")
+    return (
+        f"looks like {found} without a byte order mark; save it as UTF-8, for example with\n"
+        f"  iconv -f {name} -t UTF-8 {shlex.quote(path)} > utf8.csv"
+    )
 
 
 def detect_encoding(path: str) -> str:
@@ -90,7 +92,7 @@ def detect_encoding(path: str) -> str:
         return "utf-8-sig"
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     good = bad = lines = odd = 0
-    first = (0, 0)                                   # line and byte
+    first = (0, 0)  # line and byte
     bytes_seen = np.zeros(256, dtype=np.int64)
     with opened(path) as file:
         more = True
@@ -113,14 +115,18 @@ def detect_encoding(path: str) -> str:
             lines += text.count("\n") or text.count("\r")
     where = f"{path}: is not UTF-8 (byte 0x{first[1]:02x} in line {first[0]:,}"
     if good * 100 > bad or begin == codecs.BOM_UTF8:
-        raise UserError(f"{where}; {bad:,} such bytes beside {good:,} letters that are UTF-8). Parts of "
-                        "different encodings were put together: save each as UTF-8 first, or mend them")
+        raise UserError(
+            f"{where}; {bad:,} such bytes beside {good:,} letters that are UTF-8). Parts of "
+            "different encodings were put together: save each as UTF-8 first, or mend them"
+        )
     signs = bytes_seen[0x80:0xA0].sum() + odd
     if bytes_seen[list(_NOT_IN_WINDOWS_1252)].any() or signs > bytes_seen[0xC0:].sum():
-        raise UserError(f"{where}) and not Windows-1252, but looks like an old DOS or Mac code page. Save it "
-                        "as UTF-8, for example with\n"
-                        f"  iconv -f CP850 -t UTF-8 {shlex.quote(path)} > utf8.csv\n"
-                        "  (or -f MACINTOSH; look at the letters afterwards)")
+        raise UserError(
+            f"{where}) and not Windows-1252, but looks like an old DOS or Mac code page. Save it "
+            "as UTF-8, for example with\n"
+            f"  iconv -f CP850 -t UTF-8 {shlex.quote(path)} > utf8.csv\n"
+            "  (or -f MACINTOSH; look at the letters afterwards)"
+        )
     return "windows-1252"
 
 
@@ -163,8 +169,8 @@ class CsvLines:
         self.path, self.file, self.encoding, self.reader = path, file, encoding, None
         self.size = os.fstat(file.fileno()).st_size
         self.end = "\n"
-        self.further: list[int] = []                 # the line handed out, for each further line break in one
-        self.passed = 0                              # how many of them were forgotten
+        self.further: list[int] = []  # the line handed out, for each further line break in one
+        self.passed = 0  # how many of them were forgotten
         self.decoder = codecs.getincrementaldecoder(encoding)(errors)
         self.begin = self._decoded(file.read(BEGIN), "")
         outside = unquoted(self.begin)
@@ -195,7 +201,7 @@ class CsvLines:
         if isinstance(lines, list):
             return lines[self.reader.line_num - before - 1]
         end = lines.tell()
-        return text[text.rfind("\n", 0, end - 1) + 1:end]
+        return text[text.rfind("\n", 0, end - 1) + 1 : end]
 
     def _blocks(self) -> Iterator:
         """The lines, some at a time, as what can be iterated fast."""
@@ -209,14 +215,18 @@ class CsvLines:
             self._note_further(whole)
             if len(text) > LONGEST_LINE:
                 line = self.numbers(self.reader.line_num + whole.count(self.end) + 1)
-                raise UserError(f"{self.path}, line {line:,}: more than {LONGEST_LINE:,} characters without "
-                                "a line end. Is this a table of rows, in lines?")
+                raise UserError(
+                    f"{self.path}, line {line:,}: more than {LONGEST_LINE:,} characters without "
+                    "a line end. Is this a table of rows, in lines?"
+                )
             lines = io.StringIO(whole, newline="\n") if self.end == "\n" else _MACINTOSH_LINE.findall(whole)
             self.block = (whole, lines, self.reader.line_num)
             yield lines
         if (read := self.file.tell()) != self.size:
-            raise UserError(f"{self.path}: was changed while it was read ({self.size:,} bytes at first, "
-                            f"{read:,} at the end)")
+            raise UserError(
+                f"{self.path}: was changed while it was read ({self.size:,} bytes at first, "
+                f"{read:,} at the end)"
+            )
 
     def _decoded(self, data: bytes, before: str) -> str:
         """before: what was decoded and not yet handed out. Raises UserError with the line."""
@@ -226,11 +236,13 @@ class CsvLines:
         except UnicodeDecodeError as error:
             again = codecs.getincrementaldecoder(self.encoding)("replace")
             again.setstate(state)
-            before += again.decode(data[:max(0, error.start - len(state[0]))])
+            before += again.decode(data[: max(0, error.start - len(state[0]))])
             line = (self.reader.line_num if self.reader else 0) + before.count(self.end) + 1
-            raise UserError(f"{self.path}, line {self.numbers(line):,}: cannot be read as "
-                            f"{self.encoding.upper()} ({error.reason}). Save the file as UTF-8, or mend "
-                            "the line") from None
+            raise UserError(
+                f"{self.path}, line {self.numbers(line):,}: cannot be read as "
+                f"{self.encoding.upper()} ({error.reason}). Save the file as UTF-8, or mend "
+                "the line"
+            ) from None
 
     def _note_further(self, text: str) -> None:
         """Notes the line breaks that end no line as it is handed out."""

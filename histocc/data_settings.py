@@ -1,4 +1,6 @@
-"""What is to be prepared and how: from arguments to settings, with everything that can be wrong said together."""
+"""What is to be prepared and how: from arguments to settings, with everything that can be wrong said
+together.
+"""
 
 import argparse
 import hashlib
@@ -16,7 +18,9 @@ from histocc.text_rules import AS_IS
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files` instead."""
+    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files`
+    instead.
+    """
 
     train_files: list[str]
     formatter: dict
@@ -29,11 +33,11 @@ class PrepareSettings:
     max_len: int = 128
     missing_code: str | None = None
     drop_bad_labels: bool = False
-    fixed_codes: list[str] | None = None             # the codes of --key or --all-codes-file, in their order
-    numbered: bool = False                           # cells hold numbers of a key, not codes
-    delimiter: str | None = None                     # None: found in the first line of each file
-    number_codes: list[str] | None = None            # the codes that such numbers stand for; None: `fixed_codes`
-    first_codes: list[str] | None = None             # come first in the key, other codes of the data after them
+    fixed_codes: list[str] | None = None  # the codes of --key or --all-codes-file, in their order
+    numbered: bool = False  # cells hold numbers of a key, not codes
+    delimiter: str | None = None  # None: found in the first line of each file
+    number_codes: list[str] | None = None  # the codes that such numbers stand for; None: `fixed_codes`
+    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
     clean_text: str = AS_IS
 
     @property
@@ -54,7 +58,12 @@ def fingerprint(settings: PrepareSettings) -> str:
         for path in getattr(settings, name):
             with open(path, "rb") as file:
                 plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
-    for name in ("number_codes", "first_codes", "clean_text"):       # at their defaults the data are those of earlier versions
+    # at their defaults the data are those of earlier versions
+    for name in (
+        "number_codes",
+        "first_codes",
+        "clean_text",
+    ):
         if plain[name] == PrepareSettings.__dataclass_fields__[name].default:
             del plain[name]
     plain["prepared_format"] = PREPARED_FORMAT
@@ -74,9 +83,11 @@ def file_problems(settings: PrepareSettings) -> list[str]:
 
 @dataclass(frozen=True)
 class StartsFrom:
-    """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none where they are not taken),
-    kind of the formatter and its tokens, None where they are not known or the usual ones; numbers: whether columns code1 … hold numbers
-    of the HISCO key where no key is named, which those of earlier versions did not."""
+    """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none
+    where they are not taken), kind of the formatter and its tokens, None where they are not known or the
+    usual ones; numbers: whether columns code1 … hold numbers of the HISCO key where no key is named, which
+    those of earlier versions did not.
+    """
 
     text: str = AS_IS
     codes: list[str] = field(default_factory=list)
@@ -85,9 +96,16 @@ class StartsFrom:
     numbers: bool = True
 
 
-def settings_from(args: argparse.Namespace, train_files: list[str], val_files: list[str], naming: str = "hisco",
-                  problems: list[str] | None = None, start: StartsFrom = StartsFrom()) -> PrepareSettings:
-    """The settings that arguments ask for; sets args.target_cols where the files decide them. start: of the run's initial weights.
+def settings_from(
+    args: argparse.Namespace,
+    train_files: list[str],
+    val_files: list[str],
+    naming: str = "hisco",
+    problems: list[str] | None = None,
+    start: StartsFrom = StartsFrom(),
+) -> PrepareSettings:
+    """The settings that arguments ask for; sets args.target_cols where the files decide them. start: of the
+    run's initial weights.
 
     Raises one UserError with `problems`, those already found, and its own.
     """
@@ -96,32 +114,57 @@ def settings_from(args: argparse.Namespace, train_files: list[str], val_files: l
     try:
         if not args.target_cols:
             args.target_cols = _find_target_cols(args, train_files[0], naming)
-        formatter = make_formatter(args.formatter, args.target_cols, args.block_size, args.use_within_block_sep,
-                                   args.allow_codes_shorter_than_block_size,
-                                   start.chars if start.formatter == args.formatter == "gpf" else None)
+        formatter = make_formatter(
+            args.formatter,
+            args.target_cols,
+            args.block_size,
+            args.use_within_block_sep,
+            args.allow_codes_shorter_than_block_size,
+            start.chars if start.formatter == args.formatter == "gpf" else None,
+        )
         fixed = _fixed_codes(args, formatter)
     except (UserError, ValueError) as error:
         problems.append(str(error))
-    hisco_numbers = start.numbers and args.formatter == "hisco" and not args.key and tables.hold_numbers(args.target_cols or ["hisco_1"])
+    hisco_numbers = (
+        start.numbers
+        and args.formatter == "hisco"
+        and not args.key
+        and tables.hold_numbers(args.target_cols or ["hisco_1"])
+    )
     settings = PrepareSettings(
-        train_files=train_files, val_files=val_files, formatter=formatter.to_dict() if formatter else {},
-        target_cols=args.target_cols or [], share_val=None if val_files else getattr(args, "share_val", None), input_col=args.input_col,
-        language=args.language, language_col=args.language_col, max_len=args.max_len, missing_code=args.missing_code,
-        drop_bad_labels=args.drop_bad_labels, fixed_codes=fixed, delimiter=args.delimiter, clean_text=args.clean_text or start.text,
+        train_files=train_files,
+        val_files=val_files,
+        formatter=formatter.to_dict() if formatter else {},
+        target_cols=args.target_cols or [],
+        share_val=None if val_files else getattr(args, "share_val", None),
+        input_col=args.input_col,
+        language=args.language,
+        language_col=args.language_col,
+        max_len=args.max_len,
+        missing_code=args.missing_code,
+        drop_bad_labels=args.drop_bad_labels,
+        fixed_codes=fixed,
+        delimiter=args.delimiter,
+        clean_text=args.clean_text or start.text,
         numbered=bool(args.key) and tables.hold_numbers(args.target_cols or []) or hisco_numbers,
         number_codes=list(hisco_key()) if hisco_numbers else None,
-        first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start))
+        first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
+    )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
     problems += _missing_code_problem(formatter, args.missing_code, fixed)
     if problems:
-        raise UserError(problems[0] if len(problems) == 1 else
-                        "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)]))
+        raise UserError(
+            problems[0]
+            if len(problems) == 1
+            else "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)])
+        )
     return settings
 
 
 def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
-    """The codes of the initial weights where this run's formatter writes them and nothing else is asked for; None: those of the data
-    alone."""
+    """The codes of the initial weights where this run's formatter writes them and nothing else is asked for;
+    None: those of the data alone.
+    """
     if not start.codes or getattr(args, "shrink_key", True) or start.formatter not in (None, formatter.kind):
         return None
     codes = [formatter.repair(code)[0] for code in start.codes]
@@ -137,11 +180,17 @@ def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[
     header = read_header(path, args.delimiter)[0]
     found = tables.find_target_columns(header, naming, has_key=bool(args.key))
     if found is None and args.formatter == "hisco":
-        found = tables.find_target_columns(header, naming, has_key=True)         # numbers of the HISCO key
+        found = tables.find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
     if found is None:
-        numbers = " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)" if "code1" in header else ""
-        raise UserError(f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}. It has "
-                        + ", ".join(map(repr, header)))
+        numbers = (
+            " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
+            if "code1" in header
+            else ""
+        )
+        raise UserError(
+            f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}."
+            " It has " + ", ".join(map(repr, header))
+        )
     return found[1]
 
 
@@ -155,9 +204,11 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[s
     else:
         column = args.all_codes_col or args.target_cols[0]
         if column not in read_header(path)[0]:
-            raise UserError(f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
-                            + ", ".join(map(repr, read_header(path)[0])))
-        cells = [cell for cell, in tables.read_columns(path, [column])]
+            raise UserError(
+                f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
+                + ", ".join(map(repr, read_header(path)[0]))
+            )
+        cells = [cell for (cell,) in tables.read_columns(path, [column])]
     codes = [formatter.repair(cell)[0] for cell in cells if cell]
     try:
         for code in codes:
@@ -169,11 +220,17 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[s
     return codes if args.key else sorted(set(codes))
 
 
-def _missing_code_problem(formatter: BlockyFormatter | None, code: str | None, fixed: list[str] | None) -> list[str]:
+def _missing_code_problem(
+    formatter: BlockyFormatter | None, code: str | None, fixed: list[str] | None
+) -> list[str]:
     if formatter is None or code is None:
         return []
     try:
         formatter.encode_code(code)
     except CodeError as error:
         return [f"--missing-code: {error}"]
-    return [] if fixed is None or code in fixed else [f"--missing-code: code {code!r} is not among the codes of the key"]
+    return (
+        []
+        if fixed is None or code in fixed
+        else [f"--missing-code: code {code!r} is not among the codes of the key"]
+    )

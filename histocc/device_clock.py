@@ -8,8 +8,9 @@ import torch
 
 
 class DeviceClock:
-    """Adds up `seconds` between pairs of moments. On a GPU they are moments of its own queue: what the host does while the queue is not empty
-    takes no time. Events are read when they are over, so nothing waits for the device but `settle`. device: None for the host's own clock.
+    """Adds up `seconds` between pairs of moments. On a GPU they are moments of its own queue: what the host
+    does while the queue is not empty takes no time. Events are read when they are over, so nothing waits for
+    the device but `settle`. device: None for the host's own clock.
     """
 
     def __init__(self, device: torch.device | None = None):

@@ -4,8 +4,8 @@
     torchrun --nproc_per_node=4 -m histocc.doctor --save-path ./output
     srun … torchrun … -m histocc.doctor --json
 
-Each finding is ok, a warning or a fault, and says what to do. Exit code 1 where there is a fault. It ends by itself within
---timeout-minutes, also when another process hangs.
+Each finding is ok, a warning or a fault, and says what to do. Exit code 1 where there is a fault. It ends by
+itself within --timeout-minutes, also when another process hangs.
 """
 
 import argparse
@@ -24,7 +24,16 @@ import torch
 
 from histocc import __version__, cli, console
 from histocc import seq2seq_mixer_engine as engine
-from histocc.distributed import World, close_world, end_process, init_world, is_first_of_machine, is_first_rank, launcher_environment, lost_contact
+from histocc.distributed import (
+    World,
+    close_world,
+    end_process,
+    init_world,
+    is_first_of_machine,
+    is_first_rank,
+    launcher_environment,
+    lost_contact,
+)
 from histocc.errors import TrainingError, UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.loss import BlockOrderInvariantLoss, LossMixer
@@ -35,7 +44,7 @@ from histocc.parallel import wrap
 from histocc.text import encode
 
 SMOKE_STEPS, SMOKE_ROWS = 20, 8
-SLOWER = 1.3                  # times the median: a rank that all others wait for
+SLOWER = 1.3  # times the median: a rank that all others wait for
 SKEW_SECONDS = 2.0
 REDUCED_MB = 32
 PATIENCE_SECONDS = 5.0
@@ -43,12 +52,27 @@ PATIENCE_SECONDS = 5.0
 
 # ---- all processes together; every function here is called on all ranks
 
+
 def same_versions(world: World) -> Finding:
-    own = {"torch": torch.__version__, "CUDA": torch.version.cuda, "Python": platform.python_version(), "histocc": __version__,
-           "numpy": importlib.metadata.version("numpy")}
+    own = {
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "Python": platform.python_version(),
+        "histocc": __version__,
+        "numpy": importlib.metadata.version("numpy"),
+    }
     everyone = world.gather(own)
-    other = [f"{name}: " + ", ".join(f"rank {rank} has {found[name]}" for rank, found in enumerate(everyone) if found[name] != everyone[0][name])
-             + f", rank 0 {everyone[0][name]}" for name in own if len({found[name] for found in everyone}) > 1]
+    other = [
+        f"{name}: "
+        + ", ".join(
+            f"rank {rank} has {found[name]}"
+            for rank, found in enumerate(everyone)
+            if found[name] != everyone[0][name]
+        )
+        + f", rank 0 {everyone[0][name]}"
+        for name in own
+        if len({found[name] for found in everyone}) > 1
+    ]
     if other:
         return Finding("same versions", FAULT, "; ".join(other), "use one environment on all machines")
     return Finding("same versions", OK, "on all processes")
@@ -58,11 +82,27 @@ def own_devices(world: World) -> Finding:
     where = world.gather((socket.gethostname(), str(world.device)))
     if world.device.type != "cuda":
         hosts = list(dict.fromkeys(host for host, _ in where))
-        return Finding("placement", OK, f"{world.size} CPU processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}: {', '.join(hosts)}")
-    twice = [f"{device} on {host}" for host, device in dict.fromkeys(where) if where.count((host, device)) > 1]
+        return Finding(
+            "placement",
+            OK,
+            f"{world.size} CPU processes on {len(hosts)} machine{'s' * (len(hosts) > 1)}: {', '.join(hosts)}",
+        )
+    twice = [
+        f"{device} on {host}" for host, device in dict.fromkeys(where) if where.count((host, device)) > 1
+    ]
     if twice:
-        return Finding("placement", FAULT, f"several processes share {', '.join(twice)}", "start at most as many processes on a machine as it has GPUs")
-    return Finding("placement", OK, "one GPU for each process: " + ", ".join(f"rank {i} {device} on {host}" for i, (host, device) in enumerate(where)))
+        return Finding(
+            "placement",
+            FAULT,
+            f"several processes share {', '.join(twice)}",
+            "start at most as many processes on a machine as it has GPUs",
+        )
+    return Finding(
+        "placement",
+        OK,
+        "one GPU for each process: "
+        + ", ".join(f"rank {i} {device} on {host}" for i, (host, device) in enumerate(where)),
+    )
 
 
 def clocks(world: World) -> Finding:
@@ -71,7 +111,12 @@ def clocks(world: World) -> Finding:
     spread = max(times) - min(times)
     if spread > SKEW_SECONDS:
         ahead = times.index(max(times))
-        return Finding("clocks", WARNING, f"differ by {spread:.1f} s; that of rank {ahead} is ahead", "start a time service (chrony, ntpd): logs and file times will mislead")
+        return Finding(
+            "clocks",
+            WARNING,
+            f"differ by {spread:.1f} s; that of rank {ahead} is ahead",
+            "start a time service (chrony, ntpd): logs and file times will mislead",
+        )
     return Finding("clocks", OK, f"differ by less than {max(spread, 0.01):.2f} s")
 
 
@@ -81,8 +126,13 @@ def all_reduce(world: World) -> Finding:
     moved = 2 * (world.size - 1) / world.size * REDUCED_MB * 2**20
     text = f"{moved / max(world.gather(seconds)) / GB:.2f} GB/s ({world.backend}, {REDUCED_MB} MB)"
     if wrong:
-        return Finding("all-reduce", FAULT, f"wrong sums on rank {', '.join(map(str, wrong))}; {text}",
-                       "a device or a link is damaged: run it on each machine alone, then in pairs; NCCL_DEBUG=INFO says which transport is used")
+        return Finding(
+            "all-reduce",
+            FAULT,
+            f"wrong sums on rank {', '.join(map(str, wrong))}; {text}",
+            "a device or a link is damaged: run it on each machine alone, then in pairs; NCCL_DEBUG=INFO says"
+            " which transport is used",
+        )
     return Finding("all-reduce", OK, f"sums are right; {text}")
 
 
@@ -93,27 +143,45 @@ def slowest(world: World) -> Finding:
         started = time.perf_counter()
         for _ in range(4):
             y = x @ x
-        float(y[0, 0])                               # waits for the device
+        float(y[0, 0])  # waits for the device
         return time.perf_counter() - started
+
     world.barrier()
     times = world.gather(min(once() for _ in range(4)))
     middle = sorted(times)[(len(times) - 1) // 2]
-    slow = [f"rank {rank} ({seconds / middle:.1f} times)" for rank, seconds in enumerate(times) if seconds > SLOWER * middle]
+    slow = [
+        f"rank {rank} ({seconds / middle:.1f} times)"
+        for rank, seconds in enumerate(times)
+        if seconds > SLOWER * middle
+    ]
     if slow:
-        return Finding("speed", WARNING, f"slower than the others: {', '.join(slow)}", "all wait for it at each step: look what else runs there, and how warm it is")
+        return Finding(
+            "speed",
+            WARNING,
+            f"slower than the others: {', '.join(slow)}",
+            "all wait for it at each step: look what else runs there, and how warm it is",
+        )
     return Finding("speed", OK, f"the slowest process takes {max(times) / middle:.2f} times the median")
 
 
 def smoke_test(world: World) -> Finding:
-    """Some training steps of a tiny model, as a run takes them; the loss must fall, and all replicas stay equal."""
+    """Some training steps of a tiny model, as a run takes them; the loss must fall, and all replicas stay
+    equal.
+    """
     formatter = hisco_blocky5()
     texts = [f"description number {i}" for i in range(SMOKE_ROWS * world.size)]
     own = slice(world.rank * SMOKE_ROWS, (world.rank + 1) * SMOKE_ROWS)
     ids, mask = encode(texts, ["en"] * len(texts))
-    labels = torch.stack([torch.from_numpy(formatter.transform_label(f"{61110 + i}")).long() for i in range(len(texts))])
+    labels = torch.stack(
+        [torch.from_numpy(formatter.transform_label(f"{61110 + i}")).long() for i in range(len(texts))]
+    )
     classes = torch.eye(len(texts))
-    batch = {"input_ids": torch.as_tensor(ids)[own], "attention_mask": torch.as_tensor(mask)[own], "targets_seq2seq": labels[own],
-             "targets_linear": classes[own]}
+    batch = {
+        "input_ids": torch.as_tensor(ids)[own],
+        "attention_mask": torch.as_tensor(mask)[own],
+        "targets_seq2seq": labels[own],
+        "targets_linear": classes[own],
+    }
     torch.manual_seed(1)
     raw_model = Seq2SeqMixerOccCANINE(formatter.num_classes, len(texts), config=model_config("tiny"))
     loss = LossMixer(BlockOrderInvariantLoss(PAD_IDX), torch.nn.BCEWithLogitsLoss(), 0.5)
@@ -122,25 +190,59 @@ def smoke_test(world: World) -> Finding:
     losses: list[float] = []
     started = time.perf_counter()
     for part in range(2):
-        boundary = engine.Boundary(world, engine.Meter(), log_interval=SMOKE_STEPS // 2, log=lambda row: losses.append(row["train_loss"]))
-        engine.train_one_epoch(model, [batch] * (SMOKE_STEPS // 2), loss, optimizer, world.device, linear_schedule(optimizer, 0, 10**6), 0,
-                               boundary=boundary, seed=part, world=world)
+        boundary = engine.Boundary(
+            world,
+            engine.Meter(),
+            log_interval=SMOKE_STEPS // 2,
+            log=lambda row: losses.append(row["train_loss"]),
+        )
+        engine.train_one_epoch(
+            model,
+            [batch] * (SMOKE_STEPS // 2),
+            loss,
+            optimizer,
+            world.device,
+            linear_schedule(optimizer, 0, 10**6),
+            0,
+            boundary=boundary,
+            seed=part,
+            world=world,
+        )
     seconds = time.perf_counter() - started
     differing = world.differing(engine.checksum(raw_model))
     text = f"{SMOKE_STEPS} steps in {seconds:.1f} s, loss {losses[0]:.2f} → {losses[-1]:.2f}"
     if differing or not losses[-1] < losses[0]:
-        what = f"the weights of rank {', '.join(map(str, differing))} differ from those of rank 0" if differing else "the loss does not fall"
-        return Finding("training", FAULT, f"{text}; {what}", "a device, its memory or a link is damaged: run it on each machine alone")
+        what = (
+            f"the weights of rank {', '.join(map(str, differing))} differ from those of rank 0"
+            if differing
+            else "the loss does not fall"
+        )
+        return Finding(
+            "training",
+            FAULT,
+            f"{text}; {what}",
+            "a device, its memory or a link is damaged: run it on each machine alone",
+        )
     return Finding("training", OK, text)
 
 
-TOGETHER = {"same versions": same_versions, "placement": own_devices, "clocks": clocks, "all-reduce": all_reduce, "speed": slowest, "training": smoke_test}
+TOGETHER = {
+    "same versions": same_versions,
+    "placement": own_devices,
+    "clocks": clocks,
+    "all-reduce": all_reduce,
+    "speed": slowest,
+    "training": smoke_test,
+}
 
 
 # ---- the report
 
+
 class Report:
-    """Findings as they come, by machine; printed once, on rank 0, or by the first rank that is left when time is up."""
+    """Findings as they come, by machine; printed once, on rank 0, or by the first rank that is left when time
+    is up.
+    """
 
     def __init__(self, as_json: bool):
         self.as_json, self.found, self.doing = as_json, {}, "starting"
@@ -157,38 +259,75 @@ class Report:
         if not self._said.acquire(blocking=False):
             return
         if self.as_json:
-            print(json.dumps({"ok": not self.has_fault, "findings": [{"place": place, **asdict(f)} for place, found in self.found.items() for f in found]}),
-                  flush=True)
+            print(
+                json.dumps(
+                    {
+                        "ok": not self.has_fault,
+                        "findings": [
+                            {"place": place, **asdict(f)}
+                            for place, found in self.found.items()
+                            for f in found
+                        ],
+                    }
+                ),
+                flush=True,
+            )
             return
         for place, found in self.found.items():
             print(place, flush=True)
             for finding in found:
-                print(f"  {finding.level:8} {finding.name:18} {finding.text}" + (f"\n{'':30}→ {finding.remedy}" if finding.remedy else ""), flush=True)
-        counts = [sum(f.level == level for found in self.found.values() for f in found) for level in (FAULT, WARNING)]
-        print(f"{counts[0]} faults, {counts[1]} warnings. " + ("Mend the faults before a long run." if counts[0] else "Ready to train."), flush=True)
+                print(
+                    f"  {finding.level:8} {finding.name:18} {finding.text}"
+                    + (f"\n{'':30}→ {finding.remedy}" if finding.remedy else ""),
+                    flush=True,
+                )
+        counts = [
+            sum(f.level == level for found in self.found.values() for f in found)
+            for level in (FAULT, WARNING)
+        ]
+        print(
+            f"{counts[0]} faults, {counts[1]} warnings. "
+            + ("Mend the faults before a long run." if counts[0] else "Ready to train."),
+            flush=True,
+        )
 
 
-REACH = "check that every machine runs the same command, that MASTER_ADDR and MASTER_PORT are reached (firewall), and the network interface"
+REACH = (
+    "check that every machine runs the same command, that MASTER_ADDR and MASTER_PORT are reached (firewall),"
+    " and the network interface"
+)
 
 
 def who_is_missing(world: World | None) -> tuple[str, bool]:
-    """(what is known of the ranks that do not answer, whether this is the first rank that is left to say it)."""
+    """(what is known of the ranks that do not answer, whether this is the first rank that is left to say
+    it).
+    """
     if world is None or world.heartbeat is None:
-        return "", is_first_of_machine()             # nobody has met: the others may not even run
+        return "", is_first_of_machine()  # nobody has met: the others may not even run
     silent, doing = world.heartbeat.listen()
-    text = "".join(f"; rank {other} does not answer, its last word was: {doing.get(other, 'nothing')}" for other in silent)
+    text = "".join(
+        f"; rank {other} does not answer, its last word was: {doing.get(other, 'nothing')}"
+        for other in silent
+    )
     return text, all(other in silent for other in range(world.rank))
 
 
 def watch(report: Report, worlds: list[World], seconds: float) -> None:
-    """Ends this process when time is up; the first rank that is left says where it hung and who is missing."""
+    """Ends this process when time is up; the first rank that is left says where it hung and who is
+    missing.
+    """
+
     def end() -> None:
         time.sleep(seconds)
         who, speaks = who_is_missing(worlds[0] if worlds else None)
         if speaks:
-            report.add("all processes", [Finding(report.doing, FAULT, f"no answer within {seconds:.0f} s{who}", REACH)])
+            report.add(
+                "all processes",
+                [Finding(report.doing, FAULT, f"no answer within {seconds:.0f} s{who}", REACH)],
+            )
             report.say()
         os._exit(1)
+
     threading.Thread(target=end, name="time limit", daemon=True).start()
 
 
@@ -196,7 +335,12 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
     """All ranks."""
     leads = world.local_rank == 0
     report.doing = "this machine"
-    everyone = world.gather((socket.gethostname(), [asdict(f) for f in findings(args.device, args.save_path, world)] if leads else None))
+    everyone = world.gather(
+        (
+            socket.gethostname(),
+            [asdict(f) for f in findings(args.device, args.save_path, world)] if leads else None,
+        )
+    )
     for number, (host, those) in enumerate((host, found) for host, found in everyone if found is not None):
         report.add(f"{host} (machine {number})", [Finding(**finding) for finding in those])
     for name, check in TOGETHER.items():
@@ -208,10 +352,22 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
 
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
-    parser.add_argument("--save-path", "--save-dir", dest="save_path", default=".", metavar="FOLDER", help="where the run will save")
-    cli.add_process_arguments(parser, minutes=3.0, timeout_help="minutes for the whole examination, also where a process hangs")
-    parser.epilog = ("Versions, devices, memory, disk and cores of each machine; under a launcher, of all processes: whether they meet, clocks, sums over them and their "
-                     "speed, the slowest of them; and some training steps. Exit code 1 where something is at fault, 2 for a mistake in the arguments.")
+    parser.add_argument(
+        "--save-path",
+        "--save-dir",
+        dest="save_path",
+        default=".",
+        metavar="FOLDER",
+        help="where the run will save",
+    )
+    cli.add_process_arguments(
+        parser, minutes=3.0, timeout_help="minutes for the whole examination, also where a process hangs"
+    )
+    parser.epilog = (
+        "Versions, devices, memory, disk and cores of each machine; under a launcher, of all processes:"
+        " whether they meet, clocks, sums over them and their speed, the slowest of them; and some training"
+        " steps. Exit code 1 where something is at fault, 2 for a mistake in the arguments."
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the table")
     return parser
 
@@ -232,16 +388,36 @@ def run(argv: list[str] | None) -> None:
     watch(report, worlds, args.timeout_minutes * 60)
     try:
         _, _, size = launcher_environment(args.distributed, args.world_size, args.local_rank)
-        worlds.append(init_world(args.distributed or size > 1, world_size=args.world_size, local_rank=args.local_rank, device=args.device, timeout_minutes=args.timeout_minutes))
+        worlds.append(
+            init_world(
+                args.distributed or size > 1,
+                world_size=args.world_size,
+                local_rank=args.local_rank,
+                device=args.device,
+                timeout_minutes=args.timeout_minutes,
+            )
+        )
         examine(args, worlds[0], report)
     except (UserError, TrainingError, RuntimeError) as error:
-        text, speaks = str(error).strip() or type(error).__name__, is_first_rank() or bool(getattr(error, "said_by_all", False) and is_first_of_machine())
+        text = str(error).strip() or type(error).__name__
+        speaks = is_first_rank() or bool(getattr(error, "said_by_all", False) and is_first_of_machine())
         if worlds and lost_contact(error):
             who, speaks = who_is_missing(worlds[0])
             text += who
-        report.add("all processes", [Finding(report.doing, FAULT, text, REACH if lost_contact(error) else "the message says what failed")])
+        report.add(
+            "all processes",
+            [
+                Finding(
+                    report.doing,
+                    FAULT,
+                    text,
+                    REACH if lost_contact(error) else "the message says what failed",
+                )
+            ],
+        )
         if not speaks:
-            time.sleep(PATIENCE_SECONDS)             # a launcher ends all as soon as one is gone: the other one speaks first
+            # a launcher ends all as soon as one is gone: the other one speaks first
+            time.sleep(PATIENCE_SECONDS)
         report.say()
     if is_first_rank():
         report.say()

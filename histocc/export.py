@@ -7,8 +7,9 @@ coding with them needs.
 
 Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
 and step as the published trainer writes it, and an entry `histocc`: format, kind, config (sizes, masks,
-padding width, text rule), formatter, system, languages, thresholds; and checksums. Safetensors: the same entries as JSON in
-the metadata, and config.json, key.json and chars.json beside it, as the published folders have them.
+padding width, text rule), formatter, system, languages, thresholds; and checksums. Safetensors: the same
+entries as JSON in the metadata, and config.json, key.json and chars.json beside it, as the published folders
+have them.
 
 The published program reads texts in lower-case ASCII, looks at padding, and brings its own HISCO key (its
 package histocc; Dahl, Johansen, Vedel, 2024, arXiv 2402.13604). What was trained otherwise it would code
@@ -35,7 +36,17 @@ from histocc.thresholds import PUBLISHED
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
 CODING = ("kind", "formatter", "system", "languages", "thresholds", "linear_share", "source", "hisco_numbers")
 # Arguments of the training that an evaluation takes for its own where it is not told otherwise.
-OF_TRAINING = ("input_col", "language", "language_col", "seq2seq_weight", "empty_blocks", "linear_loss", "block_loss", "many_codes_weight", "key")
+OF_TRAINING = (
+    "input_col",
+    "language",
+    "language_col",
+    "seq2seq_weight",
+    "empty_blocks",
+    "linear_loss",
+    "block_loss",
+    "many_codes_weight",
+    "key",
+)
 
 
 def settings_of(state: dict) -> dict:
@@ -66,8 +77,10 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
         ),
         (
             model_io.text_rule(config) != ASCII_LOWER,
-            f"it reads texts {model_io.text_rule(config)}, and that program cleans them: --clean-text "
-            f"{ASCII_LOWER}",
+            (
+                f"it reads texts {model_io.text_rule(config)}, and that program cleans them: --clean-text "
+                f"{ASCII_LOWER}"
+            ),
         ),
         (writes and config["memory_mask"], "its decoder leaves out padding of the text: --no-memory-mask"),
         (
@@ -76,8 +89,10 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
         ),
         (
             writes and config["decoder_dim_feedforward"] != config["hidden_size"],
-            "its decoder has another feed-forward width than its encoder: leave --decoder-dim-feedforward "
-            "out",
+            (
+                "its decoder has another feed-forward width than its encoder: leave"
+                " --decoder-dim-feedforward out"
+            ),
         ),
         (
             bool(config.get("ngrams")),
@@ -105,8 +120,10 @@ def differences_of_codes(kind: str, codes: list[str], formatter: BlockyFormatter
         (max(lengths) != formatter.block_size, f"no code fills its block: --block-size {max(lengths)}"),
         (
             formatter.within_block_sep is None and len(lengths) > 1,
-            "its codes differ in length, and that program fills them up with zeros: --use-within-block-sep "
-            "keeps them",
+            (
+                "its codes differ in length, and that program fills them up with zeros:"
+                " --use-within-block-sep keeps them"
+            ),
         ),
     ]
 
@@ -127,7 +144,9 @@ def export(
     ):
         raise UserError(f"{source}: no checkpoint there (neither {BEST} nor {LAST})")
     if target.endswith(".safetensors") != (form == "safetensors"):
-        raise UserError(f"{target}: the name must end with .safetensors for --to safetensors, and for that alone")
+        raise UserError(
+            f"{target}: the name must end with .safetensors for --to safetensors, and for that alone"
+        )
     model, formatter, state = model_io.load_model(source, given=given)
     reasons, notes = differences(state, formatter), []
     if for_published_program:
@@ -175,10 +194,14 @@ def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
     folder = os.path.dirname(next(iter(files)))
     try:
         return list(
-            outputs.all_or_none({os.path.basename(file): write for file, write in files.items()}, folder).values()
+            outputs.all_or_none(
+                {os.path.basename(file): write for file, write in files.items()}, folder
+            ).values()
         )
     except (OSError, RuntimeError) as error:
-        raise UserError(machine_errors.in_words(error, getattr(error, "filename", None) or next(iter(files)))) from None
+        raise UserError(
+            machine_errors.in_words(error, getattr(error, "filename", None) or next(iter(files)))
+        ) from None
 
 
 def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:
@@ -280,9 +303,8 @@ def get_args_parser() -> cli.Parser:
 
 def run(argv: list[str]) -> None:
     """Raises UserError."""
-    args = get_args_parser().parse_args(
-        argv[1:] if argv[:1] == ["export"] else argv
-    )  # also as histocc.checkpoint export
+    # also as histocc.checkpoint export
+    args = get_args_parser().parse_args(argv[1:] if argv[:1] == ["export"] else argv)
     given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep)
     print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
 

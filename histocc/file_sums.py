@@ -16,9 +16,11 @@ def sums_of(entries: dict) -> dict:
     """Checksum of each entry; of `model` those of its tensors, so that the one that was changed can be
     named."""
     return {
-        name: {part: checksums.of_value(tensor) for part, tensor in value.items()}
-        if name == "model" and isinstance(value, dict)
-        else checksums.of_value(value)
+        name: (
+            {part: checksums.of_value(tensor) for part, tensor in value.items()}
+            if name == "model" and isinstance(value, dict)
+            else checksums.of_value(value)
+        )
         for name, value in entries.items()
     }
 
@@ -61,6 +63,6 @@ def without_sums(file: str, entries: dict, where: str = "") -> dict:
         entry += ": " + str(next(name for name in {**before, **now} if before.get(name) != now.get(name)))
     raise UserError(
         f"{file}: {entry}: found {what}, expected what the checksums of the file say: it was "
-        f"damaged, or changed after it was "
+        "damaged, or changed after it was "
         f"written. Who changed it on purpose removes the entry {where}{SUMS} as well"
     )

@@ -1,7 +1,8 @@
 """Codes of a classification <-> the token sequences that the seq2seq decoder reads and writes.
 
-A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS. One block holds one code; unused blocks are PAD.
-HISCO, OCC1950 and general systems ("gpf") are settings of one class (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604).
+A sequence is BOS, ``max_num_codes`` blocks of ``block_size`` tokens, EOS. One block holds one code; unused
+blocks are PAD. HISCO, OCC1950 and general systems ("gpf") are settings of one class (Dahl, Johansen, Vedel,
+2024, arXiv 2402.13604).
 
     >>> hisco_blocky5().transform_label("12345&-1")[:12].astype(int).tolist()
     [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7, 1]
@@ -22,38 +23,53 @@ import numpy as np
 import torch
 
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
-FIRST_TOKEN_IDX = 5                                          # ids below are the five above
+FIRST_TOKEN_IDX = 5  # ids below are the five above
 
-SEP_VALUE = "&"                                              # between two codes in text form
-WITHIN_BLOCK_SEP = ","                                       # between two tokens of one code, where wanted
-NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})             # no title, not working, no work title; and a missing code
+SEP_VALUE = "&"  # between two codes in text form
+WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
+NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
 
 
 class _System(NamedTuple):
-    tokens: tuple[str, ...]                                  # in order of their ids
-    whole_codes: tuple[str, ...] = ()                        # one token that fills its block
-    block_size: int | None = None                            # None: the user's choice
-    max_codes: int | None = None                             # None: as many as target columns
-    zeros_back_from: int | None = None                       # fewest digits to which leading zeros are restored
+    tokens: tuple[str, ...]  # in order of their ids
+    whole_codes: tuple[str, ...] = ()  # one token that fills its block
+    block_size: int | None = None  # None: the user's choice
+    max_codes: int | None = None  # None: as many as target columns
+    zeros_back_from: int | None = None  # fewest digits to which leading zeros are restored
     default_cols: tuple[str, ...] = ()
 
 
 _SYSTEMS = {
     "hisco": _System(
-        tokens=tuple(str(n) for n in range(-3, 10)), whole_codes=("-1", "-2", "-3"), block_size=5, max_codes=5,
-        zeros_back_from=4, default_cols=tuple(f"hisco_{i}" for i in range(1, 6))),
+        tokens=tuple(str(n) for n in range(-3, 10)),
+        whole_codes=("-1", "-2", "-3"),
+        block_size=5,
+        max_codes=5,
+        zeros_back_from=4,
+        default_cols=tuple(f"hisco_{i}" for i in range(1, 6)),
+    ),
     "occ1950": _System(
-        tokens=tuple(string.digits), block_size=3, max_codes=2,
-        zeros_back_from=1, default_cols=("OCC1950_1", "OCC1950_2")),
+        tokens=tuple(string.digits),
+        block_size=3,
+        max_codes=2,
+        zeros_back_from=1,
+        default_cols=("OCC1950_1", "OCC1950_2"),
+    ),
     "gpf": _System(
-        tokens=(*(str(n) for n in range(-999, 1000)), *string.ascii_letters,
-                *(c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)))),
+        tokens=(
+            *(str(n) for n in range(-999, 1000)),
+            *string.ascii_letters,
+            *(c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)),
+        )
+    ),
 }
 
 
 @cache
 def hisco_key() -> tuple[str, ...]:
-    """The 1,919 HISCO codes in the order of the linear outputs of the published models; `histocc/hisco_key.csv` is a key file."""
+    """The 1,919 HISCO codes in the order of the linear outputs of the published models;
+    `histocc/hisco_key.csv` is a key file.
+    """
     with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8", newline="") as file:
         return tuple(row["system_code"] for row in csv.DictReader(file))
 
@@ -71,24 +87,37 @@ class BlockyFormatter:
 
     Parameters
     ----------
-    kind : "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (one block per target column).
-    target_cols : names of the columns that hold the codes; hisco takes one to five, occ1950 one or two, gpf one or more.
+    kind : "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (one block per target
+    column).
+    target_cols : names of the columns that hold the codes; hisco takes one to five, occ1950 one or two, gpf
+    one or more.
         None: the usual names, for hisco and occ1950 only.
     block_size : tokens per code; gpf only, the other two have their own.
-    use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead of one token
+    use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead
+    of one token
         per character, so that a token may have several characters.
-    allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either way.
-    chars : gpf only. The tokens in the order of their ids, for published models that have others than -999 … 999, letters and
+    allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either
+    way.
+    chars : gpf only. The tokens in the order of their ids, for published models that have others than -999 …
+    999, letters and
         punctuation; None for these.
 
-    Raises ValueError for an unknown kind, tokens that cannot be told apart, or a number of columns or a block size out of range.
+    Raises ValueError for an unknown kind, tokens that cannot be told apart, or a number of columns or a block
+    size out of range.
 
-    Attributes: kind, target_cols, max_num_codes, block_size, max_seq_len, num_classes, map_char_idx, map_idx_char,
-    sep_value, within_block_sep, allow_short, chars.
+    Attributes: kind, target_cols, max_num_codes, block_size, max_seq_len, num_classes, map_char_idx,
+    map_idx_char, sep_value, within_block_sep, allow_short, chars.
     """
 
-    def __init__(self, kind: str, target_cols: Sequence[str] | None = None, block_size: int = 5,
-                 use_within_block_sep: bool = False, allow_short: bool = False, chars: Sequence[str | int] | None = None):
+    def __init__(
+        self,
+        kind: str,
+        target_cols: Sequence[str] | None = None,
+        block_size: int = 5,
+        use_within_block_sep: bool = False,
+        allow_short: bool = False,
+        chars: Sequence[str | int] | None = None,
+    ):
         if kind not in _SYSTEMS:
             raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
         system = _SYSTEMS[kind]
@@ -100,18 +129,22 @@ class BlockyFormatter:
             raise ValueError(f"block size must be at least 1, not {block_size}")
         self.max_num_codes = system.max_codes or len(self.target_cols)
         self.block_size = system.block_size or int(block_size)
-        self.max_seq_len = self.max_num_codes * self.block_size + 2          # BOS in front, EOS behind
+        self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
         self.sep_value = SEP_VALUE
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general
 
         self.chars = None if chars is None else _checked_tokens(chars, general)
-        self.map_char_idx = {token: i for i, token in enumerate(self.chars or system.tokens, start=FIRST_TOKEN_IDX)}
+        self.map_char_idx = {
+            token: i for i, token in enumerate(self.chars or system.tokens, start=FIRST_TOKEN_IDX)
+        }
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
-        ids = range(max(self.map_idx_char) + 2)              # the last stands for every id out of range
-        self._tables = [torch.tensor([i in members for i in ids]) for members in (self.map_idx_char, self._whole)]
+        ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
+        self._tables = [
+            torch.tensor([i in members for i in ids]) for members in (self.map_idx_char, self._whole)
+        ]
 
     def _check_columns(self, system: _System) -> None:
         count, most = len(self.target_cols), system.max_codes
@@ -125,10 +158,12 @@ class BlockyFormatter:
     # ---- text -> tokens
 
     def repair(self, code: str) -> tuple[str, bool]:
-        """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters changed).
+        """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters
+        changed).
 
-        Surrounding blanks go, without counting as a change. HISCO: "41025.0" -> "41025", four digits get their leading zero
-        back. OCC1950: the same, up to three digits. gpf: nothing else, since any character may mean something there.
+        Surrounding blanks go, without counting as a change. HISCO: "41025.0" -> "41025", four digits get
+        their leading zero back. OCC1950: the same, up to three digits. gpf: nothing else, since any character
+        may mean something there.
         """
         stripped = fixed = code.strip()
         shortest = _SYSTEMS[self.kind].zeros_back_from
@@ -142,8 +177,8 @@ class BlockyFormatter:
     def encode_code(self, code: str) -> np.ndarray:
         """Tokens of one code, int64 [block_size]. The code is taken as it stands; see ``repair``.
 
-        Raises CodeError: "empty", "character" (no such token), "long" or "short" (does not fill its block; in gpf only
-        without ``allow_short``, and never for -1, -2, -3 and ?).
+        Raises CodeError: "empty", "character" (no such token), "long" or "short" (does not fill its block; in
+        gpf only without ``allow_short``, and never for -1, -2, -3 and ?).
         """
         if not code.strip():
             raise CodeError(f"code {code!r} is empty", "empty")
@@ -153,7 +188,9 @@ class BlockyFormatter:
         for token in tokens:
             if token not in self.map_char_idx:
                 hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
-                raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}", "character")
+                raise CodeError(
+                    f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}", "character"
+                )
         count, size = len(tokens), self.block_size
         if count > size:
             raise CodeError(f"code {code!r} has {count} tokens, more than the block size {size}", "long")
@@ -166,9 +203,10 @@ class BlockyFormatter:
     def transform_label(self, label: Any) -> np.ndarray | None:
         """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None.
 
-        label may also be a row of a table, as a Series, a frame of one row or a dict: its target columns, or code1, code2 … with
-        numbers of the HISCO key; the first cell without a code ends them. Raises CodeError as ``encode_code`` does, and ValueError
-        for more codes than blocks and for a row without such columns.
+        label may also be a row of a table, as a Series, a frame of one row or a dict: its target columns, or
+        code1, code2 … with numbers of the HISCO key; the first cell without a code ends them. Raises
+        CodeError as ``encode_code`` does, and ValueError for more codes than blocks and for a row without
+        such columns.
         """
         if is_missing(label):
             return None
@@ -180,11 +218,13 @@ class BlockyFormatter:
             return None
         codes = label.split(self.sep_value)
         if len(codes) > self.max_num_codes:
-            raise ValueError(f"{label!r} holds {len(codes)} codes, formatter {self.kind} has room for {self.max_num_codes}")
+            raise ValueError(
+                f"{label!r} holds {len(codes)} codes, formatter {self.kind} has room for {self.max_num_codes}"
+            )
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
         sequence[0], sequence[-1] = BOS_IDX, EOS_IDX
         used = len(codes) * self.block_size
-        sequence[1:1 + used] = np.concatenate([self.encode_code(code) for code in codes])
+        sequence[1 : 1 + used] = np.concatenate([self.encode_code(code) for code in codes])
         return sequence
 
     def _label_of_row(self, row: Any) -> str | None:
@@ -198,9 +238,14 @@ class BlockyFormatter:
             cell = row[name].iloc[0] if hasattr(row[name], "iloc") else row[name]
             if is_missing(cell) or not str(cell).strip():
                 break
-            cell = int(cell) if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell) else cell
+            cell = (
+                int(cell) if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell) else cell
+            )
             if numbered and not (str(cell).isdecimal() and int(cell) < len(hisco_key())):
-                raise ValueError(f"column {name!r} holds numbers of the HISCO key, 0 … {len(hisco_key()) - 1}; found {cell!r}")
+                raise ValueError(
+                    f"column {name!r} holds numbers of the HISCO key, 0 … {len(hisco_key()) - 1}; found"
+                    f" {cell!r}"
+                )
             codes.append(hisco_key()[int(cell)] if numbered else self.repair(str(cell))[0])
         return self.sep_value.join(codes) or None
 
@@ -209,9 +254,10 @@ class BlockyFormatter:
     def decode_block(self, ids: Sequence[int]) -> str | None:
         """The code in one block of ``block_size`` token ids, or None where there is none.
 
-        HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no code; a first
-        token of -1, -2 or -3 is the whole code. gpf: PAD, BOS, EOS and SEP are passed over, wherever they stand, as published;
-        nothing left, or an id that stands for no token, is no code. Raises ValueError for another number of ids.
+        HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no
+        code; a first token of -1, -2 or -3 is the whole code. gpf: PAD, BOS, EOS and SEP are passed over,
+        wherever they stand, as published; nothing left, or an id that stands for no token, is no code. Raises
+        ValueError for another number of ids.
         """
         ids = [int(i) for i in ids]
         if len(ids) != self.block_size:
@@ -227,37 +273,43 @@ class BlockyFormatter:
         return (self.within_block_sep or "").join(self.map_idx_char[i] for i in ids)
 
     def clean_pred(self, ids: Sequence[int]) -> str:
-        """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; "" without a code.
+        """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; ""
+        without a code.
 
         Raises ValueError if the blocks are not all there; the EOS behind them is not read.
         """
         size = self.block_size
-        blocks = (ids[start:start + size] for start in range(1, 1 + self.max_num_codes * size, size))
+        blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
         return self.sep_value.join(code for code in map(self.decode_block, blocks) if code is not None)
 
     def canonical_blocks(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving the device (but for
-        gpf without a separator, where tokens of several characters are not taken apart: 12, 3 is not 1, 2, 3).
+        """One row of tokens per code, equal if and only if ``decode_block`` gives the same, without leaving
+        the device (but for gpf without a separator, where tokens of several characters are not taken apart:
+        12, 3 is not 1, 2, 3).
 
-        tokens : integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; what follows the blocks is not read.
-        Returns int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills its block,
-        a gpf code stands at the front with EOS behind. Raises ValueError if the sequence is too short.
+        tokens : integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; what follows the blocks is
+        not read. Returns int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO
+        whole code fills its block, a gpf code stands at the front with EOS behind. Raises ValueError if the
+        sequence is too short.
         """
         length = self.max_num_codes * self.block_size
         if tokens.shape[1] < 1 + length:
-            raise ValueError(f"sequences of {tokens.shape[1]} tokens are too short: BOS and {length} tokens are needed")
-        blocks = tokens[:, 1:1 + length].long().reshape(-1, self.max_num_codes, self.block_size)  # [B, M, bs]
+            raise ValueError(
+                f"sequences of {tokens.shape[1]} tokens are too short: BOS and {length} tokens are needed"
+            )
+        # [B, M, bs]
+        blocks = tokens[:, 1 : 1 + length].long().reshape(-1, self.max_num_codes, self.block_size)
         in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
         last = in_codes.shape[0] - 1
         ids = torch.where((blocks < 0) | (blocks > last), last, blocks)
-        is_token = in_codes[ids]                             # [B, M, bs]
+        is_token = in_codes[ids]  # [B, M, bs]
         if self.kind == "gpf":
             passed_over = (blocks >= PAD_IDX) & (blocks <= SEP_IDX)
             valid = is_token.any(-1) & (is_token | passed_over).all(-1)
             front = torch.argsort((~is_token).long(), dim=-1, stable=True)  # tokens first, in their order
             canonical = torch.where(is_token, blocks, EOS_IDX).gather(-1, front)
         else:
-            first_is_whole = whole[ids[..., :1]]             # [B, M, 1]
+            first_is_whole = whole[ids[..., :1]]  # [B, M, 1]
             canonical = torch.where(first_is_whole, blocks[..., :1], blocks)
             valid = (is_token | first_is_whole).all(-1) & (blocks != PAD_IDX).all(-1)
         return torch.where(valid[..., None], canonical, PAD_IDX)
@@ -266,24 +318,45 @@ class BlockyFormatter:
 
     def to_dict(self) -> dict:
         """Settings as plain types."""
-        return {"kind": self.kind, "block_size": self.block_size, "max_codes": self.max_num_codes,
-                "sep_value": self.sep_value, "within_block_sep": self.within_block_sep,
-                "target_cols": list(self.target_cols), "allow_short": self.allow_short,
-                **({} if self.chars is None else {"chars": list(self.chars)})}
+        return {
+            "kind": self.kind,
+            "block_size": self.block_size,
+            "max_codes": self.max_num_codes,
+            "sep_value": self.sep_value,
+            "within_block_sep": self.within_block_sep,
+            "target_cols": list(self.target_cols),
+            "allow_short": self.allow_short,
+            **({} if self.chars is None else {"chars": list(self.chars)}),
+        }
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
-        """The formatter that ``to_dict`` described. Raises ValueError where the settings contradict each other."""
-        formatter = cls(settings["kind"], settings["target_cols"], settings["block_size"],
-                        settings["within_block_sep"] is not None, settings["allow_short"], settings.get("chars"))
+        """The formatter that ``to_dict`` described. Raises ValueError where the settings contradict each
+        other.
+        """
+        formatter = cls(
+            settings["kind"],
+            settings["target_cols"],
+            settings["block_size"],
+            settings["within_block_sep"] is not None,
+            settings["allow_short"],
+            settings.get("chars"),
+        )
         if formatter.to_dict() != settings:
-            raise ValueError(f"formatter settings do not fit together: {settings}, expected {formatter.to_dict()}")
+            raise ValueError(
+                f"formatter settings do not fit together: {settings}, expected {formatter.to_dict()}"
+            )
         return formatter
 
 
 def is_missing(value: Any) -> bool:
     """Whether it is None or NaN, as pandas has them."""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or isinstance(value, numbers.Real) and value != value
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or isinstance(value, numbers.Real)
+        and value != value
+    )
 
 
 def _checked_tokens(chars: Sequence[str | int], general: bool) -> tuple[str, ...]:
@@ -292,14 +365,24 @@ def _checked_tokens(chars: Sequence[str | int], general: bool) -> tuple[str, ...
         raise ValueError("only the general-purpose formatter takes tokens of its own")
     odd = [token for token in tokens if not token or SEP_VALUE in token or tokens.count(token) > 1]
     if odd or not tokens:
-        raise ValueError(f"tokens of a formatter must differ, be not empty and hold no {SEP_VALUE!r}; found "
-                         + (repr(odd[0]) if odd else "none at all"))
+        raise ValueError(
+            f"tokens of a formatter must differ, be not empty and hold no {SEP_VALUE!r}; found "
+            + (repr(odd[0]) if odd else "none at all")
+        )
     return tokens
 
 
-def make_formatter(kind: str, target_cols: Sequence[str] | None, block_size: int = 5, use_within_block_sep: bool = False,
-                   allow_short: bool = False, chars: Sequence[str | int] | None = None) -> BlockyFormatter:
-    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last four settings matter to gpf alone."""
+def make_formatter(
+    kind: str,
+    target_cols: Sequence[str] | None,
+    block_size: int = 5,
+    use_within_block_sep: bool = False,
+    allow_short: bool = False,
+    chars: Sequence[str | int] | None = None,
+) -> BlockyFormatter:
+    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last four settings matter to gpf
+    alone.
+    """
     return BlockyFormatter(kind, target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
@@ -313,14 +396,24 @@ def occ1950_blocky2(target_cols: Sequence[str] | None = None) -> BlockyFormatter
     return BlockyFormatter("occ1950", target_cols)
 
 
-def construct_general_purpose_formatter(block_size: int, target_cols: Sequence[str], use_within_block_sep: bool = False,
-                                        allow_short: bool = False, chars: Sequence[str | int] | None = None) -> BlockyFormatter:
+def construct_general_purpose_formatter(
+    block_size: int,
+    target_cols: Sequence[str],
+    use_within_block_sep: bool = False,
+    allow_short: bool = False,
+    chars: Sequence[str | int] | None = None,
+) -> BlockyFormatter:
     """Any system: as many blocks as target columns, ``block_size`` tokens each; see ``BlockyFormatter``."""
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
 def __getattr__(name: str):
     """Names of the published package that stand in `histocc.compat.formatter`."""
-    if name in ("BlockyHISCOFormatter", "BlockyOCC1950Formatter", "occ1950_blocky1", "construct_finetune_formatter"):
+    if name in (
+        "BlockyHISCOFormatter",
+        "BlockyOCC1950Formatter",
+        "occ1950_blocky1",
+        "construct_finetune_formatter",
+    ):
         return getattr(importlib.import_module("histocc.compat.formatter"), name)
     raise AttributeError(f"module 'histocc.formatter' has no attribute {name!r}")

@@ -1,4 +1,6 @@
-"""What each process of a run is doing, told to all through the store, so that the living can name the dead."""
+"""What each process of a run is doing, told to all through the store, so that the living can name the
+dead.
+"""
 
 import os
 import sys
@@ -10,8 +12,9 @@ from typing import Any
 
 BEAT_SECONDS = 0.5
 STORE_PATIENCE_SECONDS = 6.0
-LISTEN_SECONDS = 2.5          # a process that beats does so several times meanwhile
-LOOK_SECONDS, LOOKS = 5.0, 4  # how often a process that gets nowhere looks at the others, and how many looks in a row must find one silent
+LISTEN_SECONDS = 2.5  # a process that beats does so several times meanwhile
+# How often a process that gets nowhere looks at the others, and how many looks in a row must find one silent.
+LOOK_SECONDS, LOOKS = 5.0, 4
 LEFT = "left"
 
 
@@ -33,7 +36,9 @@ class Heartbeat:
         self._ended.set()
 
     def stop(self) -> None:
-        """This process leaves; where others `watch`, it tells them that its silence is no bad sign from now on."""
+        """This process leaves; where others `watch`, it tells them that its silence is no bad sign from now
+        on.
+        """
         self.fall_silent()
         if self._watches:
             self._beating.join(BEAT_SECONDS)
@@ -49,14 +54,15 @@ class Heartbeat:
         try:
             self.store.set(f"heartbeat/{self.rank}", what)
             return True
-        except Exception:                            # the store is gone, and with it everything that could read this
+        except Exception:  # the store is gone, and with it everything that could read this
             return False
 
     def watch(self, lost: Callable[[list[int], dict[int, str]], None]) -> None:
-        """From now on a thread calls lost(silent ranks, what each rank said last), once, where this process gets nowhere and others do not beat.
+        """From now on a thread calls lost(silent ranks, what each rank said last), once, where this process
+        gets nowhere and others do not beat.
 
-        For backends whose collectives keep the host waiting without an exception when a peer dies. While this process gets on (`did` says
-        so) nobody is asked. All ranks.
+        For backends whose collectives keep the host waiting without an exception when a peer dies. While this
+        process gets on (`did` says so) nobody is asked. All ranks.
         """
         self._watches = True
         threading.Thread(target=self._watch, args=(lost,), name="watching the others", daemon=True).start()
@@ -69,7 +75,9 @@ class Heartbeat:
                 continue
             now = self._all()
             for rank in range(self.size):
-                same = rank != self.rank and rank in now and now[rank] == before.get(rank) and now[rank] != LEFT
+                same = (
+                    rank != self.rank and rank in now and now[rank] == before.get(rank) and now[rank] != LEFT
+                )
                 silent_for[rank] = silent_for.get(rank, 0) + 1 if same else 0
             before = now
             silent = [rank for rank, looks in silent_for.items() if looks >= LOOKS]
@@ -79,7 +87,9 @@ class Heartbeat:
 
     def of(self, rank: int) -> str | None:
         """What a rank said last, with the number of its beat; None before its first."""
-        return self.store.get(f"heartbeat/{rank}").decode() if self.store.check([f"heartbeat/{rank}"]) else None
+        return (
+            self.store.get(f"heartbeat/{rank}").decode() if self.store.check([f"heartbeat/{rank}"]) else None
+        )
 
     @staticmethod
     def last_words(said: dict[int, str]) -> dict[int, str]:
@@ -88,14 +98,17 @@ class Heartbeat:
     def listen(self) -> tuple[list[int], dict[int, str]]:
         """(ranks that no longer beat, what each rank said last), after a while of listening.
 
-        A store that does not answer, since the link to it is cut, keeps its caller waiting for minutes: no rank beats then.
+        A store that does not answer, since the link to it is cut, keeps its caller waiting for minutes: no
+        rank beats then.
         """
         heard = []
         listener = threading.Thread(target=lambda: heard.extend(self._twice()), name="listening", daemon=True)
         listener.start()
         listener.join(STORE_PATIENCE_SECONDS)
         first, second = heard if len(heard) == 2 else ({}, {})
-        silent = [rank for rank in range(self.size) if rank != self.rank and first.get(rank) == second.get(rank)]
+        silent = [
+            rank for rank in range(self.size) if rank != self.rank and first.get(rank) == second.get(rank)
+        ]
         return silent, self.last_words(second)
 
     def _twice(self) -> list[dict[int, str]]:
@@ -109,25 +122,41 @@ class Heartbeat:
             for rank in range(self.size):
                 if self.store.check([f"heartbeat/{rank}"]):
                     found[rank] = self.store.get(f"heartbeat/{rank}").decode()
-        except Exception:                            # the store went with the process that held it
+        except Exception:  # the store went with the process that held it
             pass
         return found
 
 
 def say_who_is_missing(own: Heartbeat, error: Exception) -> None:
-    """After a collective has failed: the living find out who is missing, and the first of them says it. Does not return."""
+    """After a collective has failed: the living find out who is missing, and the first of them says it. Does
+    not return.
+    """
     doing = own.doing
-    end_without(own, *own.listen(), shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …"), doing)
+    end_without(
+        own, *own.listen(), shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …"), doing
+    )
 
 
-def end_without(own: Heartbeat, silent: list[int], said: dict[int, str], reason: str, doing: str | None = None) -> None:
+def end_without(
+    own: Heartbeat, silent: list[int], said: dict[int, str], reason: str, doing: str | None = None
+) -> None:
     """Ends this process, since the ranks `silent` are gone; the first of the living says so. Does not return.
 
-    said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved: that needs all processes. Exit code 1.
+    said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved:
+    that needs all processes. Exit code 1.
     """
     if all(rank in silent for rank in range(own.rank)):
-        who = "; ".join(f"rank {rank} does not answer any more, its last word was: {said.get(rank, 'nothing')} (it spoke twice a second)" for rank in silent)
-        print(f"error: {who or 'the connection between the processes failed, though all answer'}. Rank {own.rank} waited for it in: "
-              f"{doing or own.doing} ({reason}). Checkpoints are whole: the same command (without --overwrite) goes on from the newest, or starts again where there is none.", file=sys.stderr, flush=True)
-    time.sleep(1.0)                                  # others may still be listening
+        who = "; ".join(
+            f"rank {rank} does not answer any more, its last word was: {said.get(rank, 'nothing')} (it spoke"
+            " twice a second)"
+            for rank in silent
+        )
+        print(
+            f"error: {who or 'the connection between the processes failed, though all answer'}. Rank"
+            f" {own.rank} waited for it in: {doing or own.doing} ({reason}). Checkpoints are whole: the same"
+            " command (without --overwrite) goes on from the newest, or starts again where there is none.",
+            file=sys.stderr,
+            flush=True,
+        )
+    time.sleep(1.0)  # others may still be listening
     os._exit(1)

@@ -12,8 +12,7 @@ from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.recipe import BEFORE_THE_FLAG, CHOICES
 from histocc.text_rules import AS_IS
 
-
-OF_CODES = ("linear_decoder.", "ngrams.linear.")      # tensors with a row for each code
+OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each code
 
 
 def initial_file(args: argparse.Namespace) -> str:
@@ -22,7 +21,8 @@ def initial_file(args: argparse.Namespace) -> str:
 
 
 def initial_weights(args: argparse.Namespace) -> dict:
-    """model, key, config, what (in words), formatter (its kind, or None), chars and blocks (tokens of a code, whether separated) of the checkpoint that the
+    """model, key, config, what (in words), formatter (its kind, or None), chars and blocks (tokens of a code,
+    whether separated) of the checkpoint that the
     run starts from: one of histocc, an exported one, or what others published. Raises UserError.
 
     A published mixer was trained with a decoder that looks at padding too; it keeps that unless
@@ -35,7 +35,8 @@ def initial_weights(args: argparse.Namespace) -> dict:
             return _published_weights(args, file, published.read(file, state))
         whole = model_io.own_state(file, state)
         formatter, config = whole["formatter"], whole["config"]
-        if whole.get("source") == "published":  # exported again: fine-tuning from it is as from the file itself
+        # exported again: fine-tuning from it is as from the file itself
+        if whole.get("source") == "published":
             config = {**config, "target_mask": True}
         separated = formatter["within_block_sep"] is not None
         return {
@@ -71,8 +72,8 @@ def _published_weights(args: argparse.Namespace, file: str, found: published.Pub
 
 
 def _published_key(args: argparse.Namespace, file: str, found: published.Published) -> dict[str, int]:
-    """The key of published weights: that of --initial-key, their own, that of --key, or the HISCO key where it
-    fits; {} where none is known.
+    """The key of published weights: that of --initial-key, their own, that of --key, or the HISCO key where
+    it fits; {} where none is known.
 
     Raises UserError for a key that has another number of codes than the weights have outputs.
     """
@@ -87,8 +88,9 @@ def _published_key(args: argparse.Namespace, file: str, found: published.Publish
         named = list(hisco_key())
     if named and found.outputs is not None and len(named) != found.outputs:
         raise UserError(
-            f"{said} has {len(named):,} codes, and the linear decoder of {file} {found.outputs:,} outputs: name the "
-            "key that belongs to it with --initial-key, put it beside it as key.json, or take --only-encoder"
+            f"{said} has {len(named):,} codes, and the linear decoder of {file} {found.outputs:,} outputs:"
+            " name the key that belongs to it with --initial-key, put it beside it as key.json, or take"
+            " --only-encoder"
         )
     return {code: i for i, code in enumerate(named)}
 
@@ -162,9 +164,8 @@ def load_initial_weights(
 ) -> None:
     """Weights of --initial-checkpoint where name and shape fit; says what is new. key, formatter: of the
     run."""
-    first_key = {
-        formatter.repair(code)[0]: number for code, number in first["key"].items()
-    }  # others write 1110 for 01110
+    # others write 1110 for 01110
+    first_key = {formatter.repair(code)[0]: number for code, number in first["key"].items()}
     weights = {
         name: value
         for name, value in first["model"].items()

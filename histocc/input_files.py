@@ -29,12 +29,12 @@ _REASONS = {
     errno.ELOOP: "cannot be read: its symbolic links lead back to themselves",
 }
 _POLL_SECONDS = 0.2
-_BLOCK = 1 << 20              # bytes
+_BLOCK = 1 << 20  # bytes
 
 
 def unreadable(path: str, error: OSError | ValueError) -> UserError:
     """The message for a path that cannot be opened or read."""
-    if not isinstance(error, OSError):               # the name itself: NUL, or what the system cannot encode
+    if not isinstance(error, OSError):  # the name itself: NUL, or what the system cannot encode
         return UserError(f"{path!r:.200}: is not the name of a file ({error})")
     if not path:
         return UserError("the name of an input file is empty")
@@ -89,13 +89,13 @@ def spooled(path: str, target: str, check: Callable[[], None], limit_seconds: fl
         UserError: the pipe cannot be read, the target cannot be written, or the limit is reached.
     """
     try:
-        source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)          # waits for no writer
+        source = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
     try:
         with contextlib.suppress(FileNotFoundError):
             os.remove(target)
-        with open(target, "xb") as file:             # follows no link
+        with open(target, "xb") as file:  # follows no link
             return sum(file.write(block) for block in _arriving(path, source, check, limit_seconds))
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def _arriving(path: str, source: int, check: Callable[[], None], limit_seconds: 
             checked = now
         block = None
         if ready:
-            with contextlib.suppress(BlockingIOError):               # another reader was faster
+            with contextlib.suppress(BlockingIOError):  # another reader was faster
                 block = os.read(source, _BLOCK)
         if block == b"":
             return
@@ -130,5 +130,7 @@ def _arriving(path: str, source: int, check: Callable[[], None], limit_seconds: 
             heard = now
             yield block
         elif now - heard > limit_seconds:
-            raise UserError(f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the "
-                            "program that writes to it, or save its output as a file")
+            raise UserError(
+                f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the "
+                "program that writes to it, or save its output as a file"
+            )

@@ -16,17 +16,16 @@ def launcher_environment(
     Raises UserError where they are missing, incomplete or contradict each other.
     """
     values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
-    local_rank = (
-        None if local_rank == -1 else local_rank
-    )  # so scripts for the older launcher say that there is none
+    # so scripts for the older launcher say that there is none
+    local_rank = None if local_rank == -1 else local_rank
     if "LOCAL_RANK" not in values and local_rank is not None and values:
         values["LOCAL_RANK"] = str(local_rank)  # launchers from before torchrun pass it as a flag alone
     if not values:
         if distributed:
             raise UserError(
-                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it with\n"
-                f"  torchrun --nproc_per_node=2 {os.path.basename(sys.argv[0]) or 'finetune.py'} --distributed …\n"
-                "or leave --distributed out to run in one process."
+                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it"
+                f" with\n  torchrun --nproc_per_node=2 {os.path.basename(sys.argv[0]) or 'finetune.py'}"
+                " --distributed …\nor leave --distributed out to run in one process."
             )
         if world_size not in (None, 1):
             raise UserError(
@@ -54,7 +53,8 @@ def launcher_environment(
         )
     if local_rank is not None and local_rank != local:
         raise UserError(
-            f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank out."
+            f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank"
+            " out."
         )
     if not 0 <= rank < size or not 0 <= local < size:
         raise own_mistake(
@@ -87,5 +87,7 @@ def is_first_rank() -> bool:
 
 
 def is_first_of_machine() -> bool:
-    """Whether the launcher made this process the first on its machine, known before the processes have met."""
+    """Whether the launcher made this process the first on its machine, known before the processes have
+    met.
+    """
     return os.environ.get("LOCAL_RANK", "0") == "0"

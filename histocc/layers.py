@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_STEPS = 1 << 16              # a probability of dropout is rounded to so many steps on CPUs
+_STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Sets each value to 0 with probability `p` and scales the others by 1 / (1 − p), as `F.dropout` in training does.
+    """Sets each value to 0 with probability `p` and scales the others by 1 / (1 − p), as `F.dropout` in
+    training does.
 
     torch's own draws one number per value, in one thread on CPUs that are not Intel's. Here 16 bits decide.
     """
@@ -17,9 +18,15 @@ def dropout(x: Tensor, p: float) -> Tensor:
     if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
         return F.dropout(x, p)
     below = min(round(p * _STEPS), _STEPS - 1)
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-2**63, None).view(torch.int16)[:x.numel()].view(x.shape)
-    wide = torch.promote_types(x.dtype, torch.float32)                             # bfloat16 and float16 cannot hold every number of 16 bits
-    factors = bits.to(wide)                                                        # floats all the way: torch.where takes six times as long
+    bits = (
+        torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+        .random_(-(2**63), None)
+        .view(torch.int16)[: x.numel()]
+        .view(x.shape)
+    )
+    # bfloat16 and float16 cannot hold every number of 16 bits
+    wide = torch.promote_types(x.dtype, torch.float32)
+    factors = bits.to(wide)  # floats all the way: torch.where takes six times as long
     torch.ge(factors, below - _STEPS // 2, out=factors)
     return (x * factors.mul_(_STEPS / (_STEPS - below))).to(x.dtype)
 
@@ -40,31 +47,44 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False) -> Tensor:
-    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, or float that is added to the scores, broadcast to
-    [B, heads, queries, keys], or None; causal: each query sees the keys up to its own position (without `visible`).
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, or float that is added
+    to the scores, broadcast to [B, heads, queries, keys], or None; causal: each query sees the keys up to its
+    own position (without `visible`).
 
-    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and forwards with one query, so in
-    training on a CPU and for one query the steps are taken here.
+    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
+    forwards with one query, so in training on a CPU and for one query the steps are taken here.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)
     if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
+        )
     if causal:
         if visible is not None:
             raise ValueError("causal attention takes no further mask")
         visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:
-        added = visible if visible.is_floating_point() else torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
+        added = (
+            visible
+            if visible.is_floating_point()
+            else torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
+        )
         scores = scores + added
     return dropout(scores.softmax(-1), dropout_p) @ v
 
 
 def project_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """What each of `layers` makes of x, in one matrix product: one large product is faster than several small ones."""
-    together = F.linear(x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers]))
+    """What each of `layers` makes of x, in one matrix product: one large product is faster than several small
+    ones.
+    """
+    together = F.linear(
+        x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
+    )
     return together.split([layer.out_features for layer in layers], dim=-1)
 
 

@@ -19,7 +19,7 @@ from histocc import machine_errors
 from histocc.errors import TrainingError, said_by_all
 from histocc.stopping import Stopped, StopRequest, leave_to_parent
 
-STOP_SECONDS = 5.0            # for a batch, once the run is to stop
+STOP_SECONDS = 5.0  # for a batch, once the run is to stop
 LOOK_SECONDS = 2.0  # how often a wait for a batch looks whether the run is to stop
 _CANNOT_HAND_OVER = 75  # exit code of a loading process
 
@@ -35,12 +35,10 @@ class Loader:
     def __init__(
         self, dataset, sampler, limit_seconds: float, stop: StopRequest | None, alone: bool, **arguments: Any
     ):
-        self.workers, self.limit_seconds, self.stop, self.alone = (
-            arguments.get("num_workers", 0),
-            limit_seconds,
-            stop,
-            alone,
-        )
+        self.workers = arguments.get("num_workers", 0)
+        self.limit_seconds = limit_seconds
+        self.stop = stop
+        self.alone = alone
         if self.workers:
             arguments["timeout"] = min(LOOK_SECONDS, limit_seconds)
         self.loader = DataLoader(
@@ -146,7 +144,11 @@ class _Guard:
         while not self._ended.wait(LOOK_SECONDS / 2):
             since = self._since
             seconds = 0.0 if since is None else time.monotonic() - since
-            limit = min(self.loader.limit_seconds, STOP_SECONDS) if self.loader.stop else self.loader.limit_seconds
+            limit = (
+                min(self.loader.limit_seconds, STOP_SECONDS)
+                if self.loader.stop
+                else self.loader.limit_seconds
+            )
             if seconds > limit + LOOK_SECONDS:
                 self.killed = True
                 for process in self.processes:

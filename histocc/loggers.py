@@ -118,12 +118,10 @@ class InThread:
     def __init__(self, name: str, make: Callable[[], TensorBoard | WandB | Curves]):
         self.name, self.make = name, make
         self.queue: queue.Queue[dict | None] = queue.Queue(MOST_WAITING)
-        self.is_open, self.failed, self.busy_since, self.given_up = (
-            threading.Event(),
-            "",
-            time.monotonic(),
-            False,
-        )
+        self.is_open = threading.Event()
+        self.failed = ""
+        self.busy_since = time.monotonic()
+        self.given_up = False
         self.thread = threading.Thread(target=self._work, name=f"logger {name}", daemon=True)
         self.thread.start()
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 BEST_FIT, ONE_TO_ONE = BLOCK_LOSSES = ("best-fit", "one-to-one")
-MOST_IN_ALL_ORDERS = 5        # codes of a row of which every order is tried (120 of them)
+MOST_IN_ALL_ORDERS = 5  # codes of a row of which every order is tried (120 of them)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -33,9 +33,10 @@ class _BlockLoss(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Loss of logits [B, S-1, V] (any float) against targets [B, S] (integer): BOS, blocks, EOS.
 
-        S is nb_blocks * block_size + 2, or less by whole blocks; a block that is in neither adds nothing. The EOS behind
-        the blocks is not trained. Returns a scalar, the mean over observations, or [B] with reduction "none"; in float32
-        for half-precision logits, else in their type. Raises ValueError for another reduction or shapes that do not fit.
+        S is nb_blocks * block_size + 2, or less by whole blocks; a block that is in neither adds nothing. The
+        EOS behind the blocks is not trained. Returns a scalar, the mean over observations, or [B] with
+        reduction "none"; in float32 for half-precision logits, else in their type. Raises ValueError for
+        another reduction or shapes that do not fit.
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction is 'mean' or 'none', not {reduction!r}")
@@ -48,24 +49,29 @@ class _BlockLoss(nn.Module):
         blocks, rest = divmod(length - 2, self.block_size)
         if logits.shape[:2] != (rows, length - 1) or rest or not 1 <= blocks <= self.nb_blocks:
             raise ValueError(
-                f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} do not fit: with blocks of "
-                f"{self.block_size}, targets are [B, 1 + blocks * {self.block_size} + 1] with one to {self.nb_blocks} blocks "
-                "and logits one token shorter")
+                f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} do not fit: with blocks of"
+                f" {self.block_size}, targets are [B, 1 + blocks * {self.block_size} + 1] with one to"
+                f" {self.nb_blocks} blocks and logits one token shorter"
+            )
         log_probs = _at_least_float32(logits[:, :-1]).log_softmax(-1)
-        return (log_probs.reshape(rows, blocks, self.block_size, -1),
-                targets[:, 1:-1].long().reshape(rows, blocks, self.block_size))
+        return (
+            log_probs.reshape(rows, blocks, self.block_size, -1),
+            targets[:, 1:-1].long().reshape(rows, blocks, self.block_size),
+        )
 
     def _best_fit(self, token_losses: Tensor, has_code: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Mean over a row's target blocks of the smallest mean token loss: [B], 0 for a row without a code.
 
         token_losses : [B, P, bs, T] of each predicted block against each target block
-        has_code : bool [B, T], target blocks that count; allowed : bool [B, P], predicted blocks to choose from (None: all)
+        has_code : bool [B, T], target blocks that count; allowed : bool [B, P], predicted blocks to choose
+        from (None: all)
         """
-        fit = token_losses.mean(2)                                                    # [B, P, T]
+        fit = token_losses.mean(2)  # [B, P, T]
         if allowed is not None:
             fit = fit.masked_fill(~allowed[..., None], torch.inf)
-        best = fit.amin(1)                                                            # [B, T]
-        return torch.where(has_code, best, 0).sum(1) / has_code.sum(1).clamp(min=1)   # where: inf of other rows has no gradient
+        best = fit.amin(1)  # [B, T]
+        # where: inf of other rows has no gradient
+        return torch.where(has_code, best, 0).sum(1) / has_code.sum(1).clamp(min=1)
 
     def _one_to_one(self, token_losses: Tensor, has_code: Tensor) -> Tensor:
         """Mean over a row's n target blocks of the mean token loss of the predicted block that answers for
@@ -74,9 +80,9 @@ class _BlockLoss(nn.Module):
 
         token_losses, has_code : as for ``_best_fit``; has_code is true for the first n blocks of a row
         """
-        fit, counts = token_losses.mean(2), has_code.sum(1)                           # [B, P, T], [B]
-        target = cheapest_assignment(fit.detach(), counts)                            # [B, P]
-        chosen = fit.gather(2, target[..., None])[..., 0]                             # [B, P]
+        fit, counts = token_losses.mean(2), has_code.sum(1)  # [B, P, T], [B]
+        target = cheapest_assignment(fit.detach(), counts)  # [B, P]
+        chosen = fit.gather(2, target[..., None])[..., 0]  # [B, P]
         return torch.where(has_code, chosen, 0).sum(1) / counts.clamp(min=1)
 
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
@@ -105,13 +111,13 @@ def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
         int64 [B, P], the target block of each predicted block; those beyond n stay where they are.
     """
     blocks, few = costs.shape[1], min(costs.shape[1], MOST_IN_ALL_ORDERS)
-    orders = _orders(few, costs.device)                                           # [K, few]
+    orders = _orders(few, costs.device)  # [K, few]
     place = torch.arange(few, device=costs.device)
-    inside = place < counts[:, None]                                              # [B, few]
+    inside = place < counts[:, None]  # [B, few]
     both, one = inside[:, :, None] & inside[:, None], inside[:, :, None] ^ inside[:, None]
     own = torch.where(both, costs[:, :few, :few], 0).masked_fill(one, torch.inf)  # 0 beyond n, which stays
-    chosen = own.flatten(1)[:, (place * few + orders).flatten()]                  # [B, K * few]
-    cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]        # [B, few]
+    chosen = own.flatten(1)[:, (place * few + orders).flatten()]  # [B, K * few]
+    cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]  # [B, few]
     if blocks == few:
         return cheapest
     found = torch.arange(blocks, device=costs.device).repeat(len(costs), 1)
@@ -130,8 +136,8 @@ def _hungarian(costs: np.ndarray) -> np.ndarray:
     columns count from 1; column 0 is where the path of a new row begins.
     """
     n = len(costs)
-    of_rows, of_columns = np.zeros(n + 1), np.zeros(n + 1)                            # potentials
-    row_of = np.zeros(n + 1, dtype=np.int64)                                          # 0: the column is free
+    of_rows, of_columns = np.zeros(n + 1), np.zeros(n + 1)  # potentials
+    row_of = np.zeros(n + 1, dtype=np.int64)  # 0: the column is free
     for row in range(1, n + 1):
         row_of[0], column = row, 0
         least, before = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=np.int64)
@@ -156,34 +162,45 @@ def _hungarian(costs: np.ndarray) -> np.ndarray:
 
 
 def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of every predicted block [B, P, bs, V] against every target block [B, T, bs]: [B, P, bs, T]."""
+    """Cross entropy of every predicted block [B, P, bs, V] against every target block [B, T, bs]: [B, P, bs,
+    T].
+    """
     index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
     return -log_probs.gather(-1, index)
 
 
 class BlockOrderInvariantLoss(_BlockLoss):
-    """Order-invariant loss that writes an observation's n codes into its first n blocks, and PAD into the others.
+    """Order-invariant loss that writes an observation's n codes into its first n blocks, and PAD into the
+    others.
 
-    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over its first n predicted
-    blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided by ``nb_blocks``. The EOS
-    that fill up a short code are trained like its other tokens. The n target blocks must be the first ones; a row without
-    any has the PAD part alone. With one code in every row this is the published loss; with more, that one divides by the
-    largest number of codes in the batch.
+    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over its first
+    n predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided
+    by ``nb_blocks``. The EOS that fill up a short code are trained like its other tokens. The n target blocks
+    must be the first ones; a row without any has the PAD part alone. With one code in every row this is the
+    published loss; with more, that one divides by the largest number of codes in the batch.
 
     With matching "best-fit", as published, two target blocks may choose the same predicted block, and another
     one then learns nothing. With "one-to-one" each of the first n predicted blocks answers for one target
     block, by the assignment of the smallest mean (``cheapest_assignment``), through which alone the gradient
     goes. With one code per row both are the same to the last bit.
 
-    Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a block;
-    empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind which decoding stops and
-    nothing needs to be computed; matching, of targets with predicted blocks; many_codes_weight (above 0), by
-    which the whole loss of an observation with more than one code is multiplied. The mean over observations
-    still divides by their number, whatever the weight. Calls and errors: see ``forward``.
+    Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a
+    block; empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind
+    which decoding stops and nothing needs to be computed; matching, of targets with predicted blocks;
+    many_codes_weight (above 0), by which the whole loss of an observation with more than one code is
+    multiplied. The mean over observations still divides by their number, whatever the weight. Calls and
+    errors: see ``forward``.
     """
 
-    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5, empty_blocks: str = "all",
-                 matching: str = BEST_FIT, many_codes_weight: float = 1.0):
+    def __init__(
+        self,
+        pad_idx: int,
+        nb_blocks: int = 5,
+        block_size: int = 5,
+        empty_blocks: str = "all",
+        matching: str = BEST_FIT,
+        many_codes_weight: float = 1.0,
+    ):
         super().__init__(pad_idx, nb_blocks, block_size)
         if empty_blocks not in ("all", "first"):
             raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
@@ -194,13 +211,13 @@ class BlockOrderInvariantLoss(_BlockLoss):
         self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
 
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        has_code = targets[..., 0] != self.pad_idx                                    # [B, P], true for the first n
+        has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
         token_losses = _token_losses(log_probs, targets)
         if self.matching == ONE_TO_ONE:
             of_codes = self._one_to_one(token_losses, has_code)
         else:
             of_codes = self._best_fit(token_losses, has_code, allowed=has_code)
-        towards_pad = -log_probs[..., self.pad_idx].mean(-1)                          # [B, P]
+        towards_pad = -log_probs[..., self.pad_idx].mean(-1)  # [B, P]
         empty = ~has_code
         if self.empty_blocks == "first":
             empty = empty & (empty.cumsum(1) == 1)
@@ -213,26 +230,34 @@ class BlockOrderInvariantLoss(_BlockLoss):
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
     """The older order-invariant loss, whose n codes may stand in any of the blocks.
 
-    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over all predicted blocks
-    (PAD tokens count 0), plus ``push_to_pad_scale_factor`` times the cross entropy of all blocks towards PAD. Under teacher
-    forcing a model can cheat it: a code that is written one block late can be copied from the decoder's input.
+    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over all
+    predicted blocks (PAD tokens count 0), plus ``push_to_pad_scale_factor`` times the cross entropy of all
+    blocks towards PAD. Under teacher
+    forcing a model can cheat it: a code that is written one block late can be copied from the decoder's
+    input.
 
     Parameters: as ``BlockOrderInvariantLoss``; push_to_pad_scale_factor, weight of the PAD part;
     push_to_pad_label_smoothing (0...1), share of its target that is spread evenly over the vocabulary.
     """
 
-    def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5,
-                 push_to_pad_scale_factor: float = 0.05, push_to_pad_label_smoothing: float = 0.0):
+    def __init__(
+        self,
+        pad_idx: int,
+        nb_blocks: int = 5,
+        block_size: int = 5,
+        push_to_pad_scale_factor: float = 0.05,
+        push_to_pad_label_smoothing: float = 0.0,
+    ):
         super().__init__(pad_idx, nb_blocks, block_size)
         self.push_to_pad_scale_factor = push_to_pad_scale_factor
         self.push_to_pad_label_smoothing = push_to_pad_label_smoothing
 
     def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        is_pad = targets == self.pad_idx                                              # [B, T, bs]
+        is_pad = targets == self.pad_idx  # [B, T, bs]
         token_losses = _token_losses(log_probs, targets).masked_fill(is_pad.transpose(1, 2)[:, None], 0)
         best = self._best_fit(token_losses, has_code=~is_pad.all(-1))
         smooth = self.push_to_pad_label_smoothing
-        towards_pad = -(1 - smooth) * log_probs[..., self.pad_idx]                    # [B, P, bs]
+        towards_pad = -(1 - smooth) * log_probs[..., self.pad_idx]  # [B, P, bs]
         if smooth:
             towards_pad = towards_pad - smooth * log_probs.mean(-1)
         return best + self.push_to_pad_scale_factor * towards_pad.mean(-1).sum(1) / self.nb_blocks
@@ -247,8 +272,8 @@ class LossMixer(nn.Module):
     loss_fn_linear : for example nn.BCEWithLogitsLoss(), with or without weights.
     seq2seq_weight : w, 0...1; ValueError otherwise.
 
-    Another module in either place must average over what it is given and obey an attribute ``reduction`` = "none", as
-    torch's own losses do; it is asked for one row's values, whose mean is the loss of the row.
+    Another module in either place must average over what it is given and obey an attribute ``reduction`` =
+    "none", as torch's own losses do; it is asked for one row's values, whose mean is the loss of the row.
     """
 
     def __init__(self, loss_fn_seq2seq: nn.Module, loss_fn_linear: nn.Module, seq2seq_weight: float = 0.5):
@@ -258,12 +283,15 @@ class LossMixer(nn.Module):
         self.loss_fn_seq2seq, self.loss_fn_linear = loss_fn_seq2seq, loss_fn_linear
         self.seq2seq_weight = seq2seq_weight
 
-    def forward(self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor) -> Tensor:
+    def forward(
+        self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
+    ) -> Tensor:
         """Scalar: the mean over observations of ``per_observation``'s "loss"; arguments as there."""
         return self.per_observation(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
-    def per_observation(self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor,
-                        target_linear: Tensor) -> dict[str, Tensor]:
+    def per_observation(
+        self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
+    ) -> dict[str, Tensor]:
         """The parts of each observation's loss, [B] each: "loss", "loss_linear", "loss_seq2seq".
 
         out_seq2seq : [B, S-1, V] logits; target_seq2seq : integer [B, S]
@@ -281,6 +309,6 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         return loss_fn(output, target, reduction="none")
     if getattr(loss_fn, "per_row", False):
         return loss_fn(output, target)
-    per_element = copy.copy(loss_fn)                         # shares weights and buffers, not its settings
+    per_element = copy.copy(loss_fn)  # shares weights and buffers, not its settings
     per_element.reduction = "none"
     return per_element(_at_least_float32(output), target).reshape(len(output), -1).mean(1)

@@ -30,10 +30,17 @@ class Finding:
 
 
 def versions() -> Finding:
-    text = (f"histocc {__version__}, Python {platform.python_version()}, torch {torch.__version__}, numpy {importlib.metadata.version('numpy')}, "
-            f"CUDA {torch.version.cuda or 'none'}")
+    text = (
+        f"histocc {__version__}, Python {platform.python_version()}, torch {torch.__version__}, numpy"
+        f" {importlib.metadata.version('numpy')}, CUDA {torch.version.cuda or 'none'}"
+    )
     if torch_is_too_old():
-        return Finding("versions", FAULT, text, "torch 2.10 or newer is needed: pip install 'torch>=2.10' in a new environment")
+        return Finding(
+            "versions",
+            FAULT,
+            text,
+            "torch 2.10 or newer is needed: pip install 'torch>=2.10' in a new environment",
+        )
     return Finding("versions", OK, text)
 
 
@@ -43,27 +50,54 @@ def gpus(device_name: str) -> Finding:
     if not torch.cuda.is_available():
         if smi and device_name != "cpu":
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-            why = (f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it" if hidden is not None and torch.version.cuda
-                   else "install a torch with CUDA, and check that the driver (nvidia-smi) is not older than its CUDA")
-            return Finding("devices", FAULT if device_name == "cuda" else WARNING, f"{len(smi)} GPUs in this machine, none usable by torch", why)
+            why = (
+                f"CUDA_VISIBLE_DEVICES is {hidden!r}: unset it"
+                if hidden is not None and torch.version.cuda
+                else (
+                    "install a torch with CUDA, and check that the driver (nvidia-smi) is not older than its"
+                    " CUDA"
+                )
+            )
+            return Finding(
+                "devices",
+                FAULT if device_name == "cuda" else WARNING,
+                f"{len(smi)} GPUs in this machine, none usable by torch",
+                why,
+            )
         if device_name == "cuda":
-            return Finding("devices", FAULT, "no GPU usable by torch", "pass --device cpu, or run where there is one")
+            return Finding(
+                "devices", FAULT, "no GPU usable by torch", "pass --device cpu, or run where there is one"
+            )
         return Finding("devices", OK, "no GPU; training runs on CPU processes")
     lines, busy = [], []
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         lines.append(f"{i}: {torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free")
         busy += [str(i)] * (free < 0.8 * total)
-    text = "; ".join(lines) + f"; driver {smi[0] if smi else 'unknown'}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    text = (
+        "; ".join(lines)
+        + f"; driver {smi[0] if smi else 'unknown'}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    )
     if busy:
-        return Finding("devices", WARNING, text, f"GPU {', '.join(busy)} is used by another process: see nvidia-smi, or choose others with CUDA_VISIBLE_DEVICES")
+        return Finding(
+            "devices",
+            WARNING,
+            text,
+            f"GPU {', '.join(busy)} is used by another process: see nvidia-smi, or choose others with"
+            " CUDA_VISIBLE_DEVICES",
+        )
     return Finding("devices", OK, text)
 
 
 def _nvidia_smi() -> list[str]:
     """The driver's version, once for each GPU of this machine."""
     try:
-        done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.split() if done.returncode == 0 else []
@@ -76,7 +110,12 @@ def memory() -> Finding:
         available = min(available, limit - (_number_in("/sys/fs/cgroup/memory.current") or 0))
     text = f"{available / GB:.1f} GB available"
     if available < 4 * GB:
-        return Finding("memory", WARNING, text, "size base takes some 3 GB a process on CPUs: use --model-size small, or fewer processes")
+        return Finding(
+            "memory",
+            WARNING,
+            text,
+            "size base takes some 3 GB a process on CPUs: use --model-size small, or fewer processes",
+        )
     return Finding("memory", OK, text)
 
 
@@ -101,8 +140,13 @@ def shared_memory() -> Finding:
         return Finding("shared memory", OK, "no /dev/shm on this system")
     free = shutil.disk_usage("/dev/shm").free
     if free < 1 * GB:
-        return Finding("shared memory", WARNING, f"{free / GB:.2f} GB free in /dev/shm",
-                       "loader workers hand batches over there: give the container more (docker run --shm-size=8g), or use --num-workers 0")
+        return Finding(
+            "shared memory",
+            WARNING,
+            f"{free / GB:.2f} GB free in /dev/shm",
+            "loader workers hand batches over there: give the container more (docker run --shm-size=8g), or"
+            " use --num-workers 0",
+        )
     return Finding("shared memory", OK, f"{free / GB:.1f} GB free in /dev/shm")
 
 
@@ -131,11 +175,21 @@ def disk(save_path: str) -> Finding:
                 os.fsync(file.fileno())
                 rate = 64 * len(block) / (time.perf_counter() - started)
         except OSError as error:
-            return Finding("disk", FAULT, f"{there}: cannot write: {error.strerror}", "make room, or choose another --save-path")
+            return Finding(
+                "disk",
+                FAULT,
+                f"{there}: cannot write: {error.strerror}",
+                "make room, or choose another --save-path",
+            )
     text = f"{there}: {free / GB:.1f} GB free, {rate / 1e6:,.0f} MB/s written and synced"
     if free < 8 * GB:
-        return Finding("disk", FAULT if free < 1 * GB else WARNING, text,
-                       "a checkpoint of size base has 1.6 GB, and up to six are kept: make room, or lower --keep-checkpoints")
+        return Finding(
+            "disk",
+            FAULT if free < 1 * GB else WARNING,
+            text,
+            "a checkpoint of size base has 1.6 GB, and up to six are kept: make room, or lower"
+            " --keep-checkpoints",
+        )
     if rate < 30e6:
         return Finding("disk", WARNING, text, "slow: raise --save-interval, or save on a local disk")
     return Finding("disk", OK, text)
@@ -145,24 +199,58 @@ def cores(world: World) -> Finding:
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = f"{there} cores for {world.local_size} processes here, {torch.get_num_threads()} threads each"
     if world.local_size > there:
-        return Finding("cores", WARNING, text, "start at most one process per core; GPUs need one or two cores each")
+        return Finding(
+            "cores", WARNING, text, "start at most one process per core; GPUs need one or two cores each"
+        )
     if torch.get_num_threads() * world.local_size > there:
-        return Finding("cores", WARNING, text, f"they get in each other's way: export OMP_NUM_THREADS={max(1, there // world.local_size)}")
+        return Finding(
+            "cores",
+            WARNING,
+            text,
+            f"they get in each other's way: export OMP_NUM_THREADS={max(1, there // world.local_size)}",
+        )
     return Finding("cores", OK, text)
 
 
 def open_files() -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return Finding("open files", WARNING if limit < 1024 else OK, f"at most {limit}", "ulimit -n 4096" if limit < 1024 else "")
+    return Finding(
+        "open files",
+        WARNING if limit < 1024 else OK,
+        f"at most {limit}",
+        "ulimit -n 4096" if limit < 1024 else "",
+    )
 
 
 def extras() -> Finding:
-    there = [name for name in ("tqdm", "pyarrow", "safetensors", "huggingface_hub", "tensorboard", "wandb", "matplotlib", "pandas", "sklearn")
-             if importlib.util.find_spec(name)]
+    there = [
+        name
+        for name in (
+            "tqdm",
+            "pyarrow",
+            "safetensors",
+            "huggingface_hub",
+            "tensorboard",
+            "wandb",
+            "matplotlib",
+            "pandas",
+            "sklearn",
+        )
+        if importlib.util.find_spec(name)
+    ]
     return Finding("optional packages", OK, ", ".join(there) or "none")
 
 
 def findings(device_name: str, save_path: str, world: World) -> list[Finding]:
     """All of the above. device_name: auto, cpu or cuda."""
-    checks = (versions, lambda: gpus(device_name), memory, shared_memory, lambda: disk(save_path), lambda: cores(world), open_files, extras)
+    checks = (
+        versions,
+        lambda: gpus(device_name),
+        memory,
+        shared_memory,
+        lambda: disk(save_path),
+        lambda: cores(world),
+        open_files,
+        extras,
+    )
     return [check() for check in checks]

@@ -1,7 +1,7 @@
 """Errors of the machine in words: no space, no memory, too many open files, and what to do about each.
 
-torch says some of them in its own way: a failed write is a RuntimeError whose context holds the OSError of the
-file, and what a process that loads data ran into is known from the text alone.
+torch says some of them in its own way: a failed write is a RuntimeError whose context holds the OSError of
+the file, and what a process that loads data ran into is known from the text alone.
 """
 
 import contextlib
@@ -18,19 +18,25 @@ from histocc.errors import TrainingError, UserError, said_by_all
 
 SHARED_MEMORY = "/dev/shm"
 _OTHER_FOLDER = "choose another folder"
-_WRITES = {                   # errno of what a disk refuses: the cause, and what to do
+_WRITES = {  # errno of what a disk refuses: the cause, and what to do
     errno.ENOSPC: ("no space left on the device", f"make room, or {_OTHER_FOLDER}"),
     errno.EDQUOT: ("the disk quota is used up", f"make room (quota -s shows it), or {_OTHER_FOLDER}"),
     errno.EFBIG: ("the file is too large", f"{_OTHER_FOLDER}: this file system takes no file of that size"),
-    errno.EROFS: ("the file system is read-only", f"{_OTHER_FOLDER}; one that could be written before may "
-                                                  f"be damaged (dmesg)"),
+    errno.EROFS: (
+        "the file system is read-only",
+        f"{_OTHER_FOLDER}; one that could be written before may be damaged (dmesg)",
+    ),
     errno.EIO: ("input/output error", f"the disk, or the connection to it, fails (dmesg): {_OTHER_FOLDER}"),
-    errno.ESTALE: ("the file is gone from its file server", "wait until the server is back, and give the "
-            "same command again"),
+    errno.ESTALE: (
+        "the file is gone from its file server",
+        "wait until the server is back, and give the same command again",
+    ),
 }
-_FILES = {                    # errno of what is wrong with a name
-    errno.EACCES: ("permission denied", "choose a file or folder that you may use, or change its "
-                                        "permissions"),
+_FILES = {  # errno of what is wrong with a name
+    errno.EACCES: (
+        "permission denied",
+        "choose a file or folder that you may use, or change its permissions",
+    ),
     errno.EPERM: ("operation not permitted", "choose a file or folder that you may use"),
     errno.EISDIR: ("found a folder, expected a file", "move it away, or choose another name"),
     errno.ENOTDIR: ("found a file where the path has a folder", "choose another name"),
@@ -39,13 +45,15 @@ _FILES = {                    # errno of what is wrong with a name
     errno.ETXTBSY: ("it is a program that runs", "choose another name"),
 }
 _OPEN_FILES = (errno.EMFILE, errno.ENFILE)
-_IN_TEXTS = (*_WRITES, *_OPEN_FILES, errno.ENOMEM)               # torch gives the system's text for these
-_WITHOUT_ERRNO = {            # and others of its texts
+_IN_TEXTS = (*_WRITES, *_OPEN_FILES, errno.ENOMEM)  # torch gives the system's text for these
+_WITHOUT_ERRNO = {  # and others of its texts
     r"received 0 items of ancdata|unable to open shared memory object": errno.EMFILE,
     r"can't start new thread": errno.EAGAIN,
 }
-_OUT_OF_MEMORY = re.compile(r"can't allocate memory|ALLOC_FAILED|out of memory|std::bad_alloc|Cannot "
-                            r"allocate memory|could not create a (primitive|memory)")
+_OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|ALLOC_FAILED|out of memory|std::bad_alloc|Cannot "
+    r"allocate memory|could not create a (primitive|memory)"
+)
 _LOADER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly)")
 _KILLED = re.compile(r"DataLoader worker .*killed by signal: Killed")
 _SHARED = re.compile(r"out of shared memory|killed by signal: Bus error|shm|shared memory|</torch_")
@@ -54,13 +62,18 @@ _WRITER = re.compile(r"inline_container|StreamWriter|write failed")
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of a GPU, of the machine, or of what `ulimit -v` leaves of it."""
-    return (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or isinstance(error,
-            OSError) and error.errno == errno.ENOMEM
-            or isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None)
+    return (
+        isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        or isinstance(error, OSError)
+        and error.errno == errno.ENOMEM
+        or isinstance(error, RuntimeError)
+        and _OUT_OF_MEMORY.search(str(error)) is not None
+    )
 
 
 def in_words(error: BaseException, path: str | None = None, size: int | None = None) -> str:
-    """What happened, where, how much was needed and is free, and what to do. An unknown error keeps its words.
+    """What happened, where, how much was needed and is free, and what to do. An unknown error keeps its
+    words.
 
     path: the file in question, where the error does not name it; size: bytes that were to be written there.
     """
@@ -76,9 +89,11 @@ def in_words(error: BaseException, path: str | None = None, size: int | None = N
         cause, remedy = _FILES[number]
         return f"{at}{cause}; {remedy}"
     if number in _WRITES or _SHARED.search(str(error)) and number is None and isinstance(error, RuntimeError):
-        return (f"{SHARED_MEMORY} is full, {', '.join(_space(errno.ENOSPC, SHARED_MEMORY, None))}: "
-                f"processes that load data hand it over there; "
-                "--num-workers 0, or a larger one (docker run --shm-size=8g)")
+        return (
+            f"{SHARED_MEMORY} is full, {', '.join(_space(errno.ENOSPC, SHARED_MEMORY, None))}: "
+            "processes that load data hand it over there; "
+            "--num-workers 0, or a larger one (docker run --shm-size=8g)"
+        )
     if number in _OPEN_FILES:
         limit = _limit(resource.RLIMIT_NOFILE)
         own = number == errno.EMFILE and limit is not None
@@ -90,7 +105,10 @@ def in_words(error: BaseException, path: str | None = None, size: int | None = N
     if number == errno.EAGAIN:
         return f"{at}no more processes or threads can be started (ulimit -u); take fewer --num-workers"
     if _LOADER.search(str(error)):
-        return f"{at}a process that loads data has died; --num-workers 0 shows where ({str(error).splitlines()[0]})"
+        return (
+            f"{at}a process that loads data has died; --num-workers 0 shows where"
+            f" ({str(error).splitlines()[0]})"
+        )
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return at + (said.strip() or type(error).__name__)
 
@@ -101,8 +119,9 @@ def memory_in_words(error: BaseException) -> str:
     if _KILLED.search(text):
         return "out of memory, perhaps: a process that loads data was killed; fewer --num-workers need less"
     facts = []
-    if on_gpu := re.search(r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+)", text,
-                           re.DOTALL):
+    if on_gpu := re.search(
+        r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+)", text, re.DOTALL
+    ):
         facts = [f"{on_gpu[1]} more were asked for, of {on_gpu[2]} that the GPU has"]
     elif asked := re.search(r"allocate (\d+) bytes", text):
         facts = [f"{size_words(int(asked[1]))} more were asked for"]
@@ -112,8 +131,9 @@ def memory_in_words(error: BaseException) -> str:
 
 
 def as_user_error(error: BaseException) -> UserError | TrainingError | None:
-    """The same error as a message that ends the program, said by the process that it happened to; None where it is
-    none of the machine."""
+    """The same error as a message that ends the program, said by the process that it happened to; None where
+    it is none of the machine.
+    """
     if isinstance(error, (UserError, TrainingError)):
         return error
     number, text = _errno(error), str(error)
@@ -128,11 +148,12 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
 
 
 def too_few_open_files(workers: int, tensors: int) -> str:
-    """Raises the limit of open files where processes that load data could reach it: torch would wait for ever for a
-    batch that one of them could not hand over. "", or what to do where the system does not allow enough.
+    """Raises the limit of open files where processes that load data could reach it: torch would wait for ever
+    for a batch that one of them could not hand over. "", or what to do where the system does not allow
+    enough.
 
-    workers: of this process; tensors: on their way at once, of each of them. Each is an open file here and two in
-    its worker until it has been fetched, and a worker has the files of this process besides.
+    workers: of this process; tensors: on their way at once, of each of them. Each is an open file here and
+    two in its worker until it has been fetched, and a worker has the files of this process besides.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -143,13 +164,18 @@ def too_few_open_files(workers: int, tensors: int) -> str:
         here = 32
     needed = here + 8 * workers + max(workers, 2) * tensors + 8
     if needed > soft and (hard == resource.RLIM_INFINITY or needed <= hard):
-        with contextlib.suppress(OSError, ValueError):           # some systems allow less than they say
+        with contextlib.suppress(OSError, ValueError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
             return ""
-    return "" if needed <= soft else (
-        f"--num-workers {workers}: up to {needed:,} open files are needed, and this process may open "
-        f"{soft:,} (ulimit -n); "
-        f"ulimit -n {max(4096, 1 << needed.bit_length())}, before the command, or --num-workers 0")
+    return (
+        ""
+        if needed <= soft
+        else (
+            f"--num-workers {workers}: up to {needed:,} open files are needed, and this process may open "
+            f"{soft:,} (ulimit -n); "
+            f"ulimit -n {max(4096, 1 << needed.bit_length())}, before the command, or --num-workers 0"
+        )
+    )
 
 
 def size_words(count: int) -> str:

@@ -143,8 +143,9 @@ def start_ngrams(
     frozen: bool,
 ) -> None:
     """Gives every rank the n-grams of rank 0, and its decoders. counted: hashes and weights of the
-    n-grams, on rank 0; fit: what trains them there, returns its seconds; frozen: whether the encoder stays as it is.
-    All ranks."""
+    n-grams, on rank 0; fit: what trains them there, returns its seconds; frozen: whether the encoder stays as
+    it is. All ranks.
+    """
 
     def first() -> float:
         if counted:

@@ -82,9 +82,8 @@ class NgramHasher(nn.Module):
         ids = torch.where(self.inside(input_ids), input_ids, _BLANK)
         ids = torch.where((ids >= ord("A")) & (ids <= ord("Z")), ids + 32, ids)
         blank = ids == _BLANK
-        sums = F.pad(
-            ((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0)
-        )  # [B, S + 1], modulo 2^64
+        # [B, S + 1], modulo 2^64
+        sums = F.pad(((ids + 1) * _powers(_RADIX, length, ids.device)).cumsum(1), (1, 0))
         blanks = F.pad(blank.long().cumsum(1), (1, 0))
         inverse = _powers(_INVERSE, length, ids.device)
         hashes, there = [], []
@@ -160,9 +159,8 @@ class Ngrams(nn.Module):
         squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
         text = vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)  # [B, width]
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
-        with torch.autocast(
-            same.device.type, enabled=False
-        ):  # sums of squares can be more than float16 holds
+        # sums of squares can be more than float16 holds
+        with torch.autocast(same.device.type, enabled=False):
             words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
         memory = self.word_to_memory(words)  # each position has its word, that of [CLS] the whole text too
         return text, torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)

@@ -6,8 +6,8 @@
     model.predict(["wine merchant", "huusmand og væver"], lang=["en", "da"])
     model.finetune("data.csv", target_cols=["hisco_1", "hisco_2"], language_col="lang", save_path="./mine")
 
-The calls are those of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv 2402.13604), and so are the shapes of their
-results; where a result is deliberately another one, its docstring says so.
+The calls are those of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv 2402.13604),
+and so are the shapes of their results; where a result is deliberately another one, its docstring says so.
 """
 
 import contextlib
@@ -23,8 +23,19 @@ from typing import Any
 import torch
 
 from histocc import checkpoint, coded_tables, dry_run, job_data, model_io, published
-from histocc.call_arguments import (COLUMNS, COUNT, FLAG, PATH, TABLE, TEXT, checked, either, one_of,
-                                    optional, thresholds)
+from histocc.call_arguments import (
+    COLUMNS,
+    COUNT,
+    FLAG,
+    PATH,
+    TABLE,
+    TEXT,
+    checked,
+    either,
+    one_of,
+    optional,
+    thresholds,
+)
 from histocc.coded_tables import as_table, described, indexes_differ, texts_and_languages
 from histocc.coder import Coded, Coder
 from histocc.descriptions import read_descriptions
@@ -40,19 +51,43 @@ HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
 PREDICTION_TYPES = {"greedy": "greedy", "greedy-topk": "topk", "topk": "topk", "flat": "flat", "full": "full"}
 WHAT = ("pred", "probs", "logits", "bin", "embeddings")
-MODEL_TYPES = {"mixer": "mix", "seq2seq": "seq2seq", "flat": "flat"}          # kinds of models by their published names
+# kinds of models by their published names
+MODEL_TYPES = {
+    "mixer": "mix",
+    "seq2seq": "seq2seq",
+    "flat": "flat",
+}
 
 # What the arguments of the constructor and of predict may be; the thresholds depend on the model.
-OF_THE_MODEL = {"name": optional(PATH), "batch_size": COUNT, "verbose": FLAG, "system": optional(TEXT),
-                "key": optional(PATH), "descriptions": optional(either(PATH, TABLE)), "hf": optional(FLAG),
-                "force_download": FLAG, "model_type": optional(one_of(*MODEL_TYPES.values())),
-                "use_within_block_sep": FLAG, "target_cols": optional(COLUMNS)}
-OF_PREDICT = {"what": either(one_of(*WHAT), COUNT), "behavior": optional(one_of(*BEHAVIORS)),
-              "prediction_type": optional(one_of(*PREDICTION_TYPES)), "k_pred": COUNT, "deduplicate": FLAG,
-              "order_invariant_conf": FLAG, "get_dict": FLAG, "get_df": FLAG, "concat_in": FLAG}
+OF_THE_MODEL = {
+    "name": optional(PATH),
+    "batch_size": COUNT,
+    "verbose": FLAG,
+    "system": optional(TEXT),
+    "key": optional(PATH),
+    "descriptions": optional(either(PATH, TABLE)),
+    "hf": optional(FLAG),
+    "force_download": FLAG,
+    "model_type": optional(one_of(*MODEL_TYPES.values())),
+    "use_within_block_sep": FLAG,
+    "target_cols": optional(COLUMNS),
+}
+OF_PREDICT = {
+    "what": either(one_of(*WHAT), COUNT),
+    "behavior": optional(one_of(*BEHAVIORS)),
+    "prediction_type": optional(one_of(*PREDICTION_TYPES)),
+    "k_pred": COUNT,
+    "deduplicate": FLAG,
+    "order_invariant_conf": FLAG,
+    "get_dict": FLAG,
+    "get_df": FLAG,
+    "concat_in": FLAG,
+}
 
-PAPER = ("Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational Standardization with "
-         "OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604")
+PAPER = (
+    "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
+    " Standardization with OccCANINE. arXiv:2402.13604. https://arxiv.org/abs/2402.13604"
+)
 BIBTEX = """@misc{dahl2024occcanine,
   author = {Dahl, Christian M{\\o}ller and Johansen, Torben and Vedel, Christian},
   title = {Breaking the {HISCO} Barrier: Automatic Occupational Standardization with {OccCANINE}},
@@ -64,21 +99,26 @@ class OccCANINE:
     """A trained model.
 
     Args:
-        name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as the published program takes
+        name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as
+        the published program takes
             it (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU where there is one.
         batch_size: texts at once; may be set later.
         verbose: whether to say what is done; False, unlike in the published package.
-        system: of published weights: hisco, or another one; in any case the name of the columns, instead of the model's own.
-        key: file of the codes of published weights that hold none. With a column of words (see `histocc.predict --descriptions`)
+        system: of published weights: hisco, or another one; in any case the name of the columns, instead of
+        the model's own.
+        key: file of the codes of published weights that hold none. With a column of words (see
+        `histocc.predict --descriptions`)
             results have columns desc_1, desc_2, ….
         descriptions: words of the codes: a file, or a DataFrame with columns system_code and desc.
-        hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None: whichever is there.
+        hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None:
+        whichever is there.
         force_download: load from the hub again.
         model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
         use_within_block_sep, target_cols: of a published general-purpose model, where it does not say it.
 
-    Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device, batch_size.
+    Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device,
+    batch_size.
 
     It can be pickled and copied, with its weights: one that comes back where its GPU is not there is on the
     CPU, with a warning. Threads may call it at the same time: one call is answered after the other.
@@ -86,29 +126,59 @@ class OccCANINE:
     Raises ValueError for arguments of another kind, UserError for files and names that cannot be used.
     """
 
-    def __init__(self, name: str | None = None, device: str | torch.device | None = None, batch_size: int = 256, verbose: bool = False, *,
-                 system: str | None = None, key: str | None = None, descriptions: Any = None, hf: bool | None = None,
-                 force_download: bool = False, model_type: str | None = None, use_within_block_sep: bool = False,
-                 target_cols: Sequence[str] | None = None):
-        given = checked(OF_THE_MODEL, {
-            "name": name, "batch_size": batch_size, "verbose": verbose, "system": system, "key": key,
-            "descriptions": descriptions, "hf": hf, "force_download": force_download,
-            "target_cols": target_cols, "model_type": model_type,
-            "use_within_block_sep": use_within_block_sep})
-        self._lock = threading.RLock()               # held while codes are computed or the model changes
+    def __init__(
+        self,
+        name: str | None = None,
+        device: str | torch.device | None = None,
+        batch_size: int = 256,
+        verbose: bool = False,
+        *,
+        system: str | None = None,
+        key: str | None = None,
+        descriptions: Any = None,
+        hf: bool | None = None,
+        force_download: bool = False,
+        model_type: str | None = None,
+        use_within_block_sep: bool = False,
+        target_cols: Sequence[str] | None = None,
+    ):
+        given = checked(
+            OF_THE_MODEL,
+            {
+                "name": name,
+                "batch_size": batch_size,
+                "verbose": verbose,
+                "system": system,
+                "key": key,
+                "descriptions": descriptions,
+                "hf": hf,
+                "force_download": force_download,
+                "target_cols": target_cols,
+                "model_type": model_type,
+                "use_within_block_sep": use_within_block_sep,
+            },
+        )
+        self._lock = threading.RLock()  # held while codes are computed or the model changes
         self.name, self.device, self.verbose = given["name"] or HUB_NAME, device_of(device), given["verbose"]
         self._batch_size, self._key_file, system = given["batch_size"], given["key"], given["system"]
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
-        said = Given("hisco" if (system or "").lower() == "hisco" else None, given["key"],
-                     given["target_cols"], given["use_within_block_sep"], system)
+        said = Given(
+            "hisco" if (system or "").lower() == "hisco" else None,
+            given["key"],
+            given["target_cols"],
+            given["use_within_block_sep"],
+            system,
+        )
         self._load(self._file(given["hf"], given["force_download"]), said)
         if model_type not in (None, self.model_type):
-            warnings.warn(f"model_type {model_type!r}: {self.name} is of type {self.model_type!r}", stacklevel=2)
+            warnings.warn(
+                f"model_type {model_type!r}: {self.name} is of type {self.model_type!r}", stacklevel=2
+            )
         if verbose:
             print(f"{self!r}, {len(self.codes):,} codes")
 
     def __getstate__(self) -> dict:
-        left_out = ("_lock", "model", "formatter")   # the last two are the coder's
+        left_out = ("_lock", "model", "formatter")  # the last two are the coder's
         held = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**held, "device": str(self.device)}
 
@@ -133,10 +203,15 @@ class OccCANINE:
         """Becomes the model in `file`, or stays what it is where that raises an error."""
         state = model_io.load_state(file)
         brings = model_io.brings_settings(state)
-        with torch.random.fork_rng([]):              # weights that are replaced at once are drawn at random: not from the caller's numbers
-            model, formatter, state = model_io.model_of(file, state, given._replace(formatter=None) if brings else given)
+        # weights that are replaced at once are drawn at random: not from the caller's numbers
+        with torch.random.fork_rng([]):
+            model, formatter, state = model_io.model_of(
+                file, state, given._replace(formatter=None) if brings else given
+            )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
-            raise UserError(f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than")
+            raise UserError(
+                f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than"
+            )
         coder = Coder(model.to(self.device), formatter, state, batch_size=self._batch_size)
         words = self._words(coder)
         with self._lock:
@@ -153,13 +228,17 @@ class OccCANINE:
             return read_descriptions(key, coder.codes, coder.formatter, required=False) if beside else {}
         found = {coder.formatter.repair(code)[0]: words for code, words in reversed(said)}
         if not set(coder.codes) & found.keys():
-            raise UserError(f"descriptions: none of the {len(coder.codes):,} codes of the model stands in "
-                            "column 'system_code'")
+            raise UserError(
+                f"descriptions: none of the {len(coder.codes):,} codes of the model stands in "
+                "column 'system_code'"
+            )
         return found
 
     def __repr__(self) -> str:
-        return (f"OccCANINE(name={self.name!r}, device='{self.device}', batch_size={self.batch_size}, system={self.system!r}, "
-                f"model_type={self.model_type!r})")
+        return (
+            f"OccCANINE(name={self.name!r}, device='{self.device}', batch_size={self.batch_size},"
+            f" system={self.system!r}, model_type={self.model_type!r})"
+        )
 
     def __call__(self, occ1, *args, **kwargs):
         return self.predict(occ1, *args, **kwargs)
@@ -188,22 +267,37 @@ class OccCANINE:
         given = checked({"batch_size": COUNT}, {"batch_size": texts})
         self._batch_size = self.coder.batch_size = given["batch_size"]
 
-    def predict(self, occ1: Any, lang: str | Sequence[str] = UNKNOWN_LANGUAGE, what: str | int = "pred",
-                threshold: float | dict[str | None, float] | None = None, behavior: str | None = None, prediction_type: str | None = None,
-                k_pred: int = 5, deduplicate: bool = True, *, order_invariant_conf: bool = True,
-                get_dict: bool = False, get_df: bool = True, concat_in: bool = False):
+    def predict(
+        self,
+        occ1: Any,
+        lang: str | Sequence[str] = UNKNOWN_LANGUAGE,
+        what: str | int = "pred",
+        threshold: float | dict[str | None, float] | None = None,
+        behavior: str | None = None,
+        prediction_type: str | None = None,
+        k_pred: int = 5,
+        deduplicate: bool = True,
+        *,
+        order_invariant_conf: bool = True,
+        get_dict: bool = False,
+        get_df: bool = True,
+        concat_in: bool = False,
+    ):
         """Codes of texts, or what they are made of.
 
         Args:
-            occ1: texts, one or several; numbers count as their digits, None and NaN as empty, which gives no code. They are cleaned by
+            occ1: texts, one or several; numbers count as their digits, None and NaN as empty, which gives no
+            code. They are cleaned by
                 the model's rule; the result shows them as they were given.
             lang: one language, or one per text, paired by position (None, NaN and empty are unk); one that
                 the model does not know counts as unk, with a warning.
-            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, … (the system's name; desc only where
+            what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, … (the
+            system's name; desc only where
                 words of the codes are known), conf. A number n stands for pred with k_pred = n.
-                probs: array float32 [texts, codes], a probability for each code of `codes`, by the linear decoder (flat) or the other
-                one. logits: the same before the sigmoid, flat alone, as a table with the numbers of the codes as columns. bin: 1 for
-                each code that pred gives, columns hisco_CODE. embeddings: the encoder's pooled output, one column per number.
+                probs: array float32 [texts, codes], a probability for each code of `codes`, by the linear
+                decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table
+                with the numbers of the codes as columns. bin: 1 for each code that pred gives, columns
+                hisco_CODE. embeddings: the encoder's pooled output, one column per number.
             threshold: probability above which a code counts, 0 to 1, one number or by language, of the linear
                 decoder and of full; None for the model's own: published ones, fitted ones, else 0.5 (full of
                 a model without published ones gives the k_pred best). A warning says where it has no effect.
@@ -211,25 +305,39 @@ class OccCANINE:
             prediction_type: says more than behavior, and counts where both are given: greedy; flat; full (the
                 most probable codes of the key by the seq2seq decoder, each alone); topk (the same, faster);
                 greedy-topk (the same with k_pred rows per text and a column top-k-pos).
-            order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which they were written.
-            get_dict: a list of dicts, also where pandas is installed; get_df=False is the same. concat_in is not used, as in the
+            order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
+            they were written.
+            get_dict: a list of dicts, also where pandas is installed; get_df=False is the same. concat_in is
+            not used, as in the
                 published package.
 
-        Returns a DataFrame, or a list of dicts where pandas is not installed; the columns depend on the arguments alone. Codes that are
-        not there are None, probabilities NaN (None in dicts).
+        Returns a DataFrame, or a list of dicts where pandas is not installed; the columns depend on the
+        arguments alone. Codes that are not there are None, probabilities NaN (None in dicts).
 
-        Unlike in the published package: greedy has up to k_pred columns whatever the rows hold; conf is the probability of the set
-        of codes and of nothing else after it, not the product over what pads the sequence; top-k codes are the exact ones, not those of
-        a beam; -1, -2 and -3 are written so, not -0001; occ1 is the text alone, without its language; an empty text has no code;
-        several languages may have thresholds of their own in one call; a language that the model does not know is read as unk.
+        Unlike in the published package: greedy has up to k_pred columns whatever the rows hold; conf is the
+        probability of the set of codes and of nothing else after it, not the product over what pads the
+        sequence; top-k codes are the exact ones, not those of a beam; -1, -2 and -3 are written so, not
+        -0001; occ1 is the text alone, without its language; an empty text has no code; several languages may
+        have thresholds of their own in one call; a language that the model does not know is read as unk.
 
         Raises ValueError for arguments that are not as above, all in one message, and UserError where the
         model has no such decoder.
         """
-        asked = checked({**OF_PREDICT, "threshold": thresholds(self.coder.languages)}, {
-            "what": what, "behavior": behavior, "prediction_type": prediction_type, "k_pred": k_pred,
-            "deduplicate": deduplicate, "order_invariant_conf": order_invariant_conf, "get_dict": get_dict,
-            "get_df": get_df, "concat_in": concat_in, "threshold": threshold})
+        asked = checked(
+            {**OF_PREDICT, "threshold": thresholds(self.coder.languages)},
+            {
+                "what": what,
+                "behavior": behavior,
+                "prediction_type": prediction_type,
+                "k_pred": k_pred,
+                "deduplicate": deduplicate,
+                "order_invariant_conf": order_invariant_conf,
+                "get_dict": get_dict,
+                "get_df": get_df,
+                "concat_in": concat_in,
+                "threshold": threshold,
+            },
+        )
         shown_as, texts, languages = texts_and_languages(occ1, lang)
         with self._lock:
             self._warn(asked, occ1, lang, languages)
@@ -245,33 +353,72 @@ class OccCANINE:
         decoder = PREDICTION_TYPES[kind]
         if what in ("probs", "logits", "embeddings"):
             return self._numbers(what, shown_as, texts, languages, decoder, asked["deduplicate"], get_dict)
-        coded = self._coded(texts, languages, decoder, k_pred, asked["threshold"], asked["deduplicate"],
-                            asked["order_invariant_conf"])
+        coded = self._coded(
+            texts,
+            languages,
+            decoder,
+            k_pred,
+            asked["threshold"],
+            asked["deduplicate"],
+            asked["order_invariant_conf"],
+        )
         if what == "bin":
             return as_table(coded_tables.binary(coded, self.codes, self.system), get_dict)
         most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
         columns = coded_tables.a_row_per_code if kind == "greedy-topk" else coded_tables.a_row_per_text
         return as_table(columns(shown_as, languages, coded, most, self.system, self.key_desc), get_dict)
 
-    def _coded(self, texts: list[str], languages: list[str], decoder: str, k_pred: int, threshold, deduplicate: bool,
-               in_any_order: bool) -> list[Coded]:
-        coded = self.coder.code(texts, languages, decoder, k_pred, threshold, deduplicate, in_any_order=in_any_order)
+    def _coded(
+        self,
+        texts: list[str],
+        languages: list[str],
+        decoder: str,
+        k_pred: int,
+        threshold,
+        deduplicate: bool,
+        in_any_order: bool,
+    ) -> list[Coded]:
+        coded = self.coder.code(
+            texts, languages, decoder, k_pred, threshold, deduplicate, in_any_order=in_any_order
+        )
         thresholds = self.coder.thresholds.with_given(threshold)
         if decoder != "full" or threshold is None and thresholds.source != "published":
             return coded
-        above = torch.tensor([sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs)
-                              for each, language in zip(coded, languages)], dtype=torch.long)
-        return [each._replace(codes=each.codes[:count], probs=each.probs[:count])
-                for each, count in zip(coded, thresholds.number(above).tolist())]
+        above = torch.tensor(
+            [
+                sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs)
+                for each, language in zip(coded, languages)
+            ],
+            dtype=torch.long,
+        )
+        return [
+            each._replace(codes=each.codes[:count], probs=each.probs[:count])
+            for each, count in zip(coded, thresholds.number(above).tolist())
+        ]
 
-    def _numbers(self, what: str, shown_as: list, texts: list[str], languages: list[str], decoder: str,
-                 deduplicate: bool, get_dict: bool):
+    def _numbers(
+        self,
+        what: str,
+        shown_as: list,
+        texts: list[str],
+        languages: list[str],
+        decoder: str,
+        deduplicate: bool,
+        get_dict: bool,
+    ):
         if what == "probs":
-            return self.coder.probabilities(texts, languages, "flat" if decoder == "flat" else "full", deduplicate)
+            return self.coder.probabilities(
+                texts, languages, "flat" if decoder == "flat" else "full", deduplicate
+            )
         if what == "logits" and decoder != "flat":
-            raise ValueError("what='logits' is for the linear decoder: behavior='fast', or prediction_type='flat'")
-        found = (self.coder.embeddings(texts, languages, deduplicate) if what == "embeddings" else
-                 self.coder.probabilities(texts, languages, "flat", deduplicate, logits=True))
+            raise ValueError(
+                "what='logits' is for the linear decoder: behavior='fast', or prediction_type='flat'"
+            )
+        found = (
+            self.coder.embeddings(texts, languages, deduplicate)
+            if what == "embeddings"
+            else self.coder.probabilities(texts, languages, "flat", deduplicate, logits=True)
+        )
         return as_table({"occ1": shown_as, **dict(enumerate(found.T))}, get_dict)
 
     def _kind(self, asked: dict) -> str:
@@ -281,20 +428,31 @@ class OccCANINE:
     def _warn(self, asked: dict, occ1: Any, lang: Any, languages: list[str]) -> None:
         """Of arguments that have no effect, or perhaps not the one that was meant."""
         kind, known = self._kind(asked), ", ".join(self.coder.languages)
-        unknown = Counter(language for language in languages if self.coder.known(language) != language.strip())
+        unknown = Counter(
+            language for language in languages if self.coder.known(language) != language.strip()
+        )
         names = ", ".join(f"{language!r} ({number:,})" for language, number in unknown.most_common(10))
         of_codes = asked["what"] in ("pred", "bin") or isinstance(asked["what"], int)
         named = f"prediction_type {kind!r}" if of_codes else f"what={asked['what']!r}"
         has_one = of_codes and kind in ("flat", "full")
         for holds, message in (
-                (unknown, f"languages that the model does not know, coded as unk: {names}; it knows {known}"),
-                (asked["threshold"] is not None and not has_one,
-                 f"threshold: has no effect on {named}, which has none; it is for the linear decoder "
-                 "(behavior='fast', prediction_type='flat') and prediction_type='full'"),
-                (asked["behavior"] == "fast" and kind != "flat",
-                 f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise"),
-                (indexes_differ(occ1, lang),
-                 "occ1 and lang have different indexes: their rows are paired by position")):
+            (unknown, f"languages that the model does not know, coded as unk: {names}; it knows {known}"),
+            (
+                asked["threshold"] is not None and not has_one,
+                (
+                    f"threshold: has no effect on {named}, which has none; it is for the linear decoder "
+                    "(behavior='fast', prediction_type='flat') and prediction_type='full'"
+                ),
+            ),
+            (
+                asked["behavior"] == "fast" and kind != "flat",
+                f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise",
+            ),
+            (
+                indexes_differ(occ1, lang),
+                "occ1 and lang have different indexes: their rows are paired by position",
+            ),
+        ):
             if holds:
                 warnings.warn(message, stacklevel=3)
 
@@ -302,26 +460,44 @@ class OccCANINE:
         """Prints what to cite where the models of the paper are used."""
         print(BIBTEX if checked({"BibTex": FLAG}, {"BibTex": BibTex})["BibTex"] else PAPER)
 
-    def finetune(self, dataset: Any, save_path: str | os.PathLike | None = None, input_col: str | None = None, language: str | None = None,
-                 language_col: str | None = None, target_cols: Sequence[str] | None = None, **arguments) -> "OccCANINE":
-        """Trains on from this model as `finetune.py` does, and becomes the best model of that run; returns itself.
+    def finetune(
+        self,
+        dataset: Any,
+        save_path: str | os.PathLike | None = None,
+        input_col: str | None = None,
+        language: str | None = None,
+        language_col: str | None = None,
+        target_cols: Sequence[str] | None = None,
+        **arguments,
+    ) -> "OccCANINE":
+        """Trains on from this model as `finetune.py` does, and becomes the best model of that run; returns
+        itself.
 
-        dataset: a CSV or Parquet file, or a DataFrame. The others are the arguments of finetune.py, with underscores and its defaults:
-        num_epochs=3, learning_rate=2e-5, freeze_encoder=True. The formatter is this model's unless named; its codes stay, in their
-        order, and new ones of the data are appended (shrink_key=True: those of the data alone). Where language_col is given,
-        language is not used. One process; torchrun starts several, with finetune.py.
+        dataset: a CSV or Parquet file, or a DataFrame. The others are the arguments of finetune.py, with
+        underscores and its defaults: num_epochs=3, learning_rate=2e-5, freeze_encoder=True. The formatter is
+        this model's unless named; its codes stay, in their order, and new ones of the data are appended
+        (shrink_key=True: those of the data alone). Where language_col is given, language is not used. One
+        process; torchrun starts several, with finetune.py.
 
         Where it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves first), this object
         keeps the weights that it had; the same call resumes, and OccCANINE(save_path) is the best so far.
 
-        Unlike in the published package, nothing is frozen, left out or filled up unless asked for: freeze_encoder,
-        drop_bad_labels, allow_codes_shorter_than_block_size.
+        Unlike in the published package, nothing is frozen, left out or filled up unless asked for:
+        freeze_encoder, drop_bad_labels, allow_codes_shorter_than_block_size.
 
         Raises UserError, TrainingError.
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
-        asked = checked_arguments({"save_path": save_path, "input_col": input_col, "language": language,
-                                   "language_col": language_col, "target_cols": target_cols, **arguments})
+        asked = checked_arguments(
+            {
+                "save_path": save_path,
+                "input_col": input_col,
+                "language": language,
+                "language_col": language_col,
+                "target_cols": target_cols,
+                **arguments,
+            }
+        )
         if "language_col" in asked:
             asked.pop("language", None)
         with contextlib.ExitStack() as held:
@@ -329,17 +505,28 @@ class OccCANINE:
             flags = as_flags(self._defaults() | asked | {"device": device.type})
             args = finetune_parser().parse_args([f"--dataset={file}", *flags])
             if args.distributed:
-                raise UserError("several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py --distributed …")
+                raise UserError(
+                    "several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py"
+                    " --distributed …"
+                )
             self._train(args, device)
         return self
 
     def _train(self, args, device: torch.device) -> None:
         stop = StopRequest()
         stop.limit(args.stop_after)
-        listening = stop.listening() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
+        listening = (
+            stop.listening()
+            if threading.current_thread() is threading.main_thread()
+            else contextlib.nullcontext()
+        )
         world = World(device=device, stop=stop)
         try:
-            with listening, settings_of_torch(), torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
+            with (
+                listening,
+                settings_of_torch(),
+                torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
+            ):
                 train_files, val_files = job_data.dataset_files(args.dataset)
                 data, formatter = job_data.prepared(args, world, train_files, val_files)
                 dry_run.run_as_asked(args, world, data, formatter, files=train_files)
@@ -349,18 +536,35 @@ class OccCANINE:
             gc.collect()
         trains = not (args.prepare_only or args.eval_only or args.dry_run)
         if trains and stop.acted:
-            warnings.warn(f"fine-tuning was stopped by {stop.reason}: these are the weights from before it; "
-                          f"the same call resumes, and OccCANINE({args.save_path!r}) is the best so far",
-                          stacklevel=3)
+            warnings.warn(
+                f"fine-tuning was stopped by {stop.reason}: these are the weights from before it; "
+                f"the same call resumes, and OccCANINE({args.save_path!r}) is the best so far",
+                stacklevel=3,
+            )
         elif trains and checkpoint.find(args.save_path) is not None:
-            self._load(model_io.find_weights(args.save_path, args.save_path), Given(system=self._said["system"]))
+            self._load(
+                model_io.find_weights(args.save_path, args.save_path), Given(system=self._said["system"])
+            )
             self.name = args.save_path
-        if stop.signal is not None:                  # the run is saved; now it is the caller's
+        if stop.signal is not None:  # the run is saved; now it is the caller's
             signal.raise_signal(stop.signal)
 
     def _defaults(self) -> dict:
         """Arguments of a run that starts from this model."""
         own = self.formatter.to_dict()
-        general = {"block_size": own["block_size"], "use_within_block_sep": own["within_block_sep"] is not None,
-                   "allow_codes_shorter_than_block_size": own["allow_short"], "target_cols": own["target_cols"]} if own["kind"] == "gpf" else {}
-        return {"initial_checkpoint": self.file, "initial_key": self._key_file, "formatter": own["kind"], **general}
+        general = (
+            {
+                "block_size": own["block_size"],
+                "use_within_block_sep": own["within_block_sep"] is not None,
+                "allow_codes_shorter_than_block_size": own["allow_short"],
+                "target_cols": own["target_cols"],
+            }
+            if own["kind"] == "gpf"
+            else {}
+        )
+        return {
+            "initial_checkpoint": self.file,
+            "initial_key": self._key_file,
+            "formatter": own["kind"],
+            **general,
+        }

@@ -60,7 +60,8 @@ def write_atomic(
 
     replaces: asked, when the file is whole, whether what stands at `path` then may be replaced. Where not,
     the file stays under another name, but for one of the same content, which is left as it is. Links are
-    followed, unless `follows` is False: then the link itself is replaced. Returns the file's path. Raises OSError.
+    followed, unless `follows` is False: then the link itself is replaced. Returns the file's path. Raises
+    OSError.
     """
     target = os.path.realpath(path) if follows else path
     temporary = _temporary(target)

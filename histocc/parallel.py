@@ -1,6 +1,8 @@
-"""How a model is spread over the processes: a whole copy on each (DDP), or a share of every tensor on each (FSDP2).
+"""How a model is spread over the processes: a whole copy on each (DDP), or a share of every tensor on each
+(FSDP2).
 
-In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole everywhere.
+In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole
+everywhere.
 """
 
 import contextlib
@@ -21,30 +23,47 @@ MODES = ("ddp", "fsdp")
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
-    """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other processes. Keep it inside
+    """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other
+    processes. Keep it inside
     a function: a DDP object that is alive when the interpreter ends can abort the process.
 
-    fsdp shares out the trained weights of each layer (each member of a ModuleList) on their own and gathers them when the layer
-    works, so that gradients and the optimizer's state are never whole anywhere. The model is changed in place. All ranks.
+    fsdp shares out the trained weights of each layer (each member of a ModuleList) on their own and gathers
+    them when the layer works, so that gradients and the optimizer's state are never whole anywhere. The model
+    is changed in place. All ranks.
     """
     model = model.to(world.device)
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
         return model
     if mode == "ddp":
         options = inspect.signature(DistributedDataParallel).parameters
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"       # its newer name, and its older
+        # its newer name, and its older
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
+        # they are constants
         return DistributedDataParallel(
-            model, device_ids=[world.local_rank] if world.device.type == "cuda" else None, gradient_as_bucket_view=True,
-            **{buffers: False})                     # they are constants
-    from torch.distributed.device_mesh import init_device_mesh          # these take seconds, so only where they are used
+            model,
+            device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            **{buffers: False},
+        )
+    # these take seconds, so only where they are used
+    from torch.distributed.device_mesh import (
+        init_device_mesh,
+    )
     from torch.distributed.fsdp import fully_shard
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")     # nothing changes logits in place
+
+    # nothing changes logits in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     mesh = init_device_mesh(world.device.type, (world.size,))
     frozen = {p for p in model.parameters() if not p.requires_grad}
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
             if any(p.requires_grad for p in layer.parameters()):
-                fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=frozen & set(layer.parameters()))
+                fully_shard(
+                    layer,
+                    mesh=mesh,
+                    reshard_after_forward=True,
+                    ignored_params=frozen & set(layer.parameters()),
+                )
     return fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
 
 
@@ -63,16 +82,23 @@ def is_sharded(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
-    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False). FSDP shares them out at once:
-    kept back, they would lie whole on every process."""
-    with model.no_sync() if isinstance(model, DistributedDataParallel) and not sync else contextlib.nullcontext():
+    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False).
+    FSDP shares them out at once: kept back, they would lie whole on every process.
+    """
+    with (
+        model.no_sync()
+        if isinstance(model, DistributedDataParallel) and not sync
+        else contextlib.nullcontext()
+    ):
         yield
 
 
 @contextlib.contextmanager
 def whole_weights(model: nn.Module) -> Iterator[None]:
-    """All weights of a sharded model on every process, without a message inside: processes may do different work there, and call
-    any method. For models that have taken a step or been through `engine.settle`. All ranks."""
+    """All weights of a sharded model on every process, without a message inside: processes may do different
+    work there, and call any method. For models that have taken a step or been through `engine.settle`. All
+    ranks.
+    """
     units = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
@@ -86,8 +112,10 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
 
 
 def whole(value: Any, keep: bool = True) -> Any:
-    """Nested dicts and lists whose shared out tensors are put together, where `keep`; else None stands in the place of
-    tensors. Those that were shared out lie on the CPU then: a device never holds more than one of them. All ranks."""
+    """Nested dicts and lists whose shared out tensors are put together, where `keep`; else None stands in the
+    place of tensors. Those that were shared out lie on the CPU then: a device never holds more than one of
+    them. All ranks.
+    """
     if isinstance(value, Tensor):
         full = whole_tensor(value).cpu() if is_share(value) else value
         return full if keep else None
@@ -99,26 +127,36 @@ def whole(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights are shared out. All ranks."""
+    """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights
+    are shared out. All ranks.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def share(parameter: Tensor, value: Any) -> Any:
         if is_share(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
             from torch.distributed.tensor import distribute_tensor
-            return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+            return distribute_tensor(
+                value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
         return value
-    shares = {i: {name: share(parameters[i], value) for name, value in entry.items()} for i, entry in state["state"].items()}
+
+    shares = {
+        i: {name: share(parameters[i], value) for name, value in entry.items()}
+        for i, entry in state["state"].items()
+    }
     optimizer.load_state_dict({**state, "state": shares})
 
 
 class PeerWait:
-    """How long this process waits for others at the end of its backward passes: from the moment when it has all its own gradients
-    until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
+    """How long this process waits for others at the end of its backward passes: from the moment when it has
+    all its own gradients until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
     """
 
     def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
         self._clock, self._since, self._hooks = DeviceClock(device), None, []
-        if isinstance(model, DistributedDataParallel):         # counted one by one: a hook for all of them would keep, and so copy, every gradient
+        # counted one by one: a hook for all of them would keep, and so copy, every gradient
+        if isinstance(model, DistributedDataParallel):
             trained = [p for p in model.parameters() if p.requires_grad]
             self._missing = self._all = len(trained)
             self._hooks = [p.register_hook(self._one_more) for p in trained]

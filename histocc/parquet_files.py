@@ -10,7 +10,7 @@ from histocc.errors import UserError
 from histocc.input_files import opened, regular_file
 
 MAGIC = b"PAR1"
-_WHOLE_UP_TO = 1 << 53        # beyond it a float no longer tells neighbouring whole numbers apart
+_WHOLE_UP_TO = 1 << 53  # beyond it a float no longer tells neighbouring whole numbers apart
 
 
 def is_parquet(path: str) -> bool:
@@ -36,8 +36,10 @@ def read_columns(path: str, columns: list[str] | None, size: int) -> Iterator[li
     for place in places:
         if pyarrow.types.is_nested(schema.field(place).type):
             column = schema.field(place)
-            raise UserError(f"{path}: column {column.name!r} holds {column.type}, not texts or numbers; "
-                            "write the file without it, or with one text in each row")
+            raise UserError(
+                f"{path}: column {column.name!r} holds {column.type}, not texts or numbers; "
+                "write the file without it, or with one text in each row"
+            )
     row = 0
     batches = file.iter_batches(size, columns=columns)
     while True:
@@ -53,12 +55,14 @@ def read_columns(path: str, columns: list[str] | None, size: int) -> Iterator[li
             where = f"{path}, row {row + 1:,} or below"
             raise UserError(f"{where}: cannot be read as text ({_line(error)})") from None
         if not cells:
-            break                                    # no column at all: rows of nothing
+            break  # no column at all: rows of nothing
         yield cells
         row += len(batch)
     if places and row != file.metadata.num_rows:
-        raise UserError(f"{path}: is a damaged Parquet file ({row:,} rows are there, "
-                        f"{file.metadata.num_rows:,} are announced)")
+        raise UserError(
+            f"{path}: is a damaged Parquet file ({row:,} rows are there, "
+            f"{file.metadata.num_rows:,} are announced)"
+        )
 
 
 def _errors() -> tuple[type[Exception], ...]:
@@ -80,14 +84,15 @@ def _opened(path: str):
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or histocc with the "
-                        "extra parquet)") from None
+        raise UserError(
+            f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or histocc with the extra parquet)"
+        ) from None
     try:
         # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
         # Nothing is read ahead: that would hold all row groups in memory.
         file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
         schema = file.schema_arrow
-        schema.names                                 # are decoded here, where an error is caught
+        _ = schema.names  # are decoded here, where an error is caught
         return file, schema
     except _errors() as error:
         raise UserError(f"{path}: is a damaged Parquet file ({_line(error)})") from None

@@ -2,7 +2,8 @@
 
     python -m histocc.plot ./output ./other --output curves.png
 
-Losses, accuracies, learning rate and speed by step. A run draws its own `curves.png` after each validation, where matplotlib is installed.
+Losses, accuracies, learning rate and speed by step. A run draws its own `curves.png` after each validation,
+where matplotlib is installed.
 """
 
 import importlib.util
@@ -17,9 +18,13 @@ from histocc.outputs import OwnFiles
 from histocc.run_files import CURVES
 from histocc.run_log import LOG, numbers
 
-PANELS = (("loss", ("train_loss", "val_loss")), ("accuracy, %", ("seq_acc", "token_acc", "flat_acc")), ("learning rate", ("lr",)),
-          ("samples/s", ("samples_per_sec",)))
-STYLES = ("-", "--", ":")     # of the columns of a panel; colours are runs
+PANELS = (
+    ("loss", ("train_loss", "val_loss")),
+    ("accuracy, %", ("seq_acc", "token_acc", "flat_acc")),
+    ("learning rate", ("lr",)),
+    ("samples/s", ("samples_per_sec",)),
+)
+STYLES = ("-", "--", ":")  # of the columns of a panel; colours are runs
 
 
 def available() -> bool:
@@ -27,19 +32,31 @@ def available() -> bool:
 
 
 def draw(runs: dict[str, list[dict]], path: str, own: OwnFiles) -> str:
-    """runs: name → rows of its logs.csv as `run_log.numbers` gives them; own: files of the folder of `path`. Writes a PNG, whole or not
-    at all, and returns its path."""
+    """runs: name → rows of its logs.csv as `run_log.numbers` gives them; own: files of the folder of `path`.
+    Writes a PNG, whole or not at all, and returns its path.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 8), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (title, columns) in zip(figure.subplots(2, 2).flat, PANELS):
         for number, (name, rows) in enumerate(runs.items()):
             for style, column in zip(STYLES, columns):
-                points = [(row["step"], row[column] * (100 if "%" in title else 1)) for row in rows if row[column] is not None]
+                points = [
+                    (row["step"], row[column] * (100 if "%" in title else 1))
+                    for row in rows
+                    if row[column] is not None
+                ]
                 label = ", ".join(([name] if len(runs) > 1 else []) + ([column] if len(columns) > 1 else []))
                 if points:
-                    axes.plot(*zip(*points), style, color=f"C{number % 10}", label=label or name, marker="." if len(points) < 30 else None)
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=f"C{number % 10}",
+                        label=label or name,
+                        marker="." if len(points) < 30 else None,
+                    )
         axes.set(title=title, xlabel="step")
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -50,7 +67,12 @@ def draw(runs: dict[str, list[dict]], path: str, own: OwnFiles) -> str:
 def get_args_parser():
     parser = make_parser("python -m histocc.plot", "Curves of one run or several in one picture.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
-    parser.add_argument("--output", default=None, metavar="FILE.png", help=f"default: {CURVES} in the folder of the run, if it is one alone")
+    parser.add_argument(
+        "--output",
+        default=None,
+        metavar="FILE.png",
+        help=f"default: {CURVES} in the folder of the run, if it is one alone",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     return parser
 

@@ -1,10 +1,13 @@
-"""Tables → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses again.
+"""Tables → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses
+again.
 
-Nothing is dropped or changed without a count: each rejected row stands in `rejected_rows.csv` with its file, line,
-column, value and reason. The folder is keyed by the content of the files and the settings, and appears whole or not
-at all. `histocc.arrays` says what lies in it. As a command it shows what a data set holds, without training:
+Nothing is dropped or changed without a count: each rejected row stands in `rejected_rows.csv` with its file,
+line, column, value and reason. The folder is keyed by the content of the files and the settings, and appears
+whole or not at all. `histocc.arrays` says what lies in it. As a command it shows what a data set holds,
+without training:
 
-    python -m histocc.prepare data.csv --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang --save-path ./report
+    python -m histocc.prepare data.csv --formatter hisco --target-cols hisco_1 hisco_2 --language-col lang \\
+        --save-path ./report
 """
 
 import argparse
@@ -33,10 +36,17 @@ class UnusableData(UserError):
         self.report = report
 
 
-def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str | None,
-                 check: Callable[[], None], wait_seconds: float = WAIT_SECONDS, say: Callable[[str], None] = print) -> dict:
-    """Reads the files and fills `folder` with all but its last file, whose content it returns; `reports`: files of the
-    folder that gets the lists of what was found if the data are of no use.
+def write_folder(
+    settings: PrepareSettings,
+    key: str,
+    folder: str,
+    reports: str | None,
+    check: Callable[[], None],
+    wait_seconds: float = WAIT_SECONDS,
+    say: Callable[[str], None] = print,
+) -> dict:
+    """Reads the files and fills `folder` with all but its last file, whose content it returns; `reports`:
+    files of the folder that gets the lists of what was found if the data are of no use.
 
     Raises UnusableData, and UserError for what cannot be read at all.
     """
@@ -49,25 +59,42 @@ def write_folder(settings: PrepareSettings, key: str, folder: str, reports: str 
         reader.abandon()
     write_key(os.path.join(folder, "key.csv"), codes)
     write_words(os.path.join(folder, "words.csv"), reader.writer.words)
-    with open(os.path.join(folder, "data_report.json"), "w", encoding="utf-8", errors="backslashreplace") as file:
+    with open(
+        os.path.join(folder, "data_report.json"), "w", encoding="utf-8", errors="backslashreplace"
+    ) as file:
         json.dump(report, file, indent=1, ensure_ascii=False)
     if problems := reader.problems():
         if reports:
             run_files.copy_lists(folder, reports, say)
         raise UnusableData("\n  ".join(problems), report)
-    return {"format": PREPARED_FORMAT, "fingerprint": key, "codes": codes, "languages": reader.languages.names, "alphabet": reader.alphabet(),
-            "max_codes": len(settings.target_cols), "clean_text": settings.clean_text, "kept_codes": len(settings.first_codes or []),
-            "hisco_numbers": settings.number_codes is not None,
-            "report": report}
+    return {
+        "format": PREPARED_FORMAT,
+        "fingerprint": key,
+        "codes": codes,
+        "languages": reader.languages.names,
+        "alphabet": reader.alphabet(),
+        "max_codes": len(settings.target_cols),
+        "clean_text": settings.clean_text,
+        "kept_codes": len(settings.first_codes or []),
+        "hisco_numbers": settings.number_codes is not None,
+        "report": report,
+    }
 
 
-def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None] = print, reports: OwnFiles | None = None,
-            check: Callable[[], None] = prepared_folder.nothing, wait_seconds: float = WAIT_SECONDS,
-            warn: Callable[[str], None] | None = None) -> str:
+def prepare(
+    settings: PrepareSettings,
+    save_path: str,
+    say: Callable[[str], None] = print,
+    reports: OwnFiles | None = None,
+    check: Callable[[], None] = prepared_folder.nothing,
+    wait_seconds: float = WAIT_SECONDS,
+    warn: Callable[[str], None] | None = None,
+) -> str:
     """Prepares the data under `save_path`/prepared, or finds it there as it was written; returns the folder.
     One process.
 
-    reports: files of the folder for the lists of what was found. check: called often; an exception of it ends the work.
+    reports: files of the folder for the lists of what was found. check: called often; an exception of it ends
+    the work.
     wait_seconds: how long to wait for another job. warn: takes what is out of the ordinary (default: `say`).
     The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
     """
@@ -77,7 +104,9 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
     fault = prepared_folder.fault(folder, check=check)
     if fault is None:
         made_from = [file["path"] for file in read_meta(folder)["report"]["files"]]
-        others = f", made from {', '.join(made_from)}" if made_from != [path for _, path in settings.files] else ""
+        others = (
+            f", made from {', '.join(made_from)}" if made_from != [path for _, path in settings.files] else ""
+        )
         say(f"Prepared data: found in {folder}{others}")
         if reports:
             run_files.copy_lists(folder, reports, say)
@@ -91,8 +120,11 @@ def prepare(settings: PrepareSettings, save_path: str, say: Callable[[str], None
         now = _states(settings)
         changed = [path for path, state in now.items() if state is None or state != before[path]]
         if changed:
-            raise UserError(f"{', '.join(changed)} changed while it was read; start again when nobody writes to it")
+            raise UserError(
+                f"{', '.join(changed)} changed while it was read; start again when nobody writes to it"
+            )
         write_last(new, content)
+
     folder = build_folder(root, key, build, warn, check, wait_seconds)
     if reports:
         run_files.copy_lists(folder, reports, say)
@@ -118,9 +150,15 @@ def _states(settings: PrepareSettings) -> dict[str, tuple | None]:
     return found
 
 
-def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank: int,
-                    check: Callable[[], None], wait_seconds: float = WAIT_SECONDS,
-                    warn: Callable[[str], None] = print) -> str:
+def prepare_on_node(
+    settings: PrepareSettings,
+    save_path: str,
+    folder: str,
+    rank: int,
+    check: Callable[[], None],
+    wait_seconds: float = WAIT_SECONDS,
+    warn: Callable[[str], None] = print,
+) -> str:
     """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, where it is seen, else its
     own. Looks at the checksums, but for rank 0, which has just done so. `warn` takes what is out of the
     ordinary, with the rank.
@@ -133,8 +171,15 @@ def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank
         problems = file_problems(settings)
         if problems:
             raise UserError("\n  ".join(problems))
-        return prepare(settings, save_path, prepared_folder.nothing, None, check, wait_seconds,
-                       lambda line: warn(f"On the node of rank {rank}: {line}"))
+        return prepare(
+            settings,
+            save_path,
+            prepared_folder.nothing,
+            None,
+            check,
+            wait_seconds,
+            lambda line: warn(f"On the node of rank {rank}: {line}"),
+        )
     except (UserError, OSError) as error:
         raise UserError(f"on the node of rank {rank}: {error}") from None
 
@@ -142,16 +187,25 @@ def prepare_on_node(settings: PrepareSettings, save_path: str, folder: str, rank
 def get_args_parser() -> cli.Parser:
     parser = cli.make_parser("python -m histocc.prepare", "Shows what a data set holds, without training.")
     parser.add_argument("files", nargs="+", metavar="FILE", help="CSV or Parquet files")
-    parser.add_argument("--save-path", "--save-dir", required=True, metavar="DIR",
-                        help="folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data")
-    parser.add_argument("--overwrite", action="store_true", help="replace such lists that were not written here")
+    parser.add_argument(
+        "--save-path",
+        "--save-dir",
+        required=True,
+        metavar="DIR",
+        help="folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace such lists that were not written here"
+    )
     cli.add_table_arguments(parser, formatter="gpf", use_val_share=True)
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
     """Raises UserError, and then leaves no folder behind that was not there."""
-    problems = cli.table_problems(args) + [problem for problem in [cli.save_path_problem(args.save_path)] if problem]
+    problems = cli.table_problems(args) + [
+        problem for problem in [cli.save_path_problem(args.save_path)] if problem
+    ]
     own = run_files.of_data_alone(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
@@ -170,7 +224,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"Report: {own.placed['data_report.json']}")
     except BaseException:
         if made:
-            with contextlib.suppress(OSError):       # something came into it
+            with contextlib.suppress(OSError):  # something came into it
                 os.rmdir(made)
         raise
 

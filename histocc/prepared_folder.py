@@ -26,8 +26,8 @@ from histocc.machine_errors import in_words
 from histocc.outputs import sync
 
 POLL_SECONDS = 0.2
-WAIT_SECONDS = 1800.0         # for another job, unless the caller says otherwise
-_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]{8}")       # the hidden folders that _build makes
+WAIT_SECONDS = 1800.0  # for another job, unless the caller says otherwise
+_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]{8}")  # the hidden folders that _build makes
 
 
 def nothing(*_) -> None:
@@ -77,8 +77,14 @@ def write_last(folder: str, content: dict) -> None:
         json.dump({**meta, "checksum": content_checksum(meta)}, file)
 
 
-def build_folder(root: str, name: str, build: Callable[[str], None], say: Callable[[str], None],
-                 check: Callable[[], None] = nothing, wait_seconds: float = WAIT_SECONDS) -> str:
+def build_folder(
+    root: str,
+    name: str,
+    build: Callable[[str], None],
+    say: Callable[[str], None],
+    check: Callable[[], None] = nothing,
+    wait_seconds: float = WAIT_SECONDS,
+) -> str:
     """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
     a job.
 
@@ -98,7 +104,7 @@ def build_folder(root: str, name: str, build: Callable[[str], None], say: Callab
                 _build(root, folder, build)
     except BaseException as error:
         for path in missing:
-            with contextlib.suppress(OSError):       # not empty: somebody else's work is in it
+            with contextlib.suppress(OSError):  # not empty: somebody else's work is in it
                 os.rmdir(path)
         if isinstance(error, (OSError, MemoryError)):
             raise UserError(f"the data could not be prepared in {root}: {in_words(error)}") from None
@@ -109,7 +115,7 @@ def build_folder(root: str, name: str, build: Callable[[str], None], say: Callab
 def _refuse_what_is_not_ours(root: str, folder: str) -> None:
     """Raises UserError where `root` or `folder` is no folder, or a file in `folder` that would be replaced is
     no plain file."""
-    on_disk = os.path.realpath(root) if os.path.exists(root) else root                   # it may link to another disk
+    on_disk = os.path.realpath(root) if os.path.exists(root) else root  # it may link to another disk
     expected = [(on_disk, stat.S_ISDIR, "a folder"), (folder, stat.S_ISDIR, "a folder")]
     expected += [(os.path.join(folder, name), stat.S_ISREG, "a file") for name in FILES]
     for path, fits, kind in expected:
@@ -117,16 +123,22 @@ def _refuse_what_is_not_ours(root: str, folder: str) -> None:
             mode = os.lstat(path).st_mode
         except FileNotFoundError:
             continue
-        except NotADirectoryError:                   # a parent is a file, which os.makedirs says
+        except NotADirectoryError:  # a parent is a file, which os.makedirs says
             return
         if not fits(mode):
-            raise UserError(f"{path}: found {_kind(mode)}, expected {kind} that this program made; nothing "
-                            "was changed. Move it away, or choose another folder for the run")
+            raise UserError(
+                f"{path}: found {_kind(mode)}, expected {kind} that this program made; nothing "
+                "was changed. Move it away, or choose another folder for the run"
+            )
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_ISLNK: "a symbolic link", stat.S_ISDIR: "a folder", stat.S_ISREG: "a file",
-             stat.S_ISFIFO: "a pipe"}
+    kinds = {
+        stat.S_ISLNK: "a symbolic link",
+        stat.S_ISDIR: "a folder",
+        stat.S_ISREG: "a file",
+        stat.S_ISFIFO: "a pipe",
+    }
     return next((words for fits, words in kinds.items() if fits(mode)), "a device or socket")
 
 
@@ -140,7 +152,7 @@ def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
                 sync(os.path.join(new, name))
             try:
                 os.rename(new, folder)
-            except OSError:          # another job has just finished the same, or there is a damaged folder
+            except OSError:  # another job has just finished the same, or there is a damaged folder
                 if not is_whole(folder):
                     _refuse_what_is_not_ours(root, folder)
                     _replace_files(new, folder)
@@ -177,7 +189,7 @@ def _lock(root: str, say: Callable[[str], None], check: Callable[[], None], wait
                 break
             check()
             time.sleep(POLL_SECONDS)
-            waited += POLL_SECONDS   # not by the clock: a job that was suspended has not waited
+            waited += POLL_SECONDS  # not by the clock: a job that was suspended has not waited
         yield handle is not None and _flock(handle)
     finally:
         if handle is not None:
@@ -190,10 +202,10 @@ def _lock(root: str, say: Callable[[str], None], check: Callable[[], None], wait
 def _try_lock(root: str, path: str, say: Callable[[str], None]) -> tuple[int | None, bool]:
     """(the open lock file or None, whether another job holds it). A pipe, a link or a folder of that name is
     no lock, and stays."""
-    os.makedirs(root, exist_ok=True)         # the job that held the lock may have failed and removed it
+    os.makedirs(root, exist_ok=True)  # the job that held the lock may have failed and removed it
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except FileNotFoundError:                        # removed this moment
+    except FileNotFoundError:  # removed this moment
         return None, True
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

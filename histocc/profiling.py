@@ -13,13 +13,15 @@ from histocc.outputs import OwnFiles
 
 PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
 OF_PROFILE = ("profile.txt", "trace.json")
-WARM_UP = 3                   # steps before the first that counts
+WARM_UP = 3  # steps before the first that counts
 _active: list[torch.device] = []
 
 
 @contextlib.contextmanager
 def phase(name: str):
-    """Marks what happens inside as `name`, one of PHASES. Without a profile it costs nothing; with one it waits for the device."""
+    """Marks what happens inside as `name`, one of PHASES. Without a profile it costs nothing; with one it
+    waits for the device.
+    """
     if not _active:
         yield
         return
@@ -32,8 +34,8 @@ def phase(name: str):
 class StepProfiler:
     """Profiles `steps` steps of this process, from the fourth on; `step_done` is to be called after each.
 
-    own: of the run's folder, which gets profile.txt and trace.json; chrome://tracing and Perfetto show the latter. say: is told what came
-    out, or that it could not be written.
+    own: of the run's folder, which gets profile.txt and trace.json; chrome://tracing and Perfetto show the
+    latter. say: is told what came out, or that it could not be written.
     """
 
     def __init__(self, steps: int, own: OwnFiles, device: torch.device, say):
@@ -56,7 +58,7 @@ class StepProfiler:
             self._finish()
 
     def _write_trace(self, file) -> None:
-        with tempfile.TemporaryDirectory() as folder:            # torch writes to a name
+        with tempfile.TemporaryDirectory() as folder:  # torch writes to a name
             path = os.path.join(folder, OF_PROFILE[1])
             self.profile.export_chrome_trace(path)
             with open(path, "rb") as written:
@@ -69,24 +71,40 @@ class StepProfiler:
             return
         events = self.profile.key_averages()
         lines = self._phases(events)
-        operations = events.table(sort_by="self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total", row_limit=40)
+        operations = events.table(
+            sort_by="self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total",
+            row_limit=40,
+        )
         try:
             text = "\n".join(lines) + "\n\n" + operations
             table = self.own.write(OF_PROFILE[0], lambda file: file.write(text.encode()))
             trace = self.own.write(OF_PROFILE[1], self._write_trace)
         except (OSError, RuntimeError) as error:
-            self.say("\n".join([*lines, f"WARNING: {self.own.folder}: the profile could not be written: {error}"]))
+            self.say(
+                "\n".join([*lines, f"WARNING: {self.own.folder}: the profile could not be written: {error}"])
+            )
             return
         self.say("\n".join([*lines, f"Operations: {table}; trace: {trace}"]))
 
     def _phases(self, events) -> list[str]:
-        """The table, out of `key_averages()`. A GPU's timeline repeats the names of the phases: those of the CPU, which waits for it, count."""
+        """The table, out of `key_averages()`. A GPU's timeline repeats the names of the phases: those of the
+        CPU, which waits for it, count.
+        """
         on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
         seconds = {event.key: event.cpu_time_total / 1e6 for event in on_cpu}
         whole = sum(seconds.get(name, 0.0) for name in PHASES)
         lines = [f"Profile of {self.steps} steps of rank 0, {whole / self.steps:.4f} s each:"]
-        lines += [f"  {name:26} {seconds.get(name, 0.0) / self.steps:9.4f} s {seconds.get(name, 0.0) / whole:5.0%}" for name in PHASES]
+        lines += [
+            f"  {name:26} {seconds.get(name, 0.0) / self.steps:9.4f} s {seconds.get(name, 0.0) / whole:5.0%}"
+            for name in PHASES
+        ]
         reduce = sum(value for name, value in seconds.items() if name.startswith("gloo:all_reduce"))
-        reduce += sum(event.device_time_total / 1e6 for event in events if event.device_type != DeviceType.CPU
-                      and event.key.startswith("nccl") and "AllReduce" in event.key)                      # kernels
+        # kernels
+        reduce += sum(
+            event.device_time_total / 1e6
+            for event in events
+            if event.device_type != DeviceType.CPU
+            and event.key.startswith("nccl")
+            and "AllReduce" in event.key
+        )
         return lines + [f"  {'all-reduce, on the way':26} {reduce / self.steps:9.4f} s"] * (reduce > 0)

@@ -30,17 +30,17 @@ KINDS = {
 }
 SETTINGS = "histocc"  # entry of an exported file with what the weights do not say: see `histocc.export`
 HUB_OWNER = "Christianvedel"
-HUB_NAMES = {
-    "occ-canine-v1": f"{HUB_OWNER}/OccCANINE"
-}  # names that the published program takes beside those of the hub
+# names that the published program takes beside those of the hub
+HUB_NAMES = {"occ-canine-v1": f"{HUB_OWNER}/OccCANINE"}
 MAX_LEN = 128
 MOST_JSON = 1 << 26  # bytes of a JSON file
 
 
 class Given(NamedTuple):
     """What the user says of weights that do not say it: kind of formatter, file of the key, target columns,
-    whether the tokens of a code are separated by commas, and the name of the system; None and False where nothing is
-    said."""
+    whether the tokens of a code are separated by commas, and the name of the system; None and False where
+    nothing is said.
+    """
 
     formatter: str | None = None
     key: str | None = None
@@ -87,7 +87,9 @@ def find_weights(path: str) -> str | None:
 
 
 def files_of(model: str) -> list[str]:
-    """The file of weights that a file or folder names, and the files that are read beside it; [] for a name on the hub."""
+    """The file of weights that a file or folder names, and the files that are read beside it; [] for a name
+    on the hub.
+    """
     file = checkpoint.find(model, (checkpoint.BEST, checkpoint.LAST)) or find_weights(model)
     return [] if file is None else [file, *(os.path.join(os.path.dirname(file), name) for name in BESIDE)]
 
@@ -137,7 +139,8 @@ def read(file: str, content: dict | None = None) -> Published:
         key, key_file = _beside(file, "key.json", dict), os.path.join(os.path.dirname(file), "key.json")
     chars, chars_file = content.get("chars"), file
     if not chars:
-        chars, chars_file = _beside(file, "chars.json", list), os.path.join(os.path.dirname(file), "chars.json")
+        chars = _beside(file, "chars.json", list)
+        chars_file = os.path.join(os.path.dirname(file), "chars.json")
     if chars:
         require(chars_file, CHARS, chars, "chars")
     beside = config_beside(file)
@@ -164,14 +167,18 @@ def kind_of(type_: type) -> Check:
 
 
 def tensors_of(file: str, content: dict) -> dict[str, torch.Tensor]:
-    """The weights of a file, of whatever names but for the prefix of a wrapped model. Raises UserError where one is no ordinary
-    tensor or two have the same name."""
+    """The weights of a file, of whatever names but for the prefix of a wrapped model. Raises UserError where
+    one is no ordinary tensor or two have the same name.
+    """
     held = content["model"] if isinstance(content.get("model"), dict) else content
     weights = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     require(file, MODEL, weights, "model")
     found = {name.removeprefix("module."): value.detach() for name, value in weights.items()}
     if len(found) < len(weights):
-        raise UserError(f"{file}: model: found tensors with and without 'module.' before their names, expected one of both")
+        raise UserError(
+            f"{file}: model: found tensors with and without 'module.' before their names, expected one of"
+            " both"
+        )
     return found
 
 
@@ -185,9 +192,15 @@ def config_beside(file: str) -> dict:
 def checked_key(file: str, key: dict) -> dict[str, int]:
     """code → number in the order of the numbers, from that or from its reverse. Raises UserError unless these
     are 0, 1, 2 …, each once, and the codes differ and are not empty."""
-    for pairs in (list(key.items()), [(code, number) for number, code in key.items() if isinstance(code, str)]):
+    for pairs in (
+        list(key.items()),
+        [(code, number) for number, code in key.items() if isinstance(code, str)],
+    ):
         if len(pairs) == len(key) and all(is_number(number) and is_code(code) for code, number in pairs):
-            found = {str(code).strip(): int(number) for code, number in sorted(pairs, key=lambda pair: int(pair[1]))}
+            found = {
+                str(code).strip(): int(number)
+                for code, number in sorted(pairs, key=lambda pair: int(pair[1]))
+            }
             if list(found.values()) == list(range(len(key))):
                 return found
     raise UserError(
@@ -206,13 +219,19 @@ def is_number(value) -> bool:
 
 def is_code(value) -> bool:
     """Whether it can be a code: a text that is not empty, or a whole number for one."""
-    return isinstance(value, str) and 0 < len(value.strip()) <= 1000 or type(value) is int and abs(value) < 10**18
+    return (
+        isinstance(value, str)
+        and 0 < len(value.strip()) <= 1000
+        or type(value) is int
+        and abs(value) < 10**18
+    )
 
 
 def load_content(file: str) -> dict:
     """What a file of weights holds; an exported safetensors file that was saved again without its metadata is
-    completed from the JSON files beside it. What an exported file says, and what lies beside it, is compared with
-    its checksums. Raises UserError."""
+    completed from the JSON files beside it. What an exported file says, and what lies beside it, is compared
+    with its checksums. Raises UserError.
+    """
     if not file.endswith(".safetensors"):
         return checkpoint.load_plain(file)
     content, beside = read_safetensors(file), config_beside(file)
@@ -220,8 +239,8 @@ def load_content(file: str) -> dict:
         content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", dict) or {}}
     elif SETTINGS not in content and "memory_mask" in beside:
         raise UserError(
-            f"{file}: was exported by an earlier version of histocc, which did not write all that coding needs: "
-            "export it again from its run"
+            f"{file}: was exported by an earlier version of histocc, which did not write all that coding"
+            " needs: export it again from its run"
         )
     settings = content.get(SETTINGS)
     if not isinstance(settings, dict):
@@ -236,7 +255,9 @@ def load_content(file: str) -> dict:
 
 
 def _check_beside(file: str, content: dict, beside: dict) -> None:
-    """Raises UserError where the JSON files that were written with an exported file say something else than it does."""
+    """Raises UserError where the JSON files that were written with an exported file say something else than
+    it does.
+    """
     settings, folder = content[SETTINGS], os.path.dirname(file)
     config = settings.get("config") if SETTINGS in beside and isinstance(settings.get("config"), dict) else {}
     expected = {"config.json": ({name: beside.get(name) for name in config}, config)}
@@ -248,18 +269,23 @@ def _check_beside(file: str, content: dict, beside: dict) -> None:
     for name, (found, there) in expected.items():
         if found != there:
             raise UserError(
-                f"{os.path.join(folder, name)}: found something else than {os.path.basename(file)} says, with which it was "
-                "written: it was changed, or belongs to another model. Put back the one that was exported, or export again"
+                f"{os.path.join(folder, name)}: found something else than {os.path.basename(file)} says, with"
+                " which it was written: it was changed, or belongs to another model. Put back the one that"
+                " was exported, or export again"
             )
 
 
 def _bare(settings: Any) -> Any:
-    return {name: value for name, value in settings.items() if name != SUMS} if isinstance(settings, dict) else settings
+    return (
+        {name: value for name, value in settings.items() if name != SUMS}
+        if isinstance(settings, dict)
+        else settings
+    )
 
 
 def read_safetensors(file: str) -> dict:
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
     except ImportError:
         raise UserError(
             f"{file}: files of this kind are read by the safetensors package: pip install safetensors"
@@ -272,7 +298,8 @@ def read_safetensors(file: str) -> dict:
                 for name in ("key", "chars", SETTINGS)
                 if name in said
             }
-            return {"model": {name: found.get_tensor(name) for name in found.keys()}, **entries}
+            tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 (not a dict)
+            return {"model": tensors, **entries}
     except UserError:
         raise
     except Exception as error:  # a damaged file makes the reader fail in any way
@@ -280,13 +307,16 @@ def read_safetensors(file: str) -> dict:
 
 
 def parsed(said: str, text: str) -> Any:
-    """The value that a JSON text writes. said: what a message begins with. Raises UserError, also for names that stand there twice, and
-    numbers that are not finite."""
+    """The value that a JSON text writes. said: what a message begins with. Raises UserError, also for names
+    that stand there twice, and numbers that are not finite.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> dict:
         if len(dict(found)) < len(found):
             names = [name for name, _ in found]
-            raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+            raise ValueError(
+                f"the name {next(name for name in names if names.count(name) > 1)!r} stands there twice"
+            )
         return dict(found)
 
     def number(digits: str) -> float:
@@ -309,7 +339,13 @@ def _beside(file: str, name: str, type_: type):
     if not os.path.lexists(path):
         return None
     if not os.path.isfile(path):
-        what = "folder" if os.path.isdir(path) else "link to nothing" if os.path.islink(path) else "pipe or device"
+        what = (
+            "folder"
+            if os.path.isdir(path)
+            else "link to nothing"
+            if os.path.islink(path)
+            else "pipe or device"
+        )
         raise UserError(f"{path}: found a {what}, expected a JSON file")
     try:
         with open(path, "rb") as source:
@@ -350,8 +386,7 @@ def with_our_names(file: str, weights: dict[str, torch.Tensor]) -> tuple[str, di
     if "encoder.char_embeddings.char_position_embeddings.weight" not in renamed:
         raise UserError(
             f"{file}: holds no weights of a CANINE model; it has "
-            f"{', '.join(sorted(weights)[:5]) or 'no tensors'}"
-            + (" …" if len(weights) > 5 else "")
+            f"{', '.join(sorted(weights)[:5]) or 'no tensors'}" + (" …" if len(weights) > 5 else "")
         )
     writes, classifies = "decoder.head.weight" in renamed, "linear_decoder.weight" in renamed
     kind = {
@@ -373,8 +408,9 @@ def flat_name(name: str, back: bool = False) -> str:
 
 
 def sizes(file: str, weights: dict[str, torch.Tensor], beside: dict) -> dict:
-    """config as in a run's checkpoint: from the shapes, and of what they do not show from config.json beside the file (`beside`), else as
-    published. Raises UserError where both do not agree."""
+    """config as in a run's checkpoint: from the shapes, and of what they do not show from config.json beside
+    the file (`beside`), else as published. Raises UserError where both do not agree.
+    """
     shown, wrong = encoder_sizes.shown_by(weights)
     if wrong:
         raise UserError(f"{file}: model: {wrong}")
@@ -383,7 +419,9 @@ def sizes(file: str, weights: dict[str, torch.Tensor], beside: dict) -> dict:
     if wrong := encoder_sizes.disagreement(said, weights):
         raise UserError(f"{file}: config.json beside it: {wrong}")
     width = shown["hidden_size"]
-    usual = {name: field.default for name, field in fields.items()} | {"num_attention_heads": max(1, width // 64)}
+    usual = {name: field.default for name, field in fields.items()} | {
+        "num_attention_heads": max(1, width // 64)
+    }
     return {
         **usual,
         **{name: value for name, value in shown.items() if name in fields},

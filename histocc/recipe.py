@@ -13,11 +13,12 @@ from histocc.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixe
 from histocc.thresholds import USUAL
 
 EQUAL_SHARE = 0.5
+# the wider the encoder the lower; measured for tiny
 SCRATCH_RATES = {
     "tiny": 1e-3,
     "small": 5e-4,
     "base": 1.5e-4,
-}  # the wider the encoder the lower; measured for tiny
+}
 # dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
 CHOICES = {
     "learning_rate": (SCRATCH_RATES, 2e-5),
@@ -84,6 +85,11 @@ def coding_entries(args: argparse.Namespace, has_ngrams: bool, data: PreparedDat
     found = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
     if args.linear_loss == ROWS:
         most = max(*map(int, data.report["codes_per_row"]), 1, min(data.max_codes, 2 * (args.join_rows > 0)))
-        found["thresholds"] = {"default": USUAL, "by_language": {}, "source": "usual", "at_least_one": True,
-                               "at_most": most}
+        found["thresholds"] = {
+            "default": USUAL,
+            "by_language": {},
+            "source": "usual",
+            "at_least_one": True,
+            "at_most": most,
+        }
     return found

@@ -112,18 +112,16 @@ def check_resumable(file: str, state: dict) -> None:
             raise UserError(
                 f"{file}: {entry}: found {found}, expected {wanted}, as the other entries have it"
             )
-    config, formatter = (
-        state["config"],
-        BlockyFormatter.from_dict(
-            {**state["formatter"], "target_cols": list(state["formatter"]["target_cols"])}
-        ),
+    config = state["config"]
+    formatter = BlockyFormatter.from_dict(
+        {**state["formatter"], "target_cols": list(state["formatter"]["target_cols"])}
     )
     trained = trained_shapes(config, formatter, len(state["key"]), bool(state["args"].get("freeze_encoder")))
     numbers = [number for group in groups for number in group["params"]]
     if numbers != list(range(len(trained))):
         raise UserError(
             f"{file}: optimizer: param_groups: found {len(numbers):,} parameters, expected those "
-            f"of the model that are trained, "
+            "of the model that are trained, "
             f"0 … {len(trained) - 1}"
         )
     check_optimizer_state(file, state["optimizer"]["state"], trained)

@@ -4,6 +4,7 @@ From some size on this goes on in a process of its own, so that reading and writ
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
@@ -20,11 +21,13 @@ from histocc.data_report import LINES, WrittenPart
 from histocc.stopping import leave_to_parent
 from histocc.text import code_points, text_hashes
 
-PROCESS_FROM = 16             # chunks that are written by the reading process itself, before a second one pays
-MOST_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
-ALL_WORDS_OF = 1 << 19        # words of so many training rows are all counted, then those of every fourth chunk
-POLL_SECONDS = 0.2            # between two looks at whether the run is to stop, in waiting for the process
-JOIN_SECONDS = 10.0           # for a process that has ended or was killed
+PROCESS_FROM = 16  # chunks that are written by the reading process itself, before a second one pays
+MOST_COUNTED_WORDS = (
+    500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
+)
+ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
+POLL_SECONDS = 0.2  # between two looks at whether the run is to stop, in waiting for the process
+JOIN_SECONDS = 10.0  # for a process that has ended or was killed
 
 
 def _how_it_ended(exitcode: int | None) -> str:
@@ -37,7 +40,9 @@ def _how_it_ended(exitcode: int | None) -> str:
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated on."""
+    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated
+    on.
+    """
     return hashes / 2.0**64
 
 
@@ -71,12 +76,18 @@ class RowWriter:
     training texts.
     """
 
-    def __init__(self, folder: str, max_codes: int, share_val: float | None, check: Callable[[], None],
-                 wait_seconds: float):
+    def __init__(
+        self,
+        folder: str,
+        max_codes: int,
+        share_val: float | None,
+        check: Callable[[], None],
+        wait_seconds: float,
+    ):
         self.parts = {part: PartFiles(folder, part, max_codes) for part in ("train", "val")}
         self.share_val, self.words = share_val, Counter()
         self.check, self.wait_seconds = check, wait_seconds
-        self.rare = 0                                # words met this often or less have been forgotten
+        self.rare = 0  # words met this often or less have been forgotten
         self.chunks = 0
         self.process = self.pipe = None
 
@@ -109,12 +120,12 @@ class RowWriter:
                 self.process.join(JOIN_SECONDS)
         for files in self.parts.values():
             for file in files.files.values():
-                with contextlib.suppress(OSError):   # what could not be written has been said
+                with contextlib.suppress(OSError):  # what could not be written has been said
                     file.close()
 
     def _start_process(self) -> None:
         self._flush()
-        context = multiprocessing.get_context("fork")                         # it goes on with the open files and the words
+        context = multiprocessing.get_context("fork")  # it goes on with the open files and the words
         self.pipe, other_end = socket.socketpair()
         self.process = context.Process(target=self._serve, args=(self.pipe, other_end), daemon=True)
         self.process.start()
@@ -136,18 +147,18 @@ class RowWriter:
             return
         except (OSError, MemoryError) as error:
             result = error
-        except Exception as error:                   # whatever it is, it can be sent
+        except Exception as error:  # whatever it is, it can be sent
             result = RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(OSError):           # the reader has died
+        with contextlib.suppress(OSError):  # the reader has died
             pipe.sendall(pickle.dumps(result, protocol=-1))
 
     def _send(self, message) -> None:
         left = memoryview(pickle.dumps(message, protocol=-1))
         while left:
             try:
-                left = left[self._patiently(lambda: self.pipe.send(left)):]
+                left = left[self._patiently(functools.partial(self.pipe.send, left)) :]
             except ConnectionError:
-                self._result()                       # raises what ended the process
+                self._result()  # raises what ended the process
                 raise
 
     def _result(self):
@@ -168,7 +179,7 @@ class RowWriter:
 
     def _patiently(self, work: Callable[[], int | bytes]) -> int | bytes:
         """`work()`, which raises TimeoutError after POLL_SECONDS, as soon as it succeeds."""
-        waited = 0.0                 # not by the clock: a run that was suspended has not waited
+        waited = 0.0  # not by the clock: a run that was suspended has not waited
         while True:
             try:
                 return work()
@@ -176,8 +187,10 @@ class RowWriter:
                 waited += POLL_SECONDS
                 self.check()
             if waited >= self.wait_seconds:
-                raise OSError("the process that writes the prepared data has not moved for "
-                              f"{self.wait_seconds / 60:g} minutes")
+                raise OSError(
+                    "the process that writes the prepared data has not moved for "
+                    f"{self.wait_seconds / 60:g} minutes"
+                )
 
     def _flush(self) -> None:
         for files in self.parts.values():
@@ -194,13 +207,15 @@ class RowWriter:
         for side, chosen in sides.items():
             whole = chosen.all()
             kept = texts if whole else list(compress(texts, chosen))
-            self.parts[side].add(kept, **(arrays if whole else {name: values[chosen] for name, values in arrays.items()}))
+            self.parts[side].add(
+                kept, **(arrays if whole else {name: values[chosen] for name, values in arrays.items()})
+            )
             if side == "train":
                 self._count_words(kept)
 
     def _count_words(self, texts: list[str]) -> None:
         if self.parts["train"].info.rows > ALL_WORDS_OF and self.chunks % 4:
-            return                                   # enough for how often a word is drawn
+            return  # enough for how often a word is drawn
         self.words.update(" ".join(texts).split())
         while len(self.words) > MOST_COUNTED_WORDS:
             self.rare += 1

@@ -17,13 +17,15 @@ from histocc.profiling import OF_PROFILE
 from histocc.run_log import LOG, STATUS
 
 ARGS = "args.json"
+# for the user, out of the prepared folder
 LISTS = (
     "key.csv",
     "rejected_rows.csv",
     "conflicts.csv",
     "data_report.json",
-)  # for the user, out of the prepared folder
+)
 CURVES = "curves.png"
+# by a run that goes on, whatever is in them
 WRITTEN_AGAIN = (
     LOG,
     STATUS,
@@ -32,7 +34,7 @@ WRITTEN_AGAIN = (
     CURVES,
     console.FILE,
     *OF_PROFILE,
-)  # by a run that goes on, whatever is in them
+)
 
 
 def own_files(folder: str, overwrite: bool = False) -> OwnFiles:
@@ -101,9 +103,8 @@ def problems(args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFi
         and outputs.is_same(args.config, os.path.join(args.save_path, ARGS))
         and own.holds(args.config)
     ):
-        inputs = {
-            path: what for path, what in inputs.items() if path != args.config
-        }  # read already, and written as it was
+        # read already, and written as it was
+        inputs = {path: what for path, what in inputs.items() if path != args.config}
     paths = [os.path.join(args.save_path, name) for name in written(args)]
     return outputs.problems(
         paths,
@@ -122,9 +123,8 @@ def write_list(own: OwnFiles, name: str, content: bytes, say: Callable[[str], No
         raise UserError(in_words(error, os.path.join(own.folder, name), len(content))) from None
     if os.path.basename(path) != name:
         say(
-            f"Note: {os.path.join(own.folder, name)} was not written by this run, or was edited since, and stays as "
-            "it is; what it would "
-            f"hold is in {path}"
+            f"Note: {os.path.join(own.folder, name)} was not written by this run, or was edited since, and"
+            f" stays as it is; what it would hold is in {path}"
         )
 
 

@@ -17,17 +17,22 @@ NAME = "run.lock"
 
 @contextlib.contextmanager
 def run_lock(folder: str):
-    """Holds `folder` for this process; the system lets go of it when the process ends, however it ends. Rank 0 only.
+    """Holds `folder` for this process; the system lets go of it when the process ends, however it ends. Rank
+    0 only.
 
-    Where the file system has no locks nothing is held. Raises UserError with the host, process and start of the job that
-    has the folder.
+    Where the file system has no locks nothing is held. Raises UserError with the host, process and start of
+    the job that has the folder.
     """
     path = os.path.join(folder, NAME)
     handle, is_ours = _take(folder, path)
     _held.add(handle)
     try:
         if is_ours:
-            owner = {"host": socket.gethostname(), "process": os.getpid(), "since": datetime.datetime.now().isoformat(" ", "seconds")}
+            owner = {
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "since": datetime.datetime.now().isoformat(" ", "seconds"),
+            }
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(owner).encode(), 0)
         yield
@@ -40,7 +45,9 @@ def run_lock(folder: str):
 
 
 def is_held(folder: str) -> bool | None:
-    """Whether a live job has `folder`; None where that cannot be told: locks of another machine are not always seen. Changes nothing."""
+    """Whether a live job has `folder`; None where that cannot be told: locks of another machine are not
+    always seen. Changes nothing.
+    """
     try:
         handle = os.open(os.path.join(folder, NAME), os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -59,7 +66,9 @@ def is_held(folder: str) -> bool | None:
 
 
 def _take(folder: str, path: str) -> tuple[int, bool]:
-    """(the locked file, whether its content is ours to write: an empty file that was there may be anybody's)"""
+    """(the locked file, whether its content is ours to write: an empty file that was there may be
+    anybody's)
+    """
     while True:
         try:
             os.makedirs(folder, exist_ok=True)
@@ -68,7 +77,7 @@ def _take(folder: str, path: str) -> tuple[int, bool]:
                 handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
             except FileExistsError:
                 handle, made = os.open(path, flags), False
-        except FileNotFoundError:                    # its owner has just removed it
+        except FileNotFoundError:  # its owner has just removed it
             continue
         except OSError as error:
             raise UserError(in_words(error, path)) from None
@@ -77,15 +86,20 @@ def _take(folder: str, path: str) -> tuple[int, bool]:
         except BlockingIOError:
             owner = _owner(handle)
             os.close(handle)
-            raise UserError(f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder") from None
-        except OSError:                              # no locks here
+            raise UserError(
+                f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
+            ) from None
+        except OSError:  # no locks here
             pass
         if not _is_lock(handle):
             os.close(handle)
-            raise UserError(f"{path}: is not a lock of this program, which writes one under this name; move it away, or choose another folder")
+            raise UserError(
+                f"{path}: is not a lock of this program, which writes one under this name; move it away, or"
+                " choose another folder"
+            )
         if is_same_file(handle, path):
             return handle, made or os.fstat(handle).st_size > 0
-        os.close(handle)                             # its owner has just removed it: take the new one
+        os.close(handle)  # its owner has just removed it: take the new one
 
 
 def _is_lock(handle: int) -> bool:
@@ -94,7 +108,8 @@ def _is_lock(handle: int) -> bool:
     return stat.S_ISREG(found.st_mode) and (not found.st_size or _facts(handle) is not None)
 
 
-_held: set[int] = set()       # a process that is forked while the lock is held, to load data, must not keep it alive
+# a process that is forked while the lock is held, to load data, must not keep it alive
+_held: set[int] = set()
 
 
 def _let_go() -> None:
@@ -118,4 +133,8 @@ def _facts(handle: int) -> dict | None:
 
 def _owner(handle: int) -> str:
     found = _facts(handle)
-    return f"host {found['host']}, process {found['process']}, since {found['since']}" if found else "its host is not known"
+    return (
+        f"host {found['host']}, process {found['process']}, since {found['since']}"
+        if found
+        else "its host is not known"
+    )

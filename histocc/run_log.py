@@ -1,4 +1,6 @@
-"""What a run says while it goes: one console line per log point, `logs.csv`, and a progress bar where tqdm is."""
+"""What a run says while it goes: one console line per log point, `logs.csv`, and a progress bar where tqdm
+is.
+"""
 
 import contextlib
 import csv
@@ -14,14 +16,36 @@ from typing import Any
 from histocc.hints import Hints
 from histocc.outputs import OwnFiles, kind_of, write_text
 
-COLUMNS = ("step", "epoch", "samples", "train_loss", "train_loss_linear", "train_loss_seq2seq", "grad_norm", "lr",
-           "samples_per_sec", "seconds_data", "val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc",
-           "token_acc", "flat_acc", "skipped_steps")
+COLUMNS = (
+    "step",
+    "epoch",
+    "samples",
+    "train_loss",
+    "train_loss_linear",
+    "train_loss_seq2seq",
+    "grad_norm",
+    "lr",
+    "samples_per_sec",
+    "seconds_data",
+    "val_loss",
+    "val_loss_linear",
+    "val_loss_seq2seq",
+    "seq_acc",
+    "token_acc",
+    "flat_acc",
+    "skipped_steps",
+)
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
-LARGEST = 1 << 30             # bytes of a log
-MOST = 2.0 ** 53              # from here on floats do not count one by one
-FIRST_ESTIMATE = 5            # steps after which the time is estimated for the first time
-_DIGITS = {"grad_norm": 6, "lr": 6, "samples_per_sec": 6, "seconds_data": 6}     # significant digits; losses have 12
+LARGEST = 1 << 30  # bytes of a log
+MOST = 2.0**53  # from here on floats do not count one by one
+FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
+# significant digits; losses have 12
+_DIGITS = {
+    "grad_norm": 6,
+    "lr": 6,
+    "samples_per_sec": 6,
+    "seconds_data": 6,
+}
 
 
 def format_value(name: str, value) -> str:
@@ -40,52 +64,88 @@ def duration(seconds: float) -> str:
 
 
 def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
-    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written. Raises OSError for what is no log."""
+    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written. Raises
+    OSError for what is no log.
+    """
     if kind_of(path) is not None or os.path.getsize(path) > LARGEST:
         raise OSError(errno.EINVAL, "is no file of the size of a log", path)
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         lines = list(file)
     whole = [line for line in lines if line.endswith("\n")]
     found = list(csv.DictReader(line.replace("\0", "") for line in whole))
-    good = [row for row in found if (row.get("step") or "").isdecimal() and len(row["step"]) < 16 and None not in row.values()]
+    good = [
+        row
+        for row in found
+        if (row.get("step") or "").isdecimal() and len(row["step"]) < 16 and None not in row.values()
+    ]
     return good, len(lines) - len(whole) + len(found) - len(good)
 
 
 def numbers(path: str) -> list[dict[str, float | None]]:
-    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written, or have no countable place, are left out."""
+    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written, or have no
+    countable place, are left out.
+    """
     found = []
     with contextlib.suppress(OSError, csv.Error):
         for row in read_rows(path)[0]:
             with contextlib.suppress(ValueError):
                 found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
-    return [row for row in found if all(row[name] is None or 0 <= row[name] < MOST for name in ("step", "epoch", "samples"))]
+    return [
+        row
+        for row in found
+        if all(row[name] is None or 0 <= row[name] < MOST for name in ("step", "epoch", "samples"))
+    ]
 
 
 class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
-    folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or from it on with
-    `again`: its row is still to be written. workers: of a process's loader, and fitted, see `Hints`. others: has the methods
-    row and close, too, and is called on rank 0 (`histocc.loggers`). own: the run's files in `folder`; None takes all names for its own.
+    folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes
+    on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or
+    from it on with `again`: its row is still to be written. workers: of a process's loader, and fitted, see
+    `Hints`. others: has the methods row and close, too, and is called on rank 0 (`histocc.loggers`). own: the
+    run's files in `folder`; None takes all names for its own.
     """
 
-    def __init__(self, folder: str | None, total_steps: int, is_main: bool = True, step: int = 0, bar: bool = True,
-                 stop: int | None = None, again: bool = False, workers: int = 0, fitted: bool = False,
-                 others: Any = None, own: OwnFiles | None = None):
+    def __init__(
+        self,
+        folder: str | None,
+        total_steps: int,
+        is_main: bool = True,
+        step: int = 0,
+        bar: bool = True,
+        stop: int | None = None,
+        again: bool = False,
+        workers: int = 0,
+        fitted: bool = False,
+        others: Any = None,
+        own: OwnFiles | None = None,
+    ):
         self.path = self.status_path = None
         if folder and is_main:
             own = own or OwnFiles(folder, overwrite=True)
             self.own, self.path, self.status_path = own, os.path.join(folder, LOG), own.free_name(STATUS)
-        self.is_main, self.total_steps, self.first_step, self.stop = is_main, total_steps, step, stop or total_steps
+        self.is_main = is_main
+        self.total_steps = total_steps
+        self.first_step = step
+        self.stop = stop or total_steps
         self.started, self.steps = time.monotonic(), 0
         self.others = others if is_main else None
         self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step, fitted)
-        self.status = {"state": RUNNING, "step": step, "first_step": step, "stop_step": self.stop, "total_steps": total_steps, "warning": ""}
+        self.status = {
+            "state": RUNNING,
+            "step": step,
+            "first_step": step,
+            "stop_step": self.stop,
+            "total_steps": total_steps,
+            "warning": "",
+        }
         if self.path:
             self._start_file(step - again)
             self._tell()
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             from tqdm import tqdm
+
             self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
 
     def _start_file(self, step: int) -> None:
@@ -94,7 +154,9 @@ class RunLog:
             found, damaged = read_rows(self.path)
             rows = [row for row in found if int(row["step"]) <= step]
             if damaged:
-                print(f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True)
+                print(
+                    f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True
+                )
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
@@ -115,14 +177,18 @@ class RunLog:
             print(text, flush=True)
 
     def step(self) -> None:
-        """Counts a step. After a few of them says how long the rest will take: the first row may be minutes away."""
+        """Counts a step. After a few of them says how long the rest will take: the first row may be minutes
+        away.
+        """
         if self.bar is not None:
             self.bar.update(1)
             return
         self.steps += 1
         if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.stop:
-            self.say(f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
-                     f"about {duration(self._seconds_left(self.first_step + self.steps))} left")
+            self.say(
+                f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
+                f"about {duration(self._seconds_left(self.first_step + self.steps))} left"
+            )
 
     def _seconds_left(self, step: int) -> float:
         return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
@@ -136,7 +202,10 @@ class RunLog:
         if self.others is not None:
             self.others.row(values)
         if values.get("skipped_steps"):
-            self.say(f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite gradient and were skipped")
+            self.say(
+                f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite"
+                " gradient and were skipped"
+            )
         self._tell(step=values["step"])
         if values.get("train_loss") is not None:
             self.say(self._train_line(values))
@@ -146,16 +215,23 @@ class RunLog:
             self.say(f"Note: {hint}")
 
     def _append(self, *rows: list[str]) -> None:
-        """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the end."""
+        """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the
+        end.
+        """
         self.waiting += rows
         try:
             if os.path.lexists(self.path) and not self.own.replaces(self.path):
-                self.path = self.own.free_name(LOG)              # somebody has put another file there
-                self.say(f"WARNING: {LOG} is no longer that of this run and stays as it is; the next rows are in {self.path}")
+                self.path = self.own.free_name(LOG)  # somebody has put another file there
+                self.say(
+                    f"WARNING: {LOG} is no longer that of this run and stays as it is; the next rows are in"
+                    f" {self.path}"
+                )
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 start = file.tell()
                 try:
-                    csv.writer(file, lineterminator="\n").writerows(self.waiting if start else [COLUMNS, *self.waiting])
+                    csv.writer(file, lineterminator="\n").writerows(
+                        self.waiting if start else [COLUMNS, *self.waiting]
+                    )
                     file.flush()
                 except OSError:
                     os.truncate(self.path, start)
@@ -163,14 +239,24 @@ class RunLog:
             self.own.saw(self.path)
             self.waiting.clear()
         except OSError as error:
-            self.say(f"WARNING: {self.path} could not be written: {error.strerror}. Its rows are kept and tried again.")
+            self.say(
+                f"WARNING: {self.path} could not be written: {error.strerror}. Its rows are kept and tried"
+                " again."
+            )
 
     def _train_line(self, values: dict) -> str:
         step = values["step"]
-        parts = [f"step {step:,}/{self.total_steps:,}", f"epoch {values['epoch'] + 1}", f"loss {values['train_loss']:.4f}",
-                 f"lr {values['lr']:.2e}"]
+        parts = [
+            f"step {step:,}/{self.total_steps:,}",
+            f"epoch {values['epoch'] + 1}",
+            f"loss {values['train_loss']:.4f}",
+            f"lr {values['lr']:.2e}",
+        ]
         if values.get("samples_per_sec"):
-            parts += [f"{values['samples_per_sec']:,.0f} samples/s", f"waiting for data {values['data_share']:.0%}"]
+            parts += [
+                f"{values['samples_per_sec']:,.0f} samples/s",
+                f"waiting for data {values['data_share']:.0%}",
+            ]
         if values.get("peer_share") is not None:
             parts.append(f"for other processes {values['peer_share']:.0%}")
         return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
@@ -178,10 +264,15 @@ class RunLog:
     @staticmethod
     def validation_line(values: dict) -> str:
         parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
-        parts += [f"{name} {values[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc")
-                  if values.get(name) is not None]
+        parts += [
+            f"{name} {values[name]:.1%}"
+            for name in ("seq_acc", "token_acc", "flat_acc")
+            if values.get(name) is not None
+        ]
         if values.get("seconds_val") is not None:
-            parts.append(f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s")
+            parts.append(
+                f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s"
+            )
         return " · ".join(parts)
 
     def _tell(self, **values) -> None:

@@ -97,9 +97,11 @@ def real(least: float | None = None, most: float | None = None, above: bool = Fa
 
     words = _limits(least, most)
     return kind(
-        f"a number above {least:,}" + (f", at most {most:,}" if most is not None else "")
-        if above
-        else f"a number{words}",
+        (
+            f"a number above {least:,}" + (f", at most {most:,}" if most is not None else "")
+            if above
+            else f"a number{words}"
+        ),
         holds,
     )
 

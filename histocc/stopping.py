@@ -1,6 +1,7 @@
 """Signals that ask a run to stop: seen at once, acted on between two steps.
 
-Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a collective does not. So
+Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
+collective does not. So
 the handler does nothing: the interpreter writes the signal's number into a pipe, and a thread reads it there.
 """
 
@@ -14,11 +15,13 @@ import time
 from histocc.console import occupy_closed_descriptors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-SECOND_AFTER = 1.0            # seconds: a launcher may send the same signal twice, a person who repeats it means it
+SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 
 
 class Stopped(BaseException):
-    """Raised where work is given up because the run is to stop. Not an error: nothing that catches errors catches it."""
+    """Raised where work is given up because the run is to stop. Not an error: nothing that catches errors
+    catches it.
+    """
 
 
 class StopRequest:
@@ -26,8 +29,8 @@ class StopRequest:
 
     def __init__(self):
         self.signal: int | None = None
-        self.acted = False                           # whether the run was stopped, rather than ended by itself
-        self.deadline: float | None = None           # time.monotonic() of --stop-after
+        self.acted = False  # whether the run was stopped, rather than ended by itself
+        self.deadline: float | None = None  # time.monotonic() of --stop-after
         self._started, self._since, self._listens = time.monotonic(), 0.0, False
 
     def limit(self, minutes: float | None) -> None:
@@ -49,7 +52,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self):
-        """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at that."""
+        """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at
+        that.
+        """
         if self._listens:
             yield
             return
@@ -58,7 +63,9 @@ class StopRequest:
         writer.setblocking(False)
         before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True
+        ).start()
         try:
             yield
         finally:
@@ -80,7 +87,7 @@ class StopRequest:
         if self.signal is None:
             self.signal, self._since = number, now
         elif now - self._since >= SECOND_AFTER:
-            os._exit(128 + number)                   # files are replaced by renames: none is half-written
+            os._exit(128 + number)  # files are replaced by renames: none is half-written
 
 
 def _is_left_alone(number: int) -> bool:
@@ -88,11 +95,13 @@ def _is_left_alone(number: int) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
-_early: list = []             # the request of `start_listening`, and what keeps it listening
+_early: list = []  # the request of `start_listening`, and what keeps it listening
 
 
 def start_listening() -> None:
-    """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes seconds."""
+    """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes
+    seconds.
+    """
     occupy_closed_descriptors()
     request = StopRequest()
     _early[:] = [request, request.listening()]
@@ -109,7 +118,9 @@ def _nothing(number, frame) -> None:
 
 
 def leave_to_parent(*_) -> None:
-    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for it."""
+    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for
+    it.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):

@@ -1,7 +1,8 @@
 """Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1).
 
-A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`, where the inner `[SEP]` is
-the five literal characters and the outer two are CANINE's own code points from the private use area.
+A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`, where the inner
+`[SEP]` is the five literal characters and the outer two are CANINE's own code points from the private use
+area.
 """
 
 import unicodedata
@@ -19,19 +20,20 @@ UNKNOWN_LANGUAGE = "unk"
 # Languages of the published models, and what they mean when nothing is known.
 LANGUAGES = ("en", "da", "se", "nl", "ca", "fr", "no", "is", "pt", "ge", "es", "it", "gr", "unk")
 
-# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little. Beyond them whole chunks of
-# CANINE's local attention: in a chunk of padding alone the values depend on its length, and the convolutions carry them
-# into the last real positions of the chunk before.
+# A few fixed widths keep the shapes of batches few (allocator, compiler) and waste little. Beyond them whole
+# chunks of CANINE's local attention: in a chunk of padding alone the values depend on its length, and the
+# convolutions carry them into the last real positions of the chunk before.
 _WIDTHS = (*range(16, 64, 4), *range(64, 129, 8))
 
 
 def padded_width(n: int, max_len: int = 128) -> int:
     """Smallest fixed width that gives `n` characters the same encoding as any larger one.
 
-    CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last real one must
-    exist. Below 128 positions the model takes it that more padding follows; from there on it leaves out the last block of four
-    positions, as published, so one block more is needed. With less, real positions change by whole units. `n` counts characters
-    without [CLS] and [SEP]; the result is a number of positions, at most `max_len` rounded up to a whole block.
+    CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last
+    real one must exist. Below 128 positions the model takes it that more padding follows; from there on it
+    leaves out the last block of four positions, as published, so one block more is needed. With less, real
+    positions change by whole units. `n` counts characters without [CLS] and [SEP]; the result is a number of
+    positions, at most `max_len` rounded up to a whole block.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -49,12 +51,13 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """A number for each text, uint64 [n]: equal for texts that differ only in case and blanks, on every machine.
+    """A number for each text, uint64 [n]: equal for texts that differ only in case and blanks, on every
+    machine.
 
-    Letters that are put together in another way (å as one character or as two) are the same as well. The texts begin and
-    end without white space and hold no NUL, which parts them here.
+    Letters that are put together in another way (å as one character or as two) are the same as well. The
+    texts begin and end without white space and hold no NUL, which parts them here.
     """
-    joined = "\0".join(texts).casefold() + "\0"                                     # casefold may change lengths
+    joined = "\0".join(texts).casefold() + "\0"  # casefold may change lengths
     points = code_points(unicodedata.normalize("NFC", joined))
     space = _SPACE[np.minimum(points, len(_SPACE) - 1)]
     doubled = space[1:] & space[:-1]
@@ -64,23 +67,30 @@ def text_hashes(texts: list[str]) -> np.ndarray:
     values = np.where(space, np.uint32(32), points).astype(np.uint64)
     ends = np.flatnonzero(points == 0)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    place = np.arange(len(values)) - np.repeat(starts, ends + 1 - starts)            # within the text
+    place = np.arange(len(values)) - np.repeat(starts, ends + 1 - starts)  # within the text
     return mix(np.add.reduceat(mix(values + (place.astype(np.uint64) << np.uint64(32)) + STEP), starts))
 
 
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """What stands before the description for each language: (ids int64 [L, W] padded with 0, lengths int64 [L])."""
+    """What stands before the description for each language: (ids int64 [L, W] padded with 0, lengths int64
+    [L]).
+    """
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     table = np.zeros((len(rows), int(lengths.max())), dtype=np.int64)
     for i, row in enumerate(rows):
-        table[i, :len(row)] = row
+        table[i, : len(row)] = row
     return table, lengths
 
 
-def encode_batch(flat: np.ndarray, offsets: np.ndarray, language: np.ndarray,
-                 table: tuple[np.ndarray, np.ndarray], max_len: int = 128,
-                 width: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def encode_batch(
+    flat: np.ndarray,
+    offsets: np.ndarray,
+    language: np.ndarray,
+    table: tuple[np.ndarray, np.ndarray],
+    max_len: int = 128,
+    width: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Character ids of a batch.
 
     flat: code points uint32 [N] of all descriptions; offsets: int64 [B+1]; language: int [B], rows of `table`
@@ -88,24 +98,25 @@ def encode_batch(flat: np.ndarray, offsets: np.ndarray, language: np.ndarray,
     `padded_width` of the longest input. Descriptions that do not fit in `max_len` positions are cut.
     """
     prefixes, prefix_lengths = table
-    start = np.minimum(prefix_lengths[language], max_len - 1)                      # [B]
-    total = np.minimum(start + np.diff(offsets) + 1, max_len)                      # [B], [CLS] … [SEP]
+    start = np.minimum(prefix_lengths[language], max_len - 1)  # [B]
+    total = np.minimum(start + np.diff(offsets) + 1, max_len)  # [B], [CLS] … [SEP]
     if width is None:
         width = padded_width(int(total.max()) - 2, max_len)
-    position = np.arange(width)                                                    # [S]
-    mask = position < total[:, None]                                               # [B, S]
+    position = np.arange(width)  # [S]
+    mask = position < total[:, None]  # [B, S]
     ids = np.zeros(mask.shape, dtype=np.int64)
     head = min(prefixes.shape[1], width)
     ids[:, :head] = prefixes[language, :head]
-    in_text = (position >= start[:, None]) & (position < (total - 1)[:, None])     # [B, S]
-    source = (offsets[:-1] - start)[:, None] + position                            # [B, S], index into flat
+    in_text = (position >= start[:, None]) & (position < (total - 1)[:, None])  # [B, S]
+    source = (offsets[:-1] - start)[:, None] + position  # [B, S], index into flat
     ids[in_text] = flat[source[in_text]]
     ids[np.arange(len(total)), total - 1] = SEP_ID
     return ids, mask
 
 
-def encode(texts: list[str], languages: list[str], max_len: int = 128,
-           width: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def encode(
+    texts: list[str], languages: list[str], max_len: int = 128, width: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Character ids of descriptions with their languages; shapes as in `encode_batch`."""
     known = sorted(set(languages))
     flat, offsets = join_texts([code_points(text) for text in texts])

@@ -36,11 +36,9 @@ def device_of(given: str | torch.device | None) -> torch.device:
 def settings_of_torch():
     """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's
     attention. A run sets them."""
-    threads, precision, cudnn = (
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cuda.cudnn_sdp_enabled(),
-    )
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)
         yield

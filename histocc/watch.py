@@ -1,4 +1,5 @@
-"""A live view of a run, from its files alone: on the machine that trains, or on another one that sees the folder.
+"""A live view of a run, from its files alone: on the machine that trains, or on another one that sees the
+folder.
 
     python -m histocc.watch ./output
     python -m histocc.watch ./output --once
@@ -19,20 +20,22 @@ from histocc.errors import UserError
 from histocc.run_lock import is_held
 from histocc.run_log import MOST, RUNNING, STATUS, duration, numbers
 
-SILENT_SECONDS = 600.0        # without a word a run that says it goes on may be dead
+SILENT_SECONDS = 600.0  # without a word a run that says it goes on may be dead
 BARS = "▁▂▃▄▅▆▇█"
 CLEAR, HOME = "\x1b[2J", "\x1b[H\x1b[J"
 
 
 @dataclass
 class View:
-    """What the files of a run say. status: of status.json; args: of args.json, {} without; rows: of logs.csv, numbers or None."""
+    """What the files of a run say. status: of status.json; args: of args.json, {} without; rows: of logs.csv,
+    numbers or None.
+    """
 
     folder: str
     status: dict
     args: dict
     rows: list[dict]
-    held: bool | None                                # whether a live job has the folder, None where that cannot be told
+    held: bool | None  # whether a live job has the folder, None where that cannot be told
 
     @property
     def running(self) -> bool:
@@ -45,17 +48,34 @@ def read(folder: str) -> View:
         raise UserError(f"{folder}: no such folder")
     status = _json(os.path.join(folder, STATUS))
     if not status or "state" not in status:
-        raise UserError(f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there; the data "
-                        "are prepared and n-grams are fitted before)")
+        raise UserError(
+            f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there; the data "
+            "are prepared and n-grams are fitted before)"
+        )
     args = _json(os.path.join(folder, "args.json"))
     files = args.get("train_data")
-    _check(folder, STATUS, {
-        **{name: _is_number(status.get(name)) and isinstance(status[name], int) for name in ("step", "stop_step", "total_steps")},
-        "updated": "updated" not in status or _is_number(status["updated"]),
-        **{name: isinstance(status.get(name, ""), str) for name in ("state", "warning")}})
-    _check(folder, "args.json", {
-        **{name: isinstance(args.get(name), str | None) for name in ("model_size", "dataset")},
-        "train_data": isinstance(files, list | None) and all(isinstance(file, str) for file in files or [])})
+    _check(
+        folder,
+        STATUS,
+        {
+            **{
+                name: _is_number(status.get(name)) and isinstance(status[name], int)
+                for name in ("step", "stop_step", "total_steps")
+            },
+            "updated": "updated" not in status or _is_number(status["updated"]),
+            **{name: isinstance(status.get(name, ""), str) for name in ("state", "warning")},
+        },
+    )
+    _check(
+        folder,
+        "args.json",
+        {
+            **{name: isinstance(args.get(name), str | None) for name in ("model_size", "dataset")},
+            "train_data": (
+                isinstance(files, list | None) and all(isinstance(file, str) for file in files or [])
+            ),
+        },
+    )
     return View(folder, status, args, numbers(os.path.join(folder, "logs.csv")), is_held(folder))
 
 
@@ -63,7 +83,7 @@ def _json(path: str) -> dict:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError, RecursionError):    # not there yet, or just being replaced
+    except (OSError, ValueError, RecursionError):  # not there yet, or just being replaced
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -77,17 +97,33 @@ def _check(folder: str, name: str, sound: dict[str, bool]) -> None:
     """sound: whether each entry of the file is what a run writes. Raises UserError."""
     wrong = [entry for entry, good in sound.items() if not good]
     if wrong:
-        raise UserError(f"{os.path.join(folder, name)}: is damaged; missing or not what a run writes: {', '.join(wrong)}")
+        raise UserError(
+            f"{os.path.join(folder, name)}: is damaged; missing or not what a run writes: {', '.join(wrong)}"
+        )
 
 
 def spark(values: list[float], width: int) -> str:
-    """A line of bars, the highest for the highest value, × for what is not finite; neighbours are averaged where there are more than `width`."""
+    """A line of bars, the highest for the highest value, × for what is not finite; neighbours are averaged
+    where there are more than `width`.
+    """
     if len(values) > width:
-        values = [sum(part) / len(part) for i in range(width) if (part := values[i * len(values) // width:(i + 1) * len(values) // width])]
+        values = [
+            sum(part) / len(part)
+            for i in range(width)
+            if (part := values[i * len(values) // width : (i + 1) * len(values) // width])
+        ]
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    return "".join("×" if not math.isfinite(value) else BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0]
-                   for value in values)
+    return "".join(
+        (
+            "×"
+            if not math.isfinite(value)
+            else BARS[round((value - low) / (high - low) * (len(BARS) - 1))]
+            if high > low
+            else BARS[0]
+        )
+        for value in values
+    )
 
 
 def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
@@ -97,41 +133,87 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
     trained = [row for row in rows if row["train_loss"] is not None]
     validated = [row for row in rows if row["val_loss"] is not None]
-    what = ", ".join(filter(None, [view.args.get("model_size"), view.args.get("dataset") or " ".join(view.args.get("train_data") or [])]))
+    what = ", ".join(
+        filter(
+            None,
+            [
+                view.args.get("model_size"),
+                view.args.get("dataset") or " ".join(view.args.get("train_data") or []),
+            ],
+        )
+    )
     done, size = min(1.0, step / max(stop, 1)), width - 46
-    found = [f"{view.folder}" + (f" ({what})" if what else ""),
-             f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step {step:,} of {stop:,}"]
+    found = [
+        f"{view.folder}" + (f" ({what})" if what else ""),
+        (
+            f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step"
+            f" {step:,} of {stop:,}"
+        ),
+    ]
     if stop < status["total_steps"]:
         found[-1] += f" (--max-steps; {status['total_steps']:,} in all)"
     if trained:
         losses, last = [row["train_loss"] for row in trained], trained[-1]
-        found.append(f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest {min(filter(math.isfinite, losses), default=math.nan):.4f}")
-        figures = [("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"), ("lr", lambda rate: f"learning rate {rate:.2e}"),
-                   ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"), ("samples", lambda samples: f"{int(samples):,} samples")]
-        found.append("rate        " + " · ".join(write(last[name]) for name, write in figures if last[name] is not None))
+        found.append(
+            f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest"
+            f" {min(filter(math.isfinite, losses), default=math.nan):.4f}"
+        )
+        figures = [
+            ("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"),
+            ("lr", lambda rate: f"learning rate {rate:.2e}"),
+            ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"),
+            ("samples", lambda samples: f"{int(samples):,} samples"),
+        ]
+        found.append(
+            "rate        "
+            + " · ".join(write(last[name]) for name, write in figures if last[name] is not None)
+        )
     if validated:
-        last, best = validated[-1], min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
-        figures = " · ".join(f"{name} {last[name]:.1%}" for name in ("seq_acc", "token_acc", "flat_acc") if last[name] is not None)
-        found.append(f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at step {int(last['step']):,}; lowest "
-                     f"{best['val_loss']:.4f} at step {int(best['step']):,}")
+        last = validated[-1]
+        best = min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
+        figures = " · ".join(
+            f"{name} {last[name]:.1%}"
+            for name in ("seq_acc", "token_acc", "flat_acc")
+            if last[name] is not None
+        )
+        found.append(
+            f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at"
+            f" step {int(last['step']):,}; lowest {best['val_loss']:.4f} at step {int(best['step']):,}"
+        )
         found.append(f"            {figures}")
     if view.running and (seconds := seconds_per_step(trained)) is not None:
         found.append(f"time left   {duration(max(0, stop - step) * seconds)}")
     silent = now - status.get("updated", now)
-    state = status["state"] if view.running or status["state"] != RUNNING else "ended without a word: killed, or by an error"
-    found.append(f"state       {state}, last row {duration(max(0, silent))} ago"
-                 + (": it may be dead, or at a long validation" if view.running and silent > SILENT_SECONDS else ""))
+    state = (
+        status["state"]
+        if view.running or status["state"] != RUNNING
+        else "ended without a word: killed, or by an error"
+    )
+    found.append(
+        f"state       {state}, last row {duration(max(0, silent))} ago"
+        + (": it may be dead, or at a long validation" if view.running and silent > SILENT_SECONDS else "")
+    )
     if status.get("warning"):
         found.append(f"last note   {status['warning']}")
     return found
 
 
 def seconds_per_step(trained: list[dict]) -> float | None:
-    """By the last row's rate, and the samples of a step since the row before; None where the rows do not say so."""
-    if len(trained) < 2 or None in (trained[-2]["samples"], trained[-1]["samples"]) or not MOST > (trained[-1]["samples_per_sec"] or 0) > 1e-9:
+    """By the last row's rate, and the samples of a step since the row before; None where the rows do not say
+    so.
+    """
+    if (
+        len(trained) < 2
+        or None in (trained[-2]["samples"], trained[-1]["samples"])
+        or not MOST > (trained[-1]["samples_per_sec"] or 0) > 1e-9
+    ):
         return None
     before, last = trained[-2:]
-    return (last["samples"] - before["samples"]) / max(1.0, last["step"] - before["step"]) / last["samples_per_sec"]
+    return (
+        (last["samples"] - before["samples"])
+        / max(1.0, last["step"] - before["step"])
+        / last["samples_per_sec"]
+    )
 
 
 def get_args_parser():
@@ -143,14 +225,16 @@ def get_args_parser():
 
 
 def watch(args: argparse.Namespace) -> None:
-    """Until the run ends, or Ctrl-C. Once it has seen the run, it outlasts looks at which the files cannot be read."""
+    """Until the run ends, or Ctrl-C. Once it has seen the run, it outlasts looks at which the files cannot be
+    read.
+    """
     terminal = sys.stdout.isatty() and not args.once
     view = None
     while True:
         trouble = []
         try:
             view = read(args.run)
-        except UserError as error:                   # the folder is being cleared for --overwrite, or its disk is away
+        except UserError as error:  # the folder is being cleared for --overwrite, or its disk is away
             if view is None:
                 raise
             trouble = [f"not now     {error}; the view is the last one, and it looks again"]

@@ -35,7 +35,8 @@ def limited(seconds: float, stop: StopRequest, waits_for: str, remedy: str) -> I
         while not done.wait(LOOK_SECONDS):
             if stop:
                 print(
-                    f"Stopped by {stop.reason} while it waited for {waits_for}. The same command starts again.",
+                    f"Stopped by {stop.reason} while it waited for {waits_for}. The same command starts"
+                    " again.",
                     flush=True,
                 )
                 os._exit(stop.exit_code)

@@ -4,15 +4,29 @@ from pathlib import Path
 
 SLURM = Path(__file__).resolve().parent / "slurm"
 sys.path.insert(0, str(SLURM))
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:      # a shell does that to what it starts in the background, and children inherit it
+# a shell does that to what it starts in the background, and children inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--faults", nargs="?", type=int, const=8, default=0, metavar="N",
-                     help="also inject each kind of fault N times (default 8) at random moments: takes hours")
-    parser.addoption("--guides", action="store_true", help="also run every command of the guides: some minutes")
-    parser.addoption("--slurm", action="store_true", help="the job on a real SLURM controller, and nothing else: five to eight minutes")
+    parser.addoption(
+        "--faults",
+        nargs="?",
+        type=int,
+        const=8,
+        default=0,
+        metavar="N",
+        help="also inject each kind of fault N times (default 8) at random moments: takes hours",
+    )
+    parser.addoption(
+        "--guides", action="store_true", help="also run every command of the guides: some minutes"
+    )
+    parser.addoption(
+        "--slurm",
+        action="store_true",
+        help="the job on a real SLURM controller, and nothing else: five to eight minutes",
+    )
 
 
 def pytest_generate_tests(metafunc):

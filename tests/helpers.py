@@ -28,8 +28,16 @@ def write_csv(path, header, rows, delimiter=","):
     return str(path)
 
 
-TITLES = [("farmer", "61110"), ("wine merchant", "41025"), ("blacksmith", "83110"), ("shoemaker", "80110"),
-          ("farm servant", "62105"), ("weaver of linen", "75400"), ("carpenter", "95410"), ("tailor", "79100")]
+TITLES = [
+    ("farmer", "61110"),
+    ("wine merchant", "41025"),
+    ("blacksmith", "83110"),
+    ("shoemaker", "80110"),
+    ("farm servant", "62105"),
+    ("weaver of linen", "75400"),
+    ("carpenter", "95410"),
+    ("tailor", "79100"),
+]
 
 
 def write_rows(path, n, start=0):
@@ -38,16 +46,35 @@ def write_rows(path, n, start=0):
     for i in range(start, start + n):
         (text, code), (other, second) = TITLES[i % 8], TITLES[(i * 5 + 3) % 8]
         two = i % 3 == 0 and code != second
-        rows.append((f"{text} and {other} no {i}" if two else f"{text} no {i}", code, second if two else "",
-                     ("en", "da", "se")[i % 3]))
+        rows.append(
+            (
+                f"{text} and {other} no {i}" if two else f"{text} no {i}",
+                code,
+                second if two else "",
+                ("en", "da", "se")[i % 3],
+            )
+        )
     return write_csv(path, ("occ1", "hisco_1", "hisco_2", "lang"), rows)
 
 
 def environment(**more):
-    """This environment without what a launcher sets and without matplotlib, one thread per process, and `more`."""
-    env = {name: value for name, value in os.environ.items()
-           if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((str(REPO), str(PLAIN))), "CUDA_VISIBLE_DEVICES": ""} | more
+    """This environment without what a launcher sets and without matplotlib, one thread per process, and
+    `more`.
+    """
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    return (
+        env
+        | {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join((str(REPO), str(PLAIN))),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        | more
+    )
 
 
 def command(script, *args, processes=None, legacy=False):
@@ -56,17 +83,34 @@ def command(script, *args, processes=None, legacy=False):
     if processes is None:
         return [*python, str(script), *map(str, args)]
     launcher = "torch.distributed.launch" if legacy else "torch.distributed.run"
-    return [*python, "-m", launcher, "--standalone", f"--nproc_per_node={processes}", str(script), "--distributed",
-            *map(str, args)]
+    return [
+        *python,
+        "-m",
+        launcher,
+        "--standalone",
+        f"--nproc_per_node={processes}",
+        str(script),
+        "--distributed",
+        *map(str, args),
+    ]
 
 
 def run(script, *args, processes=None, legacy=False, code=0, timeout=240, **env):
-    """Runs to the end and checks the exit code (of torchrun, where there are `processes`); returns the output."""
+    """Runs to the end and checks the exit code (of torchrun, where there are `processes`); returns the
+    output.
+    """
     if processes is None and not env:
         ended, output = run_forked(script, args, timeout)
     else:
-        done = subprocess.run(command(script, *args, processes=processes, legacy=legacy), env=environment(**env),
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, cwd=REPO)
+        done = subprocess.run(
+            command(script, *args, processes=processes, legacy=legacy),
+            env=environment(**env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            cwd=REPO,
+        )
         ended, output = done.returncode, done.stdout
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     return output
@@ -88,9 +132,13 @@ def fork_server():
 
 
 def run_forked(script, args, timeout):
-    """(exit code, output) of a script in a process of its own, in `environment()`. What it has registered with atexit is not called."""
+    """(exit code, output) of a script in a process of its own, in `environment()`. What it has registered
+    with atexit is not called.
+    """
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        process = fork_server().Process(target=_as_script, args=(str(script), [str(arg) for arg in args], output.name, environment()))
+        process = fork_server().Process(
+            target=_as_script, args=(str(script), [str(arg) for arg in args], output.name, environment())
+        )
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -108,7 +156,10 @@ def _as_script(script, args, output, variables):
     os.dup2(said, 2)
     os.chdir(REPO)
     warnings.simplefilter("ignore")
-    sys.path[:] = [str(Path(script).parent), *(folder for folder in sys.path if not Path(folder).is_relative_to(REPO / "tests"))]
+    sys.path[:] = [
+        str(Path(script).parent),
+        *(folder for folder in sys.path if not Path(folder).is_relative_to(REPO / "tests")),
+    ]
     sys.argv = [script, *args]
     runpy.run_path(script, run_name="__main__")
 
@@ -127,7 +178,10 @@ def run_inside(main, *args):
 def read_logs(folder):
     """Rows of logs.csv: a dict of floats each, None where a cell is empty."""
     with open(Path(folder) / "logs.csv", encoding="utf-8", newline="") as file:
-        return [{name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(file)]
+        return [
+            {name: float(value) if value else None for name, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
 
 
 def greatest_difference(folder, other, names):

@@ -41,8 +41,11 @@ class Result:
         """(text, language, codes) of each row."""
         for i in range(len(part)):
             points, _ = part.texts(np.array([i]))
-            yield ("".join(map(chr, points)), self.data.languages[part.language[i]],
-                   [self.codes[number] for number in part.codes[i] if number >= 0])
+            yield (
+                "".join(map(chr, points)),
+                self.data.languages[part.language[i]],
+                [self.codes[number] for number in part.codes[i] if number >= 0],
+            )
 
     def table(self, name):
         with open(self.folder / name, encoding="utf-8", newline="") as file:

@@ -1,8 +1,10 @@
-"""A device that is not the CPU, for machines that have none: tensors say that they are elsewhere, and their values lie on the CPU.
+"""A device that is not the CPU, for machines that have none: tensors say that they are elsewhere, and their
+values lie on the CPU.
 
-As with a GPU, an operation on tensors of both places is an error, NumPy cannot see the values, and what the host asks for by value (`item`,
-`tolist`, `nonzero`, a copy to the CPU) waits for the device: `waits` counts it. Code takes the ways that it takes on every device but the
-CPU, with the CPU's results. torch has no other device whose guard is there in all builds, so this one goes by the name of "meta".
+As with a GPU, an operation on tensors of both places is an error, NumPy cannot see the values, and what the
+host asks for by value (`item`, `tolist`, `nonzero`, a copy to the CPU) waits for the device: `waits` counts
+it. Code takes the ways that it takes on every device but the CPU, with the CPU's results. torch has no other
+device whose guard is there in all builds, so this one goes by the name of "meta".
 """
 
 import collections
@@ -17,7 +19,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
 MOVES = {aten.copy_.default, aten._to_copy.default}
-TAKES_NUMBERS_FROM_THE_CPU = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}       # of rows, not values
+# of rows, not values
+TAKES_NUMBERS_FROM_THE_CPU = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+}
 ASKS_BY_VALUE = {aten._local_scalar_dense, aten.nonzero}
 
 
@@ -26,8 +33,14 @@ class Elsewhere(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here):
-        tensor = torch.Tensor._make_wrapper_subclass(cls, here.shape, strides=here.stride(), storage_offset=here.storage_offset(),
-                                                     dtype=here.dtype, device=DEVICE)
+        tensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            here.shape,
+            strides=here.stride(),
+            storage_offset=here.storage_offset(),
+            dtype=here.dtype,
+            device=DEVICE,
+        )
         tensor.here = here
         return tensor
 
@@ -43,7 +56,7 @@ class Elsewhere(torch.Tensor):
         return f"Elsewhere({self.here!r})"
 
 
-waits: collections.Counter = collections.Counter()          # how often the host asked for values, by operation
+waits: collections.Counter = collections.Counter()  # how often the host asked for values, by operation
 
 
 def is_device(given) -> bool:
@@ -54,21 +67,40 @@ def run(operation, arguments, named):
     """The operation on the values; what comes out is where its tensors are, or where it is asked for."""
     tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, torch.Tensor)]
     elsewhere = [tensor for tensor in tensors if isinstance(tensor, Elsewhere)]
-    one_device = arguments[::2] if operation in TAKES_NUMBERS_FROM_THE_CPU else () if operation in MOVES else tensors
-    if elsewhere and any(isinstance(x, torch.Tensor) and x.dim() and not isinstance(x, Elsewhere) for x in one_device):
+    one_device = (
+        arguments[::2] if operation in TAKES_NUMBERS_FROM_THE_CPU else () if operation in MOVES else tensors
+    )
+    if elsewhere and any(
+        isinstance(x, torch.Tensor) and x.dim() and not isinstance(x, Elsewhere) for x in one_device
+    ):
         raise RuntimeError(f"{operation}: tensors of two devices")
-    to_cpu = operation is aten._to_copy.default and named.get("device") is not None and not is_device(named["device"])
+    to_cpu = (
+        operation is aten._to_copy.default
+        and named.get("device") is not None
+        and not is_device(named["device"])
+    )
     if elsewhere and (to_cpu or operation.overloadpacket in ASKS_BY_VALUE):
         waits[operation.overloadpacket.__name__] += 1
     made_there = is_device(named.get("device"))
     if made_there:
         named = {**named, "device": "cpu"}
-    arguments, named = tree_map(lambda leaf: leaf.here if isinstance(leaf, Elsewhere) else leaf, (arguments, named))
+    arguments, named = tree_map(
+        lambda leaf: leaf.here if isinstance(leaf, Elsewhere) else leaf, (arguments, named)
+    )
     found = operation(*arguments, **named)
     if to_cpu or not (elsewhere or made_there):
         return found
-    given = {id(tensor.here): tensor for tensor in elsewhere}                       # what works in place returns what it was given
-    return tree_map(lambda leaf: given.get(id(leaf)) if id(leaf) in given else Elsewhere(leaf) if type(leaf) is torch.Tensor else leaf, found)
+    given = {id(tensor.here): tensor for tensor in elsewhere}  # what works in place returns what it was given
+    return tree_map(
+        lambda leaf: (
+            given.get(id(leaf))
+            if id(leaf) in given
+            else Elsewhere(leaf)
+            if type(leaf) is torch.Tensor
+            else leaf
+        ),
+        found,
+    )
 
 
 class _Operations(TorchDispatchMode):
@@ -90,10 +122,15 @@ class _Tensors(TorchFunctionMode):
 def second_device(monkeypatch):
     """`DEVICE` works like a device, and is the one that the scripts choose."""
     from histocc import distributed, job, search
+
     fused = optimizer._get_fused_kernels_supported_devices
     autocast = torch.autocast
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused(), DEVICE.type])
-    monkeypatch.setattr(torch, "autocast", lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b))
+    monkeypatch.setattr(
+        torch,
+        "autocast",
+        lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b),
+    )
     monkeypatch.setattr(distributed, "choose_device", lambda *_: DEVICE)
     for by_device in (job.LENGTH_GROUP_ROWS, search.PREFIXES_AT_ONCE, search.ROWS_AT_ONCE):
         monkeypatch.setitem(by_device, DEVICE.type, by_device["cpu"])

@@ -16,8 +16,18 @@ from histocc.augment import KINDS, MAX_EDGE, Augmenter
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["QUARRYMAN", "ærlig", "𝔊old"]
-TEXTS = ["wine and spirit merchant", "huusmand og væver", "a", "", "AB", "Søren  Hjort,\tgårdmand", "𝔊𝔬𝔩𝔡 smith 🙂",
-         "γεωργός", " ", "ß"]
+TEXTS = [
+    "wine and spirit merchant",
+    "huusmand og væver",
+    "a",
+    "",
+    "AB",
+    "Søren  Hjort,\tgårdmand",
+    "𝔊𝔬𝔩𝔡 smith 🙂",
+    "γεωργός",
+    " ",
+    "ß",
+]
 
 
 def pack(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +36,9 @@ def pack(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpack(flat: np.ndarray, offsets: np.ndarray) -> list[str]:
-    assert flat.dtype == np.uint32 and offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
+    assert (
+        flat.dtype == np.uint32 and offsets.dtype == np.int64 and offsets[0] == 0 and offsets[-1] == len(flat)
+    )
     return ["".join(map(chr, flat[a:b])) for a, b in zip(offsets[:-1], offsets[1:])]
 
 
@@ -46,21 +58,35 @@ def near(share: float, probability: float, n: int) -> bool:
     return abs(share - probability) < 5 * np.sqrt(probability * (1 - probability) / n)
 
 
-# ---- the generator ---------------------------------------------------------------------------------------------------
+# ---- the generator
+# ---------------------------------------------------------------------------------------------------
+
 
 def test_draws_of_a_stream_are_splitmix64():
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]        # splitmix64 seeded with 0
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # splitmix64 seeded with 0
     assert augment.draw(np.zeros((1, 1), np.uint64), np.arange(3)).tolist() == [published]
 
 
 def test_bits_are_even_and_neighbours_independent():
-    """Mean, each of the 64 bits, the values of the top byte; no correlation along seeds, epochs, rows or draws."""
-    bits = np.array([[augment.draw(augment.streams(seed, epoch, np.arange(128))[:, None], np.arange(64))
-                      for epoch in range(8)] for seed in range(8)])                       # [seed, epoch, row, draw]
+    """Mean, each of the 64 bits, the values of the top byte; no correlation along seeds, epochs, rows or
+    draws.
+    """
+    # [seed, epoch, row, draw]
+    bits = np.array(
+        [
+            [
+                augment.draw(augment.streams(seed, epoch, np.arange(128))[:, None], np.arange(64))
+                for epoch in range(8)
+            ]
+            for seed in range(8)
+        ]
+    )
     n = bits.size
     uniform = (bits >> np.uint64(11)) * 2.0**-53
     assert 0 <= uniform.min() and uniform.max() < 1
-    assert abs(uniform.mean() - 0.5) < 5 * np.sqrt(1 / 12 / n) and abs(uniform.var() - 1 / 12) < 5 / np.sqrt(180 * n)
+    assert abs(uniform.mean() - 0.5) < 5 * np.sqrt(1 / 12 / n) and abs(uniform.var() - 1 / 12) < 5 / np.sqrt(
+        180 * n
+    )
     for bit in range(64):
         assert near(((bits >> np.uint64(bit)) & np.uint64(1)).mean(), 0.5, n), bit
     counts = np.bincount((bits >> np.uint64(56)).ravel().astype(np.int64), minlength=256)
@@ -83,7 +109,9 @@ def test_below_covers_its_range_evenly():
     assert augment.chance(extreme, 1.0).all() and not augment.chance(extreme, 0.0).any()
 
 
-# ---- a pure function of (seed, epoch, row) ---------------------------------------------------------------------------
+# ---- a pure function of (seed, epoch, row)
+# ---------------------------------------------------------------------------
+
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
@@ -92,12 +120,17 @@ def test_noise_does_not_depend_on_the_batch_or_the_order(data):
     texts = data.draw(st.lists(st.text(characters, max_size=12), min_size=1, max_size=8))
     rows = data.draw(st.lists(st.integers(0, 2**40), min_size=len(texts), max_size=len(texts)))
     seed, epoch = data.draw(st.integers(0, 2**63)), data.draw(st.integers(0, 1000))
-    augmenter = Augmenter(seed, data.draw(st.integers(1, 5)), 0.8, words=data.draw(st.sampled_from([None, WORDS])))
+    augmenter = Augmenter(
+        seed, data.draw(st.integers(1, 5)), 0.8, words=data.draw(st.sampled_from([None, WORDS]))
+    )
     together = noisy(augmenter, texts, rows, epoch)
     assert [noisy(augmenter, [t], [r], epoch)[0] for t, r in zip(texts, rows)] == together
     order = data.draw(st.permutations(range(len(texts))))
-    assert noisy(augmenter, [texts[i] for i in order], [rows[i] for i in order], epoch) == [together[i] for i in order]
-    assert [bool(before) for before in texts] == [bool(after) for after in together]      # never emptied, never filled
+    assert noisy(augmenter, [texts[i] for i in order], [rows[i] for i in order], epoch) == [
+        together[i] for i in order
+    ]
+    # never emptied, never filled
+    assert [bool(before) for before in texts] == [bool(after) for after in together]
     hidden = augmenter.hide_language(np.array(rows), epoch)
     assert [augmenter.hide_language(np.array([r]), epoch)[0] for r in rows] == hidden.tolist()
 
@@ -117,9 +150,17 @@ print(hashlib.sha256((text + repr(a.hide_language(rows, 1).tolist())).encode()).
 
 @pytest.mark.processes
 def test_two_processes_make_the_same_noise():
-    answers = [subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True,
-                              env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}).stdout.strip()
-               for seed in ("1", "2")]
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
     rows = np.arange(1000)
     here = Augmenter(11, 4, 0.9, 0.3, WORDS, [1, 2, 3])
     text = repr([noisy(here, [TEXTS[r % len(TEXTS)] for r in rows], rows, e) for e in range(3)])
@@ -129,7 +170,9 @@ def test_two_processes_make_the_same_noise():
 
 def test_noise_is_the_same_in_later_versions():
     """A run that goes on after an update must see the noise it would have seen."""
-    result = noisy(Augmenter(1, 3, 1.0, words=WORDS), ["wine and spirit merchant", "huusmand og væver"], [7, 8], 2)
+    result = noisy(
+        Augmenter(1, 3, 1.0, words=WORDS), ["wine and spirit merchant", "huusmand og væver"], [7, 8], 2
+    )
     assert result == ["elfackujmbrigcðeqga åvrnzyîiiyxjxpei wine and spiqit merchant", "huusmandv ævæer og"]
 
 
@@ -140,12 +183,13 @@ def test_another_seed_epoch_or_row_gives_other_noise(change):
     rows = np.arange(400) + (400 if change == "row" else 0)
     a, b = noisy(base, texts), noisy(other, texts, rows, epoch=1 if change == "epoch" else 0)
     assert sum(x == y for x, y in zip(a, b)) < 20
-    assert len(set(a)) > 380                                                              # rows differ among themselves
+    assert len(set(a)) > 380  # rows differ among themselves
     hidden = base.hide_language(np.arange(400), 0), other.hide_language(rows, 1 if change == "epoch" else 0)
-    assert 0.5 < (hidden[0] == hidden[1]).mean() < 0.75                                   # 0.625 if independent
+    assert 0.5 < (hidden[0] == hidden[1]).mean() < 0.75  # 0.625 if independent
 
 
-# ---- each kind does what it says -------------------------------------------------------------------------------------
+# ---- each kind does what it says
+# -------------------------------------------------------------------------------------
 
 LINE = "wine and spirit merchant"
 MANY = 4000
@@ -153,7 +197,7 @@ MANY = 4000
 
 def test_delete_takes_one_character_anywhere():
     after = one_kind("delete", [LINE] * MANY)
-    assert set(after) == {LINE[:i] + LINE[i + 1:] for i in range(len(LINE))}
+    assert set(after) == {LINE[:i] + LINE[i + 1 :] for i in range(len(LINE))}
 
 
 def test_delete_leaves_the_last_visible_character():
@@ -167,14 +211,30 @@ def test_keyboard_takes_the_key_beside():
     seen = {(old, new) for text in after for old, new in zip(LINE, text) if old != new}
     assert all(len(text) == len(LINE) and sum(a != b for a, b in zip(text, LINE)) <= 1 for text in after)
     assert {new for old, new in seen if old == "s"} == set("adewxz")
-    assert {new for old, new in seen if old == "p"} == set("ol")                          # no å beside an English p
+    assert {new for old, new in seen if old == "p"} == set("ol")  # no å beside an English p
     assert not any(old == " " for old, _ in seen)
     assert near(np.mean([text == LINE for text in after]), LINE.count(" ") / len(LINE), MANY)
 
 
-@pytest.mark.parametrize("letter, beside", [
-    ("å", "päæöø"), ("Å", "PÄÆÖØ"), ("ø", "lpåæ"), ("ñ", "lp"), ("ß", "pü"), ("W", "AEQS"), ("á", "aàâãäå"),
-    ("œ", "oe"), ("γ", "βητυφω"), ("Γ", "ΒΗΤΥΦΩ"), ("é", "az"), ("7", "7"), ("🙂", "🙂"), ("Ж", "Ж")])
+@pytest.mark.parametrize(
+    "letter, beside",
+    [
+        ("å", "päæöø"),
+        ("Å", "PÄÆÖØ"),
+        ("ø", "lpåæ"),
+        ("ñ", "lp"),
+        ("ß", "pü"),
+        ("W", "AEQS"),
+        ("á", "aàâãäå"),
+        ("œ", "oe"),
+        ("γ", "βητυφω"),
+        ("Γ", "ΒΗΤΥΦΩ"),
+        ("é", "az"),
+        ("7", "7"),
+        ("🙂", "🙂"),
+        ("Ж", "Ж"),
+    ],
+)
 def test_keyboard_of_national_letters(letter, beside):
     assert set(one_kind("keyboard", [letter] * 600)) == set(beside)
 
@@ -190,10 +250,10 @@ def test_insert_puts_one_letter_anywhere():
     after = one_kind("insert", [LINE] * MANY)
     places = set()
     for text in after:
-        found = [i for i in range(len(text)) if text[:i] + text[i + 1:] == LINE]
+        found = [i for i in range(len(text)) if text[:i] + text[i + 1 :] == LINE]
         assert len(text) == len(LINE) + 1 and found
         assert text[found[0]].isalpha() and text[found[0]].islower()
-        if len(found) == 1:                                                               # not beside the same letter
+        if len(found) == 1:  # not beside the same letter
             places.add(found[0])
     assert places == set(range(len(LINE) + 1))
 
@@ -204,7 +264,7 @@ def test_substitute_changes_one_character_into_a_letter():
     assert all(len(text) == len(LINE) for text in after) and {len(c) for c in changed} == {0, 1}
     assert {c[0][0] for c in changed if c} == set(range(len(LINE)))
     assert all(c[0][1].islower() for c in changed if c)
-    assert np.mean([not c for c in changed]) < 0.06                                       # the same letter again
+    assert np.mean([not c for c in changed]) < 0.06  # the same letter again
 
 
 @pytest.mark.parametrize("kind, text", [("insert", "x" * 40), ("substitute", "7" * 40)])
@@ -231,13 +291,16 @@ def test_new_letters_suit_capitals_and_greek():
 
 def test_swap_exchanges_two_neighbours():
     text = "abcdefg 🙂å"
-    pairs = {text[:i] + text[i + 1] + text[i] + text[i + 2:] for i in range(len(text) - 1)}
+    pairs = {text[:i] + text[i + 1] + text[i] + text[i + 2 :] for i in range(len(text) - 1)}
     assert set(one_kind("swap", [text] * 600)) == pairs
     assert one_kind("swap", ["a", "", "🙂"]) == ["a", "", "🙂"]
 
 
 def test_swap_words_keeps_what_stands_between():
-    assert set(one_kind("swap_words", [" smed  og\tvæver "] * 100)) == {" og  smed\tvæver ", " smed  væver\tog "}
+    assert set(one_kind("swap_words", [" smed  og\tvæver "] * 100)) == {
+        " og  smed\tvæver ",
+        " smed  væver\tog ",
+    }
     single = ["smith", " smith ", "", "  ", "🙂"]
     assert one_kind("swap_words", single * 20) == single * 20
     # Words of neighbouring texts stay where they are.
@@ -265,17 +328,22 @@ def test_edges_keep_the_text_and_add_up_to_twenty_on_a_side():
     assert all(len(parts) == 2 for parts in after)
     left, right = np.array([[len(a), len(b)] for a, b in after]).T
     assert all((not a or a[-1] == " ") and (not b or b[0] == " ") for a, b in after)
-    assert near(np.mean((left > 0) & (right == 0)), 0.25, MANY) and near(np.mean((left == 0) & (right > 0)), 0.25, MANY)
+    assert near(np.mean((left > 0) & (right == 0)), 0.25, MANY) and near(
+        np.mean((left == 0) & (right > 0)), 0.25, MANY
+    )
     assert near(np.mean((left > 0) & (right > 0)), 0.5, MANY)
     for side in (left, right):
-        assert set(side) == {0} | set(range(2, MAX_EDGE + 2))                             # 1 to 20 and the space
+        assert set(side) == {0} | set(range(2, MAX_EDGE + 2))  # 1 to 20 and the space
     letters = "".join(a[:-1] for a, _ in after)
     assert near(letters.count(" ") / len(letters), 10 / 276, len(letters)) and set("azæß") <= set(letters)
     assert all(c == " " or c.isalpha() for c in letters)
-    assert sum(a[:5] == b[1:6] for a, b in after if len(a) > 5 and len(b) > 5) == 0       # the sides are drawn apart
+    # the sides are drawn apart
+    assert sum(a[:5] == b[1:6] for a, b in after if len(a) > 5 and len(b) > 5) == 0
 
 
-# ---- how the settings combine ----------------------------------------------------------------------------------------
+# ---- how the settings combine
+# ----------------------------------------------------------------------------------------
+
 
 def test_share_of_rows_altered_and_number_of_transformations():
     n = 20_000
@@ -292,10 +360,18 @@ def test_kinds_are_drawn_evenly():
     added = np.array([len(t) - len(text) for t in after])
     word = np.array(["WORD" in t for t in after])
     swapped = np.array([t == "bbbbbbbbbb aaaaaaaaaa" for t in after])
-    for share in (word.mean(), swapped.mean(), (added == -1).mean(), (added == 1).mean(), ((added > 1) & ~word).mean()):
+    for share in (
+        word.mean(),
+        swapped.mean(),
+        (added == -1).mean(),
+        (added == 1).mean(),
+        ((added > 1) & ~word).mean(),
+    ):
         assert near(share, 1 / len(KINDS), n)
     without = noisy(Augmenter(4, 1, 1.0), [text] * n)
-    assert near(np.mean([len(t) < len(text) for t in without]), 1 / 7, n) and not any("WORD" in t for t in without)
+    assert near(np.mean([len(t) < len(text) for t in without]), 1 / 7, n) and not any(
+        "WORD" in t for t in without
+    )
 
 
 def test_defaults_leave_most_rows_as_they_are():
@@ -320,7 +396,8 @@ def test_language_is_hidden_independently_of_the_text():
 def test_off_changes_nothing(options):
     flat, offsets = pack(TEXTS * 30)
     new, new_offsets = Augmenter(1, **({"augmentation_prob": 1.0} | options), words=WORDS).apply(
-        flat, offsets, np.arange(len(offsets) - 1), 0)
+        flat, offsets, np.arange(len(offsets) - 1), 0
+    )
     assert (new == flat).all() and (new_offsets == offsets).all()
     assert not np.shares_memory(new, flat) and not np.shares_memory(new_offsets, offsets)
 
@@ -353,17 +430,28 @@ def test_many_transformations_never_empty_a_text_or_break_a_character():
     assert all(text.strip() for text in after)
     assert all(ord(c) < 0x110000 for text in after for c in text)
     assert all(text == "𝔊" for text in after[2::4])  # nothing there to delete or slip
-    inserted = noisy(Augmenter(2, 5, 1.0, kinds=("insert", "insert_word", "edges", "swap"), words=WORDS), texts)
+    inserted = noisy(
+        Augmenter(2, 5, 1.0, kinds=("insert", "insert_word", "edges", "swap"), words=WORDS), texts
+    )
     assert all("å" in text and "🙂" in text for text in inserted[1::4])
 
 
-@pytest.mark.parametrize("options, message", [
-    ({"augmentation_prob": 1.5}, "augmentation_prob"), ({"unk_lang_prob": -0.1}, "unk_lang_prob"),
-    ({"augmentation_prob": float("nan")}, "augmentation_prob"), ({"num_transformations": -1}, "num_transformations"),
-    ({"words": ["smed", " "]}, "blank"), ({"words": ["smed"], "word_weights": [1, 2]}, "weights"),
-    ({"words": ["smed"], "word_weights": [0]}, "not all 0"),
-    ({"words": ["a", "b"], "word_weights": [1, -1]}, "negative"),
-    ({"kinds": ("insert_word",)}, "needs words"), ({"kinds": ("typo",)}, "typo"), ({"kinds": ()}, "none")])
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"augmentation_prob": 1.5}, "augmentation_prob"),
+        ({"unk_lang_prob": -0.1}, "unk_lang_prob"),
+        ({"augmentation_prob": float("nan")}, "augmentation_prob"),
+        ({"num_transformations": -1}, "num_transformations"),
+        ({"words": ["smed", " "]}, "blank"),
+        ({"words": ["smed"], "word_weights": [1, 2]}, "weights"),
+        ({"words": ["smed"], "word_weights": [0]}, "not all 0"),
+        ({"words": ["a", "b"], "word_weights": [1, -1]}, "negative"),
+        ({"kinds": ("insert_word",)}, "needs words"),
+        ({"kinds": ("typo",)}, "typo"),
+        ({"kinds": ()}, "none"),
+    ],
+)
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Augmenter(1, **options)

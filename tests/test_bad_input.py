@@ -1,12 +1,26 @@
-"""What users are told: exit code 2, one message that names the thing and what to do, and nothing left behind."""
+"""What users are told: exit code 2, one message that names the thing and what to do, and nothing left
+behind.
+"""
 
 import os
 import subprocess
 import sys
 
 import pytest
+from helpers import (
+    FINETUNE,
+    REPO,
+    TINY,
+    TRAIN_MIXER,
+    command,
+    environment,
+    run,
+    run_inside,
+    write_csv,
+    write_rows,
+)
+
 import finetune
-from helpers import FINETUNE, REPO, TINY, TRAIN_MIXER, command, environment, run, run_inside, write_csv, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -30,27 +44,61 @@ def refused(tmp_path, *flags):
 
 
 def test_several_problems_are_reported_together(tmp_path, data):
-    output = refused(tmp_path, "--dataset", data, "--target-cols", "hisco_9", "--input-col", "occupation", "--language", "en",
-                     "--language-col", "lang", "--share-val", 1.5, "--persistent-workers")
-    for words in ("5 problems", "no column 'hisco_9'", "no column 'occupation'", "it has 'occ1', 'hisco_1', 'hisco_2', 'lang'",
-                  "--language and --language-col", "--share-val must lie between 0 and 1, not 1.5",
-                  "--persistent-workers needs --num-workers"):
+    output = refused(
+        tmp_path,
+        "--dataset",
+        data,
+        "--target-cols",
+        "hisco_9",
+        "--input-col",
+        "occupation",
+        "--language",
+        "en",
+        "--language-col",
+        "lang",
+        "--share-val",
+        1.5,
+        "--persistent-workers",
+    )
+    for words in (
+        "5 problems",
+        "no column 'hisco_9'",
+        "no column 'occupation'",
+        "it has 'occ1', 'hisco_1', 'hisco_2', 'lang'",
+        "--language and --language-col",
+        "--share-val must lie between 0 and 1, not 1.5",
+        "--persistent-workers needs --num-workers",
+    ):
         assert words in output, words
 
 
 def test_code_that_does_not_fit_names_row_value_and_flags(tmp_path):
-    path = write_csv(tmp_path / "d.csv", ("occ1", "hisco_1"), [("farmer", "61110"), ("pilot", "4220"), ("smith", "83110")] * 9)
+    path = write_csv(
+        tmp_path / "d.csv",
+        ("occ1", "hisco_1"),
+        [("farmer", "61110"), ("pilot", "4220"), ("smith", "83110")] * 9,
+    )
     output = refused(tmp_path, "--dataset", path, "--target-cols", "hisco_1")
-    for words in ("9 rows", "line 3", "'hisco_1'", "'4220'", "--allow-codes-shorter-than-block-size", "--drop-bad-labels",
-                  "--formatter hisco"):
+    for words in (
+        "9 rows",
+        "line 3",
+        "'hisco_1'",
+        "'4220'",
+        "--allow-codes-shorter-than-block-size",
+        "--drop-bad-labels",
+        "--formatter hisco",
+    ):
         assert words in output, words
 
 
-@pytest.mark.parametrize("content, words", [
-    ("", "is empty"),
-    ("occ1,hisco_1\n", "there are only column names"),
-    ("occ1,hisco_1\nfarmer,\nsmith, \n", "2 × first code missing"),
-])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("", "is empty"),
+        ("occ1,hisco_1\n", "there are only column names"),
+        ("occ1,hisco_1\nfarmer,\nsmith, \n", "2 × first code missing"),
+    ],
+)
 def test_files_without_a_valid_row(tmp_path, content, words):
     path = tmp_path / "d.csv"
     path.write_text(content)
@@ -59,7 +107,15 @@ def test_files_without_a_valid_row(tmp_path, content, words):
 
 def test_missing_file_and_save_path_below_a_file(tmp_path):
     (tmp_path / "file").write_text("")
-    output = refused(tmp_path, "--dataset", tmp_path / "none.csv", "--target-cols", "a", "--save-path", tmp_path / "file" / "run")
+    output = refused(
+        tmp_path,
+        "--dataset",
+        tmp_path / "none.csv",
+        "--target-cols",
+        "a",
+        "--save-path",
+        tmp_path / "file" / "run",
+    )
     assert "none.csv: no such file" in output and f"{tmp_path / 'file'} is not a folder" in output
 
 
@@ -67,35 +123,45 @@ def test_missing_file_and_save_path_below_a_file(tmp_path):
 def test_save_path_on_a_read_only_mount(tmp_path, data):
     mount = tmp_path / "mount"
     mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(mount)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(mount)], capture_output=True
+    ).returncode:
         pytest.skip("this system mounts nothing")
     try:
-        output = refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", "--save-path", mount / "run")
+        output = refused(
+            tmp_path, "--dataset", data, "--target-cols", "hisco_1", "--save-path", mount / "run"
+        )
         assert "cannot write there: the file system is read-only" in output
     finally:
         subprocess.run(["umount", str(mount)], check=True)
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--bf16", "--float64"], "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
-    (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
-    (["--wandb-project-name", "x"], "--wandb-project-name needs --log-wandb"),
-    (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
-    (["--learning-rate", "-1"], "--learning-rate must be above 0"),
-    (["--block-sise", "5"], "unrecognized arguments: --block-sise"),
-    (["--device", "cuda"], "--device cuda, but this machine shows no CUDA device"),
-    (["--initial-checkpoint", "/nowhere"], "/nowhere: no checkpoint there"),
-])
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--bf16", "--float64"], "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
+        (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+        (["--wandb-project-name", "x"], "--wandb-project-name needs --log-wandb"),
+        (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
+        (["--learning-rate", "-1"], "--learning-rate must be above 0"),
+        (["--block-sise", "5"], "unrecognized arguments: --block-sise"),
+        (["--device", "cuda"], "--device cuda, but this machine shows no CUDA device"),
+        (["--initial-checkpoint", "/nowhere"], "/nowhere: no checkpoint there"),
+    ],
+)
 def test_flags_that_cannot_be_followed(tmp_path, data, flags, words):
     assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
 
 
-@pytest.mark.parametrize("flags, env, words", [
-    (["--distributed"], {}, "torchrun --nproc_per_node=2 finetune.py --distributed"),
-    (["--world-size", "4"], {}, "--world-size 4 needs a launcher"),
-    ([], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK not set, but RANK, WORLD_SIZE is"),
-    ([], {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
-])
+@pytest.mark.parametrize(
+    "flags, env, words",
+    [
+        (["--distributed"], {}, "torchrun --nproc_per_node=2 finetune.py --distributed"),
+        (["--world-size", "4"], {}, "--world-size 4 needs a launcher"),
+        ([], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK not set, but RANK, WORLD_SIZE is"),
+        ([], {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE='two'"),
+    ],
+)
 def test_environment_that_contradicts_itself(tmp_path, data, flags, env, words, monkeypatch):
     monkeypatch.setattr("sys.argv", ["finetune.py"])
     for name, value in env.items():
@@ -105,13 +171,19 @@ def test_environment_that_contradicts_itself(tmp_path, data, flags, env, words, 
 
 @pytest.mark.processes
 def test_on_several_processes_rank_0_alone_speaks_and_every_rank_ends_with_2(tmp_path, data):
-    """--world-size contradicts WORLD_SIZE: found before the ranks meet. A missing column: found by rank 0 afterwards."""
-    for flags, words in ((["--target-cols", "hisco_1", "--world-size", "4"], "--world-size 4 contradicts WORLD_SIZE=2"),
-                         (["--target-cols", "none"], "no column 'none'")):
-        output = run(FINETUNE, "--dataset", data, "--save-path", tmp_path / "run", *TINY, *flags, processes=2, code=1)
+    """--world-size contradicts WORLD_SIZE: found before the ranks meet. A missing column: found by rank 0
+    afterwards.
+    """
+    for flags, words in (
+        (["--target-cols", "hisco_1", "--world-size", "4"], "--world-size 4 contradicts WORLD_SIZE=2"),
+        (["--target-cols", "none"], "no column 'none'"),
+    ):
+        output = run(
+            FINETUNE, "--dataset", data, "--save-path", tmp_path / "run", *TINY, *flags, processes=2, code=1
+        )
         assert output.count("error:") == 1 and words in output
-        assert "[rank" not in output and 'File "' + str(FINETUNE) not in output         # no traceback of ours
-        assert output.count("exitcode  : 2") == 2                                        # torchrun's report
+        assert "[rank" not in output and 'File "' + str(FINETUNE) not in output  # no traceback of ours
+        assert output.count("exitcode  : 2") == 2  # torchrun's report
         assert not (tmp_path / "run").exists()
 
 
@@ -123,12 +195,29 @@ def test_help_is_printed_once(tmp_path):
 
 @pytest.mark.processes
 def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
-    """Two processes with the variables set by hand, as a batch system without torchrun would: rank 0 holds the store."""
+    """Two processes with the variables set by hand, as a batch system without torchrun would: rank 0 holds
+    the store.
+    """
     from test_multi_gpu_compatibility import free_port
+
     port = free_port()
     flags = ["--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", *TINY]
-    ranks = [subprocess.Popen(command(FINETUNE, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))) for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            command(FINETUNE, *flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            ),
+        )
+        for rank in range(2)
+    ]
     outputs = [process.communicate(timeout=120)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2]
     assert "no column 'none'" in outputs[0] and outputs[1] == ""
@@ -136,22 +225,38 @@ def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
 
 @pytest.mark.processes
 def test_a_mistake_ends_a_plain_process_with_2_and_no_traceback(tmp_path, data):
-    output = run(FINETUNE, "--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", code=2)
+    output = run(
+        FINETUNE, "--dataset", data, "--target-cols", "none", "--save-path", tmp_path / "run", code=2
+    )
     assert "Traceback" not in output and "no column 'none'" in output
 
 
 def test_the_weights_that_a_run_starts_from_are_not_overwritten(tmp_path, data):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "best.bin").write_bytes(b"weights")
-    code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "--save-path", tmp_path / "old", *TINY,
-                              "--overwrite", "--initial-checkpoint", tmp_path / "old")
+    code, output = run_inside(
+        finetune.main,
+        "--dataset",
+        data,
+        "--target-cols",
+        "hisco_1",
+        "--save-path",
+        tmp_path / "old",
+        *TINY,
+        "--overwrite",
+        "--initial-checkpoint",
+        tmp_path / "old",
+    )
     assert code == 2 and "--overwrite would remove" in output and (tmp_path / "old" / "best.bin").exists()
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--eval-only"], "--eval-only: no checkpoint in"),
-    (["--weight-decay", "nan"], "--weight-decay must be a number"),
-])
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--eval-only"], "--eval-only: no checkpoint in"),
+        (["--weight-decay", "nan"], "--weight-decay must be a number"),
+    ],
+)
 def test_mistakes_are_found_before_the_data_are_prepared(tmp_path, data, flags, words):
     assert words in refused(tmp_path, "--dataset", data, "--target-cols", "hisco_1", *flags)
 
@@ -164,25 +269,64 @@ def test_where_no_checkpoint_can_be_read_each_is_named(tmp_path, data, damage):
         (folder / name).write_bytes(b"PK\x03\x04 cut off")
     if damage == "remove":
         (folder / "last.bin").unlink()
-    code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "--save-path", folder, *TINY)
-    assert code == 2 and "no checkpoint of the run can be read; --overwrite starts anew" in output and sorted(os.listdir(folder))[0] == "2.bin"
+    code, output = run_inside(
+        finetune.main, "--dataset", data, "--target-cols", "hisco_1", "--save-path", folder, *TINY
+    )
+    assert (
+        code == 2
+        and "no checkpoint of the run can be read; --overwrite starts anew" in output
+        and sorted(os.listdir(folder))[0] == "2.bin"
+    )
     assert all(f"{name}: " in output for name in ("2.bin", "best.bin", "last.bin"))
 
 
 def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
     path = tmp_path / "d.csv"
-    path.write_text('occ1,lang,hisco_1\n"smith,en,83110\nweaver,en,75400\nfarmer 5",en,61110\nsm\0ith,en,83110\n"two\nlines",en,83110\nbaker,en,77610\n')
-    code, output = run_inside(finetune.main, "--dataset", path, "--target-cols", "hisco_1", "--formatter", "hisco", "--share-val", 0,
-                              "--save-path", tmp_path / "run", "--prepare-only")
-    assert code == 0 and "1 × rows inside a cell" in output and "1 × NUL character" in output and "2 for training" in output
+    path.write_text(
+        'occ1,lang,hisco_1\n"smith,en,83110\nweaver,en,75400\nfarmer'
+        ' 5",en,61110\nsm\0ith,en,83110\n"two\nlines",en,83110\nbaker,en,77610\n'
+    )
+    code, output = run_inside(
+        finetune.main,
+        "--dataset",
+        path,
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+        "--share-val",
+        0,
+        "--save-path",
+        tmp_path / "run",
+        "--prepare-only",
+    )
+    assert (
+        code == 0
+        and "1 × rows inside a cell" in output
+        and "1 × NUL character" in output
+        and "2 for training" in output
+    )
 
 
 def test_a_flag_that_is_nearly_right_is_named():
-    code, output = run_inside(finetune.main, "--dataset", "x.csv", "--bach_size", 8, "--nothing-like-it", "--seeed=3")
-    assert code == 2 and "unrecognized arguments: --bach-size 8 --nothing-like-it --seeed=3 (is --batch-size or --seed meant?)" in output
+    code, output = run_inside(
+        finetune.main, "--dataset", "x.csv", "--bach_size", 8, "--nothing-like-it", "--seeed=3"
+    )
+    assert (
+        code == 2
+        and "unrecognized arguments: --bach-size 8 --nothing-like-it --seeed=3" in output
+        and "--seeed=3 (is --batch-size or --seed meant?)" in output
+    )
 
 
 def test_a_python_without_torch_says_where_it_may_be():
-    hidden = "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *more: None if name == 'torch' else found(name, *more); import histocc"
+    hidden = (
+        "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *more: None if name =="
+        " 'torch' else found(name, *more); import histocc"
+    )
     done = subprocess.run([sys.executable, "-c", hidden], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 1 and "torch is not there for this Python" in done.stderr.splitlines()[-1] and "source .venv/bin/activate" in done.stderr
+    assert (
+        done.returncode == 1
+        and "torch is not there for this Python" in done.stderr.splitlines()[-1]
+        and "source .venv/bin/activate" in done.stderr
+    )

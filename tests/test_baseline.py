@@ -140,10 +140,8 @@ class TestAnswers:
         from sklearn.svm import LinearSVC
 
         rows = [*ONE, *ONE[::2], *ONE[::3], (ONE[1][0], SMITH, "", "en")]
-        texts, asked = (
-            [row[0] for row in rows],
-            [f"{word}s of {town}e" for word in ("smith", "maid", "tail", "farm") for town in TOWNS],
-        )
+        texts = [row[0] for row in rows]
+        asked = [f"{word}s of {town}e" for word in ("smith", "maid", "tail", "farm") for town in TOWNS]
         tables = [
             TfidfVectorizer(analyzer=kind, ngram_range=size).fit(texts)
             for kind, size in (("char_wb", (2, 5)), ("word", (1, 2)))

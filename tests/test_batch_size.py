@@ -14,9 +14,10 @@ from histocc.distributed import World
 def test_on_a_cpu_the_fastest_size_is_taken():
     tried = []
 
-    def work(rows):                                                     # a pass costs 20 ms, and each row beyond 32 as much as two
+    def work(rows):  # a pass costs 20 ms, and each row beyond 32 as much as two
         tried.append(rows)
         time.sleep(0.02 + 0.002 * rows + 0.01 * max(0, rows - 32))
+
     assert find_batch_size(work, 4096, World()) == 32 and max(tried) == 64
     assert find_batch_size(lambda rows: time.sleep(0.01), 20, World()) == 20
 
@@ -26,10 +27,12 @@ def test_sizes_that_do_not_fit_are_not_taken():
         time.sleep(0.01)
         if rows > 16:
             raise torch.OutOfMemoryError("no room")
+
     assert find_batch_size(work, 4096, World()) == 16
 
     def other(rows):
         raise RuntimeError("something else")
+
     with pytest.raises(RuntimeError, match="something else"):
         find_batch_size(other, 64, World())
 
@@ -56,8 +59,26 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("auto")
     write_rows(folder / "train.csv", 24)
     write_rows(folder / "val.csv", 6, 500)
-    return folder, ["--train-data", folder / "train.csv", "--val-data", folder / "val.csv", *TINY, "--num-epochs", 1, "--log-interval", 1,
-                    "--dropout", 0, "--encoder-dropout", 0, "--float64", "--learning-rate", 1e-3, "--length-groups", 1]
+    return folder, [
+        "--train-data",
+        folder / "train.csv",
+        "--val-data",
+        folder / "val.csv",
+        *TINY,
+        "--num-epochs",
+        1,
+        "--log-interval",
+        1,
+        "--dropout",
+        0,
+        "--encoder-dropout",
+        0,
+        "--float64",
+        "--learning-rate",
+        1e-3,
+        "--length-groups",
+        1,
+    ]
 
 
 @pytest.mark.processes
@@ -66,10 +87,17 @@ def test_out_of_memory_says_what_to_type(files):
     script = folder / "small.py"
     script.write_text(OUT_OF_MEMORY.format(repo=str(REPO), rank="0"))
     output = run(script, *flags, "--save-dir", folder / "oom", "--batch-size", 6, code=1)
-    assert "Give --batch-size 3 --accumulate-steps 2: the total batch stays 6" in output and "Traceback" not in output
+    assert (
+        "Give --batch-size 3 --accumulate-steps 2: the total batch stays 6" in output
+        and "Traceback" not in output
+    )
     run(script, *flags, "--save-dir", folder / "oom", "--batch-size", 3, "--accumulate-steps", 2)
     assert [row["step"] for row in read_logs(folder / "oom")] == [1, 2, 3, 4]
-    script.write_text(OUT_OF_MEMORY.format(repo=str(REPO), rank="1").replace("train_mixer.main()", "sys.exit(train_mixer.main())"))
+    script.write_text(
+        OUT_OF_MEMORY.format(repo=str(REPO), rank="1").replace(
+            "train_mixer.main()", "sys.exit(train_mixer.main())"
+        )
+    )
     output = run(script, *flags, "--save-dir", folder / "oom of one", "--batch-size", 5, processes=2, code=1)
     assert "(rank 1) with --batch-size 5. Give --batch-size 2 --global-batch-size 10" in output
 
@@ -77,12 +105,32 @@ def test_out_of_memory_says_what_to_type(files):
 @pytest.mark.processes
 def test_auto_keeps_the_total_and_the_losses(files):
     folder, flags = files
-    output = run(TRAIN_MIXER, *flags, "--save-dir", folder / "auto", "--batch-size", "auto", "--global-batch-size", 5, "--profile", 9)
-    assert "Profile of 2 steps of rank 0" in output and (folder / "auto" / "trace.json").stat().st_size > 1000      # all after the first three
+    output = run(
+        TRAIN_MIXER,
+        *flags,
+        "--save-dir",
+        folder / "auto",
+        "--batch-size",
+        "auto",
+        "--global-batch-size",
+        5,
+        "--profile",
+        9,
+    )
+    # all after the first three
+    assert "Profile of 2 steps of rank 0" in output and (folder / "auto" / "trace.json").stat().st_size > 1000
     assert "backward" in (folder / "auto" / "profile.txt").read_text()
-    written = json.loads((folder / "auto" / "args.json").read_text())            # as given, so that it can be given back
-    assert (written["batch_size"], written["global_batch_size"], written["accumulate_steps"]) == ("auto", 5, 1)
+    # as given, so that it can be given back
+    written = json.loads((folder / "auto" / "args.json").read_text())
+    assert (written["batch_size"], written["global_batch_size"], written["accumulate_steps"]) == (
+        "auto",
+        5,
+        1,
+    )
     assert "observations at once per process, found by trying; total batch 5" in output
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 5)
     for one, other in zip(read_logs(folder / "auto"), read_logs(folder / "fixed"), strict=True):
-        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-9) and one["samples"] == other["samples"]
+        assert (
+            one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-9)
+            and one["samples"] == other["samples"]
+        )

@@ -1,4 +1,6 @@
-"""The encoder against the published implementation (transformers' CanineModel, random weights), and by itself."""
+"""The encoder against the published implementation (transformers' CanineModel, random weights), and by
+itself.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,11 @@ from histocc.canine import CanineConfig, CanineEncoder
 from histocc.text import padded_width
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
-BASE = {"num_hidden_layers": 2, "num_hash_buckets": 1024}  # width 768 with fewer layers and smaller tables, for speed
+# width 768 with fewer layers and smaller tables, for speed
+BASE = {
+    "num_hidden_layers": 2,
+    "num_hash_buckets": 1024,
+}
 TOLERANCE = 3e-5
 
 
@@ -47,8 +53,10 @@ def difference(reference, ours, ids, mask, reference_width: int | None = None) -
     """Largest difference at real positions and in the pooled output; the reference may get more padding."""
     width = ids.shape[1]
     more = (reference_width or width) - width
-    expected = reference(input_ids=torch.nn.functional.pad(ids, (0, more)),
-                         attention_mask=torch.nn.functional.pad(mask.long(), (0, more)))
+    expected = reference(
+        input_ids=torch.nn.functional.pad(ids, (0, more)),
+        attention_mask=torch.nn.functional.pad(mask.long(), (0, more)),
+    )
     hidden, pooled = ours(ids, mask, padding_follows=0 < more and width < 128)
     at_characters = (expected.last_hidden_state[:, :width] - hidden)[mask].abs().max()
     return max(at_characters.item(), (expected.pooler_output - pooled).abs().max().item())
@@ -57,7 +65,7 @@ def difference(reference, ours, ids, mask, reference_width: int | None = None) -
 @pytest.mark.parametrize("width, lengths", [(128, range(1, 129)), (256, [*range(1, 97, 9), *range(97, 256)])])
 def test_tiny_equals_reference_at_every_length(tiny_pair, width, lengths):
     for start in range(0, len(lengths), 32):
-        assert difference(*tiny_pair, *batch(list(lengths[start:start + 32]), width)) <= TOLERANCE
+        assert difference(*tiny_pair, *batch(list(lengths[start : start + 32]), width)) <= TOLERANCE
 
 
 def by_width(numbers, max_len: int) -> list[tuple[int, list[int]]]:
@@ -169,7 +177,11 @@ def test_random_weights_follow_the_seed():
     first, second, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["pooler.dense.weight"], other["pooler.dense.weight"])
-    for name in ("char_embeddings.char_position_embeddings.weight", "projection.conv.weight", "pooler.dense.weight"):
+    for name in (
+        "char_embeddings.char_position_embeddings.weight",
+        "projection.conv.weight",
+        "pooler.dense.weight",
+    ):
         assert abs(first[name].std().item() - 0.02) < 0.001, name
     assert not first["encoder.layer.1.intermediate.dense.bias"].any()
 

@@ -15,9 +15,19 @@ from histocc.errors import UserError
 from histocc.outputs import LIST, OwnFiles
 
 STATE = {
-    "model": OrderedDict(weight=torch.arange(6.0).reshape(2, 3), bias=torch.tensor([1, 2], dtype=torch.int64), empty=torch.zeros(0)),
-    "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, dtype=torch.float64)}}, "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}]},
-    "step": 12, "key": {"61110": 0, "-1": 1}, "languages": ["unk", "da"], "args": {"flag": True, "none": None, "text": "æ𝔊", "big": 2**70},
+    "model": OrderedDict(
+        weight=torch.arange(6.0).reshape(2, 3),
+        bias=torch.tensor([1, 2], dtype=torch.int64),
+        empty=torch.zeros(0),
+    ),
+    "optimizer": {
+        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, dtype=torch.float64)}},
+        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}],
+    },
+    "step": 12,
+    "key": {"61110": 0, "-1": 1},
+    "languages": ["unk", "da"],
+    "args": {"flag": True, "none": None, "text": "æ𝔊", "big": 2**70},
 }
 
 
@@ -26,7 +36,11 @@ def same(value, other) -> bool:
     if type(value) is not type(other):
         return False
     if isinstance(value, torch.Tensor):
-        return value.dtype == other.dtype and value.shape == other.shape and value.numpy().tobytes() == other.numpy().tobytes()
+        return (
+            value.dtype == other.dtype
+            and value.shape == other.shape
+            and value.numpy().tobytes() == other.numpy().tobytes()
+        )
     if isinstance(value, dict):
         return list(value) == list(other) and all(same(value[name], other[name]) for name in value)
     if isinstance(value, (list, tuple)):
@@ -59,13 +73,17 @@ def refusal(path) -> str:
 
 # ---- what is in a file
 
+
 def test_round_trip_as_weights_only(tmp_path):
     save(tmp_path, "last.bin")
     assert same(checkpoint.load(str(tmp_path / "last.bin")), STATE)
     loaded = torch.load(tmp_path / "last.bin", weights_only=True)
-    assert loaded["model_state_dict"] is loaded["model"]                 # by its second name, once in the file
+    assert loaded["model_state_dict"] is loaded["model"]  # by its second name, once in the file
     assert loaded["checksums"].keys() == STATE.keys()
-    assert same({name: value for name, value in loaded.items() if name not in ("model_state_dict", "checksums")}, STATE)
+    assert same(
+        {name: value for name, value in loaded.items() if name not in ("model_state_dict", "checksums")},
+        STATE,
+    )
 
 
 def test_tensors_are_saved_without_their_gradients(tmp_path):
@@ -78,6 +96,7 @@ def test_tensors_are_saved_without_their_gradients(tmp_path):
 
 # ---- whole or not there
 
+
 @pytest.mark.parametrize("failing", ["torch.save", "os.fsync", "os.replace"])
 def test_a_failure_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch, failing):
     save(tmp_path, "last.bin", "best.bin", step=1)
@@ -87,6 +106,7 @@ def test_a_failure_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch, fa
         if failing == "torch.save":
             arguments[1].write(b"half a file")
         raise OSError("disk full")
+
     with monkeypatch.context() as patch:
         module, name = failing.split(".")
         patch.setattr({"torch": torch, "os": os}[module], name, fails)
@@ -103,7 +123,9 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
             at = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else arguments[1]
             done.append((name, re.sub(r"\.tmp\d+", "", os.path.basename(at))))
             return original(*arguments)
+
         monkeypatch.setattr(os, name, call)
+
     for name in ("fsync", "replace", "link"):
         record(name, getattr(os, name))
     save(tmp_path, "100.bin", "last.bin")
@@ -123,17 +145,27 @@ def test_names_of_one_state_share_its_bytes(tmp_path):
 def test_file_systems_without_links_get_copies(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("not supported")
+
     monkeypatch.setattr(os, "link", fails)
     save(tmp_path, "100.bin", "last.bin", step=1)
     save(tmp_path, "200.bin", "last.bin", step=2)
-    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {"100.bin": 1, "200.bin": 2, "last.bin": 2}
+    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {
+        "100.bin": 1,
+        "200.bin": 2,
+        "last.bin": 2,
+    }
 
 
 def test_a_new_state_leaves_other_names_of_the_old_one_alone(tmp_path):
     save(tmp_path, "100.bin", "best.bin", "last.bin", step=1)
     save(tmp_path, "200.bin", "last.bin", step=2)
     save(tmp_path, "last.bin", step=3)
-    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {"100.bin": 1, "200.bin": 2, "best.bin": 1, "last.bin": 3}
+    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {
+        "100.bin": 1,
+        "200.bin": 2,
+        "best.bin": 1,
+        "last.bin": 3,
+    }
 
 
 @pytest.mark.parametrize("names", [["200.bin", "last.bin"], ["last.bin"]])
@@ -149,13 +181,14 @@ def test_what_a_killed_process_left_does_no_harm(tmp_path, names):
 
 # ---- which files there are
 
+
 def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
     others = ["best.bin", "epoch_1.bin", "last.bin", "10.bin.tmp5", "a10.bin", "logs.csv"]
     own = OwnFiles(str(tmp_path))
     for name in ["9.bin", "10.bin", "100.bin", "1000.bin", "200.bin", *others]:
         (tmp_path / name).touch()
         own.add({name: None})
-    (tmp_path / "8.bin").write_text("somebody's")                        # which the run did not write
+    (tmp_path / "8.bin").write_text("somebody's")  # which the run did not write
     for keep in (7, 5):
         checkpoint.prune(own, keep)
         assert len(names_in(tmp_path)) == 12
@@ -169,29 +202,59 @@ def test_find(tmp_path):
     assert checkpoint.find(str(tmp_path)) is None and not checkpoint.exists_in(str(tmp_path))
     assert checkpoint.find(str(tmp_path / "none")) is None
     (tmp_path / "best.bin").touch()
-    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "best.bin") and checkpoint.exists_in(str(tmp_path))
+    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "best.bin") and checkpoint.exists_in(
+        str(tmp_path)
+    )
     (tmp_path / "last.bin").touch()
-    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "last.bin") and checkpoint.exists_in(str(tmp_path))
+    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "last.bin") and checkpoint.exists_in(
+        str(tmp_path)
+    )
     assert checkpoint.find(str(tmp_path), ("best.bin", "last.bin")) == str(tmp_path / "best.bin")
     assert checkpoint.find(str(tmp_path / "best.bin")) == str(tmp_path / "best.bin")
 
 
 def test_clear_removes_a_run_and_nothing_else(tmp_path):
     (tmp_path / "prepared").mkdir()
-    for name in ("last.bin", "best.bin", "100.bin", "epoch_2.bin", "logs.csv", "args.json", "notes.txt", "pytorch_model.bin"):
+    for name in (
+        "last.bin",
+        "best.bin",
+        "100.bin",
+        "epoch_2.bin",
+        "logs.csv",
+        "args.json",
+        "notes.txt",
+        "pytorch_model.bin",
+    ):
         (tmp_path / name).touch()
-    OwnFiles(str(tmp_path)).add(dict.fromkeys(("last.bin", "best.bin", "epoch_2.bin", "logs.csv", "args.json")))
+    OwnFiles(str(tmp_path)).add(
+        dict.fromkeys(("last.bin", "best.bin", "epoch_2.bin", "logs.csv", "args.json"))
+    )
     run_files.clear(run_files.own_files(str(tmp_path)))
     assert names_in(tmp_path) == ["100.bin", "notes.txt", "prepared", "pytorch_model.bin"]
 
 
 def test_left_overs_have_exact_names(tmp_path):
-    others = [".key.csv.newer", ".key.csv.new", ".git", ".x.new", "last.bin.tmp7x", "notes.csv.tmp77", "thesis.bin.tmp5"]
-    left = ["last.bin.tmp77", "epoch_2.bin.tmp1", "args.json.tmp3", "logs.csv.tmp", "logs.csv.tmp4", "key.csv.tmp9"]
+    others = [
+        ".key.csv.newer",
+        ".key.csv.new",
+        ".git",
+        ".x.new",
+        "last.bin.tmp7x",
+        "notes.csv.tmp77",
+        "thesis.bin.tmp5",
+    ]
+    left = [
+        "last.bin.tmp77",
+        "epoch_2.bin.tmp1",
+        "args.json.tmp3",
+        "logs.csv.tmp",
+        "logs.csv.tmp4",
+        "key.csv.tmp9",
+    ]
     for name in [*left, *others]:
         (tmp_path / name).touch()
     own = OwnFiles(str(tmp_path))
-    checkpoint.remove_leftovers(own)                                     # where no run ever was, nothing is one
+    checkpoint.remove_leftovers(own)  # where no run ever was, nothing is one
     assert names_in(tmp_path) == sorted([*left, *others])
     own.add(dict.fromkeys(("last.bin", "epoch_2.bin", "args.json", "logs.csv", "key.csv")))
     checkpoint.remove_leftovers(own)
@@ -199,6 +262,7 @@ def test_left_overs_have_exact_names(tmp_path):
 
 
 # ---- files that are refused
+
 
 class RunsCode:
     def __reduce__(self):
@@ -211,13 +275,17 @@ class RunsCode:
 @pytest.mark.parametrize("legacy", [False, True])
 def test_code_in_a_checkpoint_is_not_run(tmp_path, legacy):
     sign = tmp_path / "the code has run"
-    torch.save({**STATE, "args": RunsCode(str(sign))}, tmp_path / "evil.bin", _use_new_zipfile_serialization=not legacy)
+    torch.save(
+        {**STATE, "args": RunsCode(str(sign))},
+        tmp_path / "evil.bin",
+        _use_new_zipfile_serialization=not legacy,
+    )
     message = refusal(tmp_path / "evil.bin")
     assert not sign.exists()
     assert re.search(r"(posix|nt)\.mkdir", message)
     assert "refused" in message and "weights_only" not in message
     torch.load(tmp_path / "evil.bin", weights_only=False)
-    assert sign.exists()                                              # it would have
+    assert sign.exists()  # it would have
 
 
 def test_foreign_objects_are_named(tmp_path):
@@ -226,12 +294,26 @@ def test_foreign_objects_are_named(tmp_path):
     assert "argparse.Namespace" in message and "datetime.timedelta" in message and "state_dict" in message
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda state: state["model"]["bias"].add_(1), "model: bias: found another content"), (lambda state: state.update(step=13), "step: found another content"),
-    (lambda state: state["key"].update({"x": 2}), "key: found another content"), (lambda state: state.pop("key"), "key: found nothing"),
-    (lambda state: state.update(thresholds={}), "thresholds: found an entry that was added"), (lambda state: state["model"].pop("bias"), "model: bias: found another"),
-    (lambda state: state["checksums"].update(step="x"), "checksums: step: found 'x', expected a whole number"), (lambda state: state.update(checksums=[1]), "checksums: found a list"),
-    (lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 40)), "args: flag: found a tensor float32 .* bytes in a memory of 4")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda state: state["model"]["bias"].add_(1), "model: bias: found another content"),
+        (lambda state: state.update(step=13), "step: found another content"),
+        (lambda state: state["key"].update({"x": 2}), "key: found another content"),
+        (lambda state: state.pop("key"), "key: found nothing"),
+        (lambda state: state.update(thresholds={}), "thresholds: found an entry that was added"),
+        (lambda state: state["model"].pop("bias"), "model: bias: found another"),
+        (
+            lambda state: state["checksums"].update(step="x"),
+            "checksums: step: found 'x', expected a whole number",
+        ),
+        (lambda state: state.update(checksums=[1]), "checksums: found a list"),
+        (
+            lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 40)),
+            "args: flag: found a tensor float32 .* bytes in a memory of 4",
+        ),
+    ],
+)
 def test_what_was_changed_after_it_was_written_is_named(tmp_path, change, said):
     save(tmp_path, "last.bin")
     state = torch.load(tmp_path / "last.bin", weights_only=True)
@@ -239,7 +321,11 @@ def test_what_was_changed_after_it_was_written_is_named(tmp_path, change, said):
     torch.save(state, tmp_path / "last.bin")
     assert re.search(said, refusal(tmp_path / "last.bin"))
     if isinstance(state["checksums"], dict):
-        assert "removes the entry checksums" in refusal(tmp_path / "last.bin") or "a whole number" in said or "bytes" in said
+        assert (
+            "removes the entry checksums" in refusal(tmp_path / "last.bin")
+            or "a whole number" in said
+            or "bytes" in said
+        )
 
 
 def test_files_without_checksums_and_those_that_lack_what_resuming_needs_are_read(tmp_path):
@@ -283,9 +369,13 @@ def test_flipped_bit_is_refused_or_harmless(tmp_path, bit):
     save(tmp_path, "last.bin")
     whole = (tmp_path / "last.bin").read_bytes()
     for place in range(bit, len(whole), 29):
-        (tmp_path / "bad.bin").write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1:])
+        (tmp_path / "bad.bin").write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
+        )
         try:
-            assert same(checkpoint.load(str(tmp_path / "bad.bin")), STATE), f"byte {place} was read as something else"
+            assert same(checkpoint.load(str(tmp_path / "bad.bin")), STATE), (
+                f"byte {place} was read as something else"
+            )
         except UserError as error:
             assert "bad.bin" in str(error)
 
@@ -294,12 +384,23 @@ def test_flipped_bit_in_the_weights_is_refused(tmp_path):
     checkpoint.save(OwnFiles(str(tmp_path)), ["last.bin"], {"model": {"weight": torch.full((500,), 7.0)}})
     whole = (tmp_path / "last.bin").read_bytes()
     middle = whole.index(torch.full((500,), 7.0).numpy().tobytes()) + 1001
-    (tmp_path / "bad.bin").write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1:])
+    (tmp_path / "bad.bin").write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
     assert "damaged" in refusal(tmp_path / "bad.bin")
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is text\n", b"occ1,hisco_1\nfarmer,61110\n", b"\x80\x02}q\x00.", b"\x80\x04\x95", bytes(range(256)),
-                                     b"PK\x03\x04" + bytes(100), b"]q\x00(K\x01e."])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello, this is text\n",
+        b"occ1,hisco_1\nfarmer,61110\n",
+        b"\x80\x02}q\x00.",
+        b"\x80\x04\x95",
+        bytes(range(256)),
+        b"PK\x03\x04" + bytes(100),
+        b"]q\x00(K\x01e.",
+    ],
+)
 def test_no_checkpoint_at_all(tmp_path, content):
     (tmp_path / "last.bin").write_bytes(content)
     assert "weights_only" not in refusal(tmp_path / "last.bin")
@@ -318,39 +419,69 @@ def test_no_file(tmp_path):
 
 # ---- going on, and starting from other weights
 
+
 def test_differing_args():
     saved = {"learning_rate": 1e-3, "seed": 1, "batch_size": 8, "target_cols": ["a", "b"], "only_then": 1}
     assert checkpoint.differing_args(saved, {**saved, "only_now": 2}, set()) == []
     now = {"learning_rate": 2e-3, "seed": 1, "batch_size": 16, "target_cols": ["b", "a"], "only_now": 2}
     assert checkpoint.differing_args(saved, now, {"batch_size"}) == [
-        "--learning-rate was 0.001, now it is 0.002", "--target-cols was ['a', 'b'], now it is ['b', 'a']"]
+        "--learning-rate was 0.001, now it is 0.002",
+        "--target-cols was ['a', 'b'], now it is ['b', 'a']",
+    ]
 
 
 def test_load_matching():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = {"0.weight": torch.full((2, 3), 7.0), "0.bias": torch.zeros(3), "1.bias": torch.ones(4), "2.bias": torch.ones(4)}
-    assert checkpoint.load_matching(model, weights) == [["0.bias [2]", "1.weight [4, 2]"], ["0.bias [3]", "2.bias [4]"]]
+    weights = {
+        "0.weight": torch.full((2, 3), 7.0),
+        "0.bias": torch.zeros(3),
+        "1.bias": torch.ones(4),
+        "2.bias": torch.ones(4),
+    }
+    assert checkpoint.load_matching(model, weights) == [
+        ["0.bias [2]", "1.weight [4, 2]"],
+        ["0.bias [3]", "2.bias [4]"],
+    ]
     after = model.state_dict()
     assert (after["0.weight"] == 7).all() and (after["1.bias"] == 1).all()
-    assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(after["1.weight"], before["1.weight"])
+    assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(
+        after["1.weight"], before["1.weight"]
+    )
 
 
 def linear_state(rows: int, start: float, width: int = 2, dtype=torch.float32) -> dict:
-    return {"linear_decoder.weight": torch.arange(start, start + rows * width, dtype=dtype).reshape(rows, width),
-            "linear_decoder.bias": torch.arange(start, start + rows, dtype=dtype)}
+    return {
+        "linear_decoder.weight": torch.arange(start, start + rows * width, dtype=dtype).reshape(rows, width),
+        "linear_decoder.bias": torch.arange(start, start + rows, dtype=dtype),
+    }
 
 
 def test_transfer_of_the_rows_that_both_keys_hold():
     state, weights = linear_state(3, 0, dtype=torch.float64), linear_state(4, 100)
-    assert checkpoint.transfer_linear_rows(state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}) == 2
+    assert (
+        checkpoint.transfer_linear_rows(
+            state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}
+        )
+        == 2
+    )
     assert state["linear_decoder.weight"].tolist() == [[106, 107], [2, 3], [102, 103]]
-    assert state["linear_decoder.bias"].tolist() == [103, 1, 101] and state["linear_decoder.bias"].dtype == torch.float64
+    assert (
+        state["linear_decoder.bias"].tolist() == [103, 1, 101]
+        and state["linear_decoder.bias"].dtype == torch.float64
+    )
 
 
-@pytest.mark.parametrize("weights, old_key", [
-    (linear_state(2, 100), {"x": 0, "y": 1}), ({}, {"a": 0, "b": 1}), (linear_state(2, 100, width=3), {"a": 0, "b": 1}),
-    (linear_state(3, 100), {"a": 0, "b": 1})], ids=["no code in common", "no weights", "another width", "another key"])
+@pytest.mark.parametrize(
+    "weights, old_key",
+    [
+        (linear_state(2, 100), {"x": 0, "y": 1}),
+        ({}, {"a": 0, "b": 1}),
+        (linear_state(2, 100, width=3), {"a": 0, "b": 1}),
+        (linear_state(3, 100), {"a": 0, "b": 1}),
+    ],
+    ids=["no code in common", "no weights", "another width", "another key"],
+)
 def test_nothing_to_transfer(weights, old_key):
     state = linear_state(2, 0)
     assert checkpoint.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0

@@ -1,4 +1,6 @@
-"""A file that is being coded: its parts, and what is written of cells and columns that are out of the ordinary."""
+"""A file that is being coded: its parts, and what is written of cells and columns that are out of the
+ordinary.
+"""
 
 import csv
 import io
@@ -28,26 +30,50 @@ def test_it_stays_in_the_small_tables_too(tmp_path):
 def test_columns_of_parquet_whose_names_repeat_are_read_by_place(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    parquet.write_table(pyarrow.table([["1"], ["2"], ["smed"], ["4"]], names=["note", "note", "occ1", "other"]), tmp_path / "in.parquet")
+
+    parquet.write_table(
+        pyarrow.table([["1"], ["2"], ["smed"], ["4"]], names=["note", "note", "occ1", "other"]),
+        tmp_path / "in.parquet",
+    )
     [chunk] = read_chunks(str(tmp_path / "in.parquet"), None)
     assert chunk.columns == [["1"], ["2"], ["smed"], ["4"]]
     [chunk] = read_chunks(str(tmp_path / "in.parquet"), ["occ1"])
     assert chunk.columns == [["smed"]]
 
 
-@pytest.mark.parametrize("content, texts", [("occ1\nsmed\n\nkok\n", ["smed", "", "kok"]), ("occ1\r\n\r\nsmed", ["", "smed"]), ("occ1\nsmed\n\n", ["smed", ""]),
-                                            ('occ1\n""\n\n"a"b\n\nx\n', ["", "", "", "x"]), ("occ1,lang\nsmed,da\n\nkok,da\n", ["smed", "kok"])])
+@pytest.mark.parametrize(
+    "content, texts",
+    [
+        ("occ1\nsmed\n\nkok\n", ["smed", "", "kok"]),
+        ("occ1\r\n\r\nsmed", ["", "smed"]),
+        ("occ1\nsmed\n\n", ["smed", ""]),
+        ('occ1\n""\n\n"a"b\n\nx\n', ["", "", "", "x"]),
+        ("occ1,lang\nsmed,da\n\nkok,da\n", ["smed", "kok"]),
+    ],
+)
 def test_an_empty_line_of_a_single_column_is_an_empty_text(tmp_path, content, texts):
     (tmp_path / "in.csv").write_bytes(content.encode())
     chunks = list(read_chunks(str(tmp_path / "in.csv"), ["occ1"]))
     assert [text for chunk in chunks for text in chunk.columns[0]] == texts
     lines = content.splitlines()
-    assert all(lines[line - 1].strip('"').partition(",")[0] == text for chunk in chunks for line, text in zip(chunk.lines, chunk.columns[0]))
+    assert all(
+        lines[line - 1].strip('"').partition(",")[0] == text
+        for chunk in chunks
+        for line, text in zip(chunk.lines, chunk.columns[0])
+    )
     assert sum(len(chunk.faults) for chunk in chunks) == ('"a"b' in content)
 
 
 def noted(**more) -> dict:
-    return {"rows": 1, "empty": 0, "no_code": 0, "review": 0, "unknown": 0, "unknown_languages": {}, "faults": []} | more
+    return {
+        "rows": 1,
+        "empty": 0,
+        "no_code": 0,
+        "review": 0,
+        "unknown": 0,
+        "unknown_languages": {},
+        "faults": [],
+    } | more
 
 
 @pytest.fixture
@@ -67,7 +93,7 @@ def test_a_folder_of_somebody_else_is_left_alone(coded):
             coded.refuse_others()
         os.remove(other)
     coded.refuse_others()
-    open(coded.path("settings.json.tmp99"), "w").close()                 # of a process that was killed at its begin
+    open(coded.path("settings.json.tmp99"), "w").close()  # of a process that was killed at its begin
     coded.refuse_others()
     assert coded.begin(overwrite=False) is False and os.listdir(coded.folder) == ["settings.json"]
     other = coded.path("thesis.csv")
@@ -93,7 +119,9 @@ def test_a_part_is_that_of_its_number_and_its_settings(coded, tmp_path):
     with pytest.raises(UserError, match="its parts hold 2 rows, and the input 3"):
         coded.join(["occ1"], 2, 3, overwrite=False)
     os.mkfifo(coded.path("scan.json"))
-    with pytest.raises(UserError, match="scan.json is a pipe, where a file of the unfinished output would be"):
+    with pytest.raises(
+        UserError, match="scan.json is a pipe, where a file of the unfinished output would be"
+    ):
         coded.open_scan()
 
 
@@ -103,34 +131,65 @@ def test_what_is_missing_is_said(coded):
     coded.write_part(1, [["smed"]], noted())
     os.remove(coded.part(1, "json"))
     assert coded.is_done(0) and not coded.is_done(1)
-    with pytest.raises(UserError, match="000001.csv was there and is missing or damaged: the same command codes it again"):
+    with pytest.raises(
+        UserError, match="000001.csv was there and is missing or damaged: the same command codes it again"
+    ):
         coded.join(["occ1"], 2, 2, overwrite=False)
     with pytest.raises(UserError, match="frequent0.json was there and is missing or damaged"):
         coded.frequent(Scan(2, 2, 1, None, [("smed", "da")]))
 
 
 def test_faults_and_languages_of_all_parts_are_put_together(coded):
-    coded.write_part(0, [["smed"]], noted(unknown=5000, unknown_languages={"se": 10}, faults=[[3, "kind", "a\rb"]]))
+    coded.write_part(
+        0, [["smed"]], noted(unknown=5000, unknown_languages={"se": 10}, faults=[[3, "kind", "a\rb"]])
+    )
     coded.write_part(1, [["kok"]], noted(unknown=1, unknown_languages={"se": 1}, faults=[[9, "kind", "c"]]))
     counts = coded.join(["occ1"], 2, 2, overwrite=False)
-    assert (counts["faults"], counts["unknown"], counts["unknown_languages"], counts["rows"]) == (2, 5001, {"se": 11}, 2)
+    assert (counts["faults"], counts["unknown"], counts["unknown_languages"], counts["rows"]) == (
+        2,
+        5001,
+        {"se": 11},
+        2,
+    )
     assert open(coded.output, newline="").read() == "occ1\nsmed\nkok\n"
     with open(counts["rejected"], newline="", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [["line", "kind", "reason"], ["3", "kind", "a\rb"], ["9", "kind", "c"]]
+        assert list(csv.reader(file)) == [
+            ["line", "kind", "reason"],
+            ["3", "kind", "a\rb"],
+            ["9", "kind", "c"],
+        ]
 
 
 def test_nothing_that_is_read_is_written_over(tmp_path):
     def problems(**more) -> list[str]:
-        given = {"model": tmp_path / "run", "input": tmp_path / "in.csv", "output": tmp_path / "out.csv", "overwrite": ""} | more
-        return predict_arguments.argument_problems(predict_arguments.get_args_parser().parse_args(
-            [part for name, value in given.items() for part in (f"--{name}", *([str(value)] if value else []))]))
+        given = {
+            "model": tmp_path / "run",
+            "input": tmp_path / "in.csv",
+            "output": tmp_path / "out.csv",
+            "overwrite": "",
+        } | more
+        return predict_arguments.argument_problems(
+            predict_arguments.get_args_parser().parse_args(
+                [
+                    part
+                    for name, value in given.items()
+                    for part in (f"--{name}", *([str(value)] if value else []))
+                ]
+            )
+        )
+
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best.bin").touch()
     os.symlink(tmp_path / "out.csv", tmp_path / "link.csv")
     assert problems() == []
-    for arguments, what in [({"input": tmp_path / "link.csv"}, "the input"), ({"input": tmp_path / "out.csv.rejected.csv"}, "the input"),
-                            ({"descriptions": tmp_path / "out.csv"}, "--descriptions"), ({"key": tmp_path / "out.csv.rejected.csv"}, "--key"),
-                            ({"output": tmp_path / "run" / "best.bin"}, "the model"), ({"model": tmp_path / "out.csv"}, "the model")]:
+    for arguments, what in [
+        ({"input": tmp_path / "link.csv"}, "the input"),
+        ({"input": tmp_path / "out.csv.rejected.csv"}, "the input"),
+        ({"descriptions": tmp_path / "out.csv"}, "--descriptions"),
+        ({"key": tmp_path / "out.csv.rejected.csv"}, "--key"),
+        ({"output": tmp_path / "run" / "best.bin"}, "the model"),
+        ({"model": tmp_path / "out.csv"}, "the model"),
+    ]:
         (tmp_path / "out.csv").touch()
         [problem] = problems(**arguments)
         assert "inputs are never written to" in problem and what in problem

@@ -17,9 +17,10 @@ def gradients(model, widths) -> list[torch.Tensor]:
     found = []
     for width in widths:
         generator = torch.Generator().manual_seed(width)
-        ids, target = torch.randint(97, 122, (3, width), generator=generator), torch.randint(5, 17, (3, 11), generator=generator)
+        ids = torch.randint(97, 122, (3, width), generator=generator)
+        target = torch.randint(5, 17, (3, 11), generator=generator)
         mask = torch.ones(3, width, dtype=torch.bool)
-        mask[1, width // 2:] = False
+        mask[1, width // 2 :] = False
         outputs = model(ids, mask, target)
         sum(output.square().sum() for output in outputs).backward()
         found += [output.detach() for output in outputs]
@@ -27,28 +28,46 @@ def gradients(model, widths) -> list[torch.Tensor]:
 
 
 def test_layers_compute_the_same(monkeypatch):
-    """Whatever the width; traced as a whole and run by torch's own kernels, since machine code takes a minute to make."""
+    """Whatever the width; traced as a whole and run by torch's own kernels, since machine code takes a minute
+    to make.
+    """
     models = []
     for _ in range(2):
         torch.manual_seed(1)
-        models.append(Seq2SeqMixerOccCANINE(hisco_blocky5().num_classes, 7, config=model_config(
-            "tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)).double().train())
+        models.append(
+            Seq2SeqMixerOccCANINE(
+                hisco_blocky5().num_classes,
+                7,
+                config=model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+            )
+            .double()
+            .train()
+        )
     plain, compiled = models
     layer_compile, seen = torch.nn.Module.compile, []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **flags: (seen.append(module), layer_compile(module, backend="eager", **flags)))
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda module, **flags: (seen.append(module), layer_compile(module, backend="eager", **flags)),
+    )
     compiling.compile_layers(compiled)
-    assert len(seen) == 4 + 3 and list(compiled.state_dict()) == list(plain.state_dict())      # outer layers, stack, decoder
+    # outer layers, stack, decoder
+    assert len(seen) == 4 + 3 and list(compiled.state_dict()) == list(plain.state_dict())
     torch._dynamo.utils.counters.clear()
     for ours, theirs in zip(gradients(compiled, (16, 24, 40)), gradients(plain, (16, 24, 40)), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-12)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert 3 <= graphs <= 4, dict(torch._dynamo.utils.counters)         # one for each kind of layer, not for each shape
+    # one for each kind of layer, not for each shape
+    assert 3 <= graphs <= 4, dict(torch._dynamo.utils.counters)
 
 
 def test_a_missing_compiler_is_said(monkeypatch):
     args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", "--target-cols", "a", "--compile"])
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(UserError, match=r"--compile needs a C\+\+ compiler \(no-such-compiler is not there; apt-get install g\+\+\)"):
+    with pytest.raises(
+        UserError,
+        match=r"--compile needs a C\+\+ compiler \(no-such-compiler is not there; apt-get install g\+\+\)",
+    ):
         set_up(args, World(), None, None, [])
     monkeypatch.setenv("CXX", "bash")
     assert compiling.missing_compiler(torch.device("cpu")) is None

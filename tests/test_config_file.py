@@ -4,11 +4,11 @@ import json
 import os
 import tomllib
 
-import finetune
 import pytest
-import train_mixer
 from helpers import REPO, run_inside, write_rows
 
+import finetune
+import train_mixer
 from histocc.errors import UserError
 
 PARSE = finetune.get_args_parser().parse_args
@@ -20,41 +20,84 @@ def config(folder, text, name="run.toml"):
 
 
 def test_values_of_every_kind(tmp_path):
-    file = config(tmp_path, 'dataset = "a.csv"\ntarget-cols = ["hisco_1", "hisco_2"]\nbatch_size = 7\nlearning_rate = 3e-4\nbf16 = true\n'
-                  'overwrite = false\nmissing_code = "-1"\nlanguage_col = "lang"\n')
+    file = config(
+        tmp_path,
+        'dataset = "a.csv"\ntarget-cols = ["hisco_1", "hisco_2"]\nbatch_size = 7\nlearning_rate = 3e-4\nbf16'
+        ' = true\noverwrite = false\nmissing_code = "-1"\nlanguage_col = "lang"\n',
+    )
     args = PARSE(["--config", file])
-    assert (args.dataset, args.target_cols, args.batch_size, args.learning_rate, args.bf16, args.overwrite, args.missing_code) == (
-        "a.csv", ["hisco_1", "hisco_2"], 7, 3e-4, True, False, "-1")
-    assert args.config == file and vars(args) | {"config": None} == vars(PARSE(
-        ["--dataset", "a.csv", "--target-cols", "hisco_1", "hisco_2", "--batch-size", "7", "--learning-rate", "3e-4", "--bf16",
-         "--missing-code=-1", "--language-col", "lang"]))
+    assert (
+        args.dataset,
+        args.target_cols,
+        args.batch_size,
+        args.learning_rate,
+        args.bf16,
+        args.overwrite,
+        args.missing_code,
+    ) == ("a.csv", ["hisco_1", "hisco_2"], 7, 3e-4, True, False, "-1")
+    assert args.config == file and vars(args) | {"config": None} == vars(
+        PARSE(
+            [
+                "--dataset",
+                "a.csv",
+                "--target-cols",
+                "hisco_1",
+                "hisco_2",
+                "--batch-size",
+                "7",
+                "--learning-rate",
+                "3e-4",
+                "--bf16",
+                "--missing-code=-1",
+                "--language-col",
+                "lang",
+            ]
+        )
+    )
 
 
-@pytest.mark.parametrize("given", [["--config", "FILE", "--batch_size", "9"], ["--batch-size=9", "--config=FILE"]])
+@pytest.mark.parametrize(
+    "given", [["--config", "FILE", "--batch_size", "9"], ["--batch-size=9", "--config=FILE"]]
+)
 def test_the_command_line_wins(tmp_path, given):
     file = config(tmp_path, 'dataset = "a.csv"\nbatch_size = 7\ntarget_cols = ["a"]\n')
     args = PARSE([arg.replace("FILE", file) for arg in given] + ["--target-cols", "b"])
     assert args.batch_size == 9 and args.target_cols == ["b"]
 
 
-@pytest.mark.parametrize("text, said", [
-    ("batchsize = 3\n", "'batchsize': there is no such flag; the nearest is 'batch_size'"),
-    ('train_data = ["a"]\n', "'train_data': there is no such flag"),
-    ("batch_size = [3]\n", "'batch_size': expected one value, not [3]"),
-    ('target_cols = "hisco_1"\n', "'target_cols': expected a list, not \"hisco_1\""),
-    ("bf16 = 1\n", "'bf16': expected true or false, not 1"),
-    ("[training]\nbatch_size = 3\n", "'training': there is no such flag"),
-    ("batch_size = \n", "cannot be read as TOML"),
-    ('train_data = ["a"]\n', "'train_data': there is no such flag here, it is a flag of train_mixer.py"),
-    ('target-col-naming = "a"\n', "'target-col-naming': there is no such flag here, it is a flag of train_mixer.py"),
-    ('config = "other.toml"\n', "'config': stands on a command line alone"), ("help = true\n", "'help': stands on a command line alone"),
-    ("h = true\n", "'h': stands on a command line alone"), ("version = true\n", "'version': stands on a command line alone"),
-    ('save_path = "a"\nsave-dir = "b"\n', "'save-dir': is the same flag as 'save_path'; give one of them"),
-    ("batch_size = 3\nbatch-size = 4\n", "'batch-size': is the same flag as 'batch_size'; give one of them"),
-    ('target_cols = ["a", ["b"]]\n', "'target_cols': expected texts or numbers in the list, not [\"b\"]"),
-    ('target_cols = ["a", true]\n', "'target_cols': expected texts or numbers in the list, not true"),
-    ('target_cols = [{a = 1}]\n', "'target_cols': expected texts or numbers in the list, not {\"a\": 1}"),
-    ("wrong = 1\nalso = 2\n", "2 problems:\n  'wrong'")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("batchsize = 3\n", "'batchsize': there is no such flag; the nearest is 'batch_size'"),
+        ('train_data = ["a"]\n', "'train_data': there is no such flag"),
+        ("batch_size = [3]\n", "'batch_size': expected one value, not [3]"),
+        ('target_cols = "hisco_1"\n', "'target_cols': expected a list, not \"hisco_1\""),
+        ("bf16 = 1\n", "'bf16': expected true or false, not 1"),
+        ("[training]\nbatch_size = 3\n", "'training': there is no such flag"),
+        ("batch_size = \n", "cannot be read as TOML"),
+        ('train_data = ["a"]\n', "'train_data': there is no such flag here, it is a flag of train_mixer.py"),
+        (
+            'target-col-naming = "a"\n',
+            "'target-col-naming': there is no such flag here, it is a flag of train_mixer.py",
+        ),
+        ('config = "other.toml"\n', "'config': stands on a command line alone"),
+        ("help = true\n", "'help': stands on a command line alone"),
+        ("h = true\n", "'h': stands on a command line alone"),
+        ("version = true\n", "'version': stands on a command line alone"),
+        (
+            'save_path = "a"\nsave-dir = "b"\n',
+            "'save-dir': is the same flag as 'save_path'; give one of them",
+        ),
+        (
+            "batch_size = 3\nbatch-size = 4\n",
+            "'batch-size': is the same flag as 'batch_size'; give one of them",
+        ),
+        ('target_cols = ["a", ["b"]]\n', "'target_cols': expected texts or numbers in the list, not [\"b\"]"),
+        ('target_cols = ["a", true]\n', "'target_cols': expected texts or numbers in the list, not true"),
+        ("target_cols = [{a = 1}]\n", "'target_cols': expected texts or numbers in the list, not {\"a\": 1}"),
+        ("wrong = 1\nalso = 2\n", "2 problems:\n  'wrong'"),
+    ],
+)
 def test_what_cannot_be_is_said(tmp_path, text, said):
     with pytest.raises(UserError) as error:
         PARSE(["--dataset", "a.csv", "--config", config(tmp_path, text)])
@@ -66,7 +109,10 @@ def test_values_are_checked_as_on_the_command_line(tmp_path):
         PARSE(["--dataset", "a.csv", "--config", config(tmp_path, "batch_size = 0\n")])
 
 
-@pytest.mark.parametrize("name, content", [("none.toml", None), ("bad.json", "{"), ("list.json", "[1]"), ("latin.toml", b'a = "\xe9"')])
+@pytest.mark.parametrize(
+    "name, content",
+    [("none.toml", None), ("bad.json", "{"), ("list.json", "[1]"), ("latin.toml", b'a = "\xe9"')],
+)
 def test_a_file_that_is_none_is_said(tmp_path, name, content):
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -75,19 +121,45 @@ def test_a_file_that_is_none_is_said(tmp_path, name, content):
 
 
 def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
-    first = train_mixer.get_args_parser().parse_args(["--train-data", "a.csv", "b.csv", "--val-data", "v.csv", "--save-dir", "out", "--distributed",
-                                                      "--local-rank", "3", "--batch-size", "5", "--save-each-epoch", "--world-size", "2"])
+    first = train_mixer.get_args_parser().parse_args(
+        [
+            "--train-data",
+            "a.csv",
+            "b.csv",
+            "--val-data",
+            "v.csv",
+            "--save-dir",
+            "out",
+            "--distributed",
+            "--local-rank",
+            "3",
+            "--batch-size",
+            "5",
+            "--save-each-epoch",
+            "--world-size",
+            "2",
+        ]
+    )
     file = config(tmp_path, json.dumps(vars(first)), "args.json")
     again = train_mixer.get_args_parser().parse_args(["--config", file])
-    assert vars(again) == vars(first) | {"distributed": False, "local_rank": None, "world_size": None, "config": file}
+    assert vars(again) == vars(first) | {
+        "distributed": False,
+        "local_rank": None,
+        "world_size": None,
+        "config": file,
+    }
 
 
 def test_the_arguments_of_a_run_of_the_other_script_are_known_as_such(tmp_path):
     file = config(tmp_path, json.dumps(vars(PARSE(["--dataset", "a.csv"]))), "args.json")
     with pytest.raises(UserError) as error:
-        train_mixer.get_args_parser().parse_args(["--train-data", "a", "--val-data", "v", "--save-dir", "o", "--config", file])
-    assert str(error.value).splitlines()[1:] == [f"  '{name}': there is no such flag here, it is a flag of finetune.py"
-                                                 for name in ("dataset", "share_val")]
+        train_mixer.get_args_parser().parse_args(
+            ["--train-data", "a", "--val-data", "v", "--save-dir", "o", "--config", file]
+        )
+    assert str(error.value).splitlines()[1:] == [
+        f"  '{name}': there is no such flag here, it is a flag of finetune.py"
+        for name in ("dataset", "share_val")
+    ]
 
 
 def test_the_arguments_of_a_run_that_had_a_configuration_start_it_again(tmp_path):
@@ -97,9 +169,15 @@ def test_the_arguments_of_a_run_that_had_a_configuration_start_it_again(tmp_path
     assert vars(PARSE(["--config", file])) == vars(first) | {"config": file}
 
 
-@pytest.mark.parametrize("name, script, needed", [
-    ("debug.toml", finetune, ["--dataset", "a.csv"]), ("debug.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"]),
-    ("base.toml", finetune, ["--dataset", "a.csv"]), ("base.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"])])
+@pytest.mark.parametrize(
+    "name, script, needed",
+    [
+        ("debug.toml", finetune, ["--dataset", "a.csv"]),
+        ("debug.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"]),
+        ("base.toml", finetune, ["--dataset", "a.csv"]),
+        ("base.toml", train_mixer, ["--train-data", "a", "--val-data", "v", "--save-dir", "o"]),
+    ],
+)
 def test_the_configurations_of_the_repository_fit_both_scripts(name, script, needed):
     args = script.get_args_parser().parse_args([*needed, "--config", str(REPO / "configs" / name)])
     assert args.model_size == name.removesuffix(".toml").replace("debug", "tiny")
@@ -107,13 +185,19 @@ def test_the_configurations_of_the_repository_fit_both_scripts(name, script, nee
 
 def test_a_run_with_a_configuration(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 40)
-    file = config(tmp_path, f'dataset = "{data}"\ntarget_cols = ["hisco_1"]\nformatter = "hisco"\nprepare_only = true\ndevice = "cpu"\n')
+    file = config(
+        tmp_path,
+        f'dataset = "{data}"\ntarget_cols = ["hisco_1"]\nformatter = "hisco"\nprepare_only = true\ndevice ='
+        ' "cpu"\n',
+    )
     code, output = run_inside(finetune.main, "--config", file, "--save-path", tmp_path / "run")
     assert code == 0 and "40 read" in output
 
 
 def test_yaml_is_said_to_be_toml_and_shown_as_such(tmp_path):
-    path = config(tmp_path, """# a run
+    path = config(
+        tmp_path,
+        """# a run
 dataset: data.csv   # here
 target_cols: [hisco_1, "hisco_2"]
 train_data:
@@ -124,13 +208,22 @@ learning_rate: 2e-5
 overwrite: yes
 language: 'da'
 key: null
-""", "run.yaml")
+""",
+        "run.yaml",
+    )
     with pytest.raises(UserError) as caught:
         finetune.get_args_parser().parse_args(["--config", str(path)])
     said, _, toml = str(caught.value).partition("\n\n")
     assert "the file must be TOML, not YAML. As TOML, in a file that ends with .toml:" in said
-    assert tomllib.loads(toml) == {"dataset": "data.csv", "target_cols": ["hisco_1", "hisco_2"], "train_data": ["a.csv", "b.csv"], "batch_size": 64,
-                                   "learning_rate": 2e-5, "overwrite": True, "language": "da"}
+    assert tomllib.loads(toml) == {
+        "dataset": "data.csv",
+        "target_cols": ["hisco_1", "hisco_2"],
+        "train_data": ["a.csv", "b.csv"],
+        "batch_size": 64,
+        "learning_rate": 2e-5,
+        "overwrite": True,
+        "language": "da",
+    }
     path = config(tmp_path, "model:\n  size: tiny\n", "nested.yml")
     with pytest.raises(UserError, match="must be TOML, not YAML$"):
         finetune.get_args_parser().parse_args(["--config", str(path)])
@@ -145,32 +238,55 @@ def test_a_flag_that_can_be_switched_off(tmp_path):
 DEEP = 30_000
 
 
-@pytest.mark.parametrize("name, content, said", [
-    ("a.toml", b"x = " + b"[" * DEEP + b"]" * DEEP, "cannot be read as TOML: it is nested too deeply"),
-    ("a.toml", b"x = " + b"{a = " * DEEP + b"1" + b"}" * DEEP, "cannot be read as TOML: it is nested too deeply"),
-    ("a.json", b'{"a": ' * DEEP + b"1" + b"}" * DEEP, "cannot be read as JSON: it is nested too deeply"),
-    ("a.yaml", b"x: " + b"[" * DEEP + b"]" * DEEP, "a.yaml: "),
-    ("a.toml", b"batch_size" + b".a" * 1500 + b" = 1", "'batch_size': expected one value, not "),
-    ("a.toml", b"batch_size = 0x" + b"f" * 5000, "'batch_size': the whole number is too large"),
-    ("a.toml", b"batch_size = " + b"9" * 5000, "a number in it has thousands of digits"),
-    ("a.json", b'{"batch_size": ' + b"9" * 5000 + b"}", "a number in it has thousands of digits"),
-    ("a.toml", b"target_cols = [[0x" + b"f" * 5000 + b"]]", "'target_cols': expected texts or numbers in the list, not a list"),
-    ("a.toml", b"learning_rate = nan", "'learning_rate': expected a finite number, not nan"),
-    ("a.json", b'{"learning_rate": NaN}', "'learning_rate': expected a finite number, not nan"),
-    ("a.json", b'{"learning_rate": -Infinity}', "'learning_rate': expected a finite number, not -inf"),
-    ("a.json", b'{"learning_rate": 1e999}', "'learning_rate': expected a finite number, not inf"),
-    ("a.json", b'{"target_cols": ["a", Infinity]}', "'target_cols': expected a finite number, not inf"),
-    ("a.json", b'{"batch_size": 3, "batch_size": 4}', "cannot be read as JSON: 'batch_size' stands there twice"),
-    ("a.toml", b"batch_size = 3\nbatch_size = 4", "cannot be read as TOML: Cannot overwrite"),
-    ("a.toml", b"language = \"a\0b\"", "cannot be read as TOML"), ("a.json", b'{"language": "a\0b"}', "cannot be read as JSON"),
-    ("a.toml", b'language = "a\\u0000b"', "'language': \"a\\u0000b\" holds a NUL character"),
-    ("a.json", b'{"dataset": "\\ud800"}', "'dataset': \"\\ud800\" holds a NUL character or half of a character"),
-    ("a.toml", b'a = 1\nlanguage = "\xff"', "line 2 is not UTF-8 (byte 0xff)"), ("a.json", b'{"language": "\xff"}', "line 1 is not UTF-8 (byte 0xff)"),
-    ("a.toml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"), ("a.yml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
-    ("a.toml", b"".join(b"x%d = 1\n" % i for i in range(50_000)), "… and 49,980 more"),
-    ("a.toml", b"x" * 100_000 + b" = 1\n", "there is no such flag"),
-    ("a.yaml", b"a:\n" + b"- x\n" * 50_000, "must be TOML, not YAML"),
-    ("a.toml", b"target_cols = 2020-01-01\n", "'target_cols': expected a list, not \"2020-01-01\"")])
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("a.toml", b"x = " + b"[" * DEEP + b"]" * DEEP, "cannot be read as TOML: it is nested too deeply"),
+        (
+            "a.toml",
+            b"x = " + b"{a = " * DEEP + b"1" + b"}" * DEEP,
+            "cannot be read as TOML: it is nested too deeply",
+        ),
+        ("a.json", b'{"a": ' * DEEP + b"1" + b"}" * DEEP, "cannot be read as JSON: it is nested too deeply"),
+        ("a.yaml", b"x: " + b"[" * DEEP + b"]" * DEEP, "a.yaml: "),
+        ("a.toml", b"batch_size" + b".a" * 1500 + b" = 1", "'batch_size': expected one value, not "),
+        ("a.toml", b"batch_size = 0x" + b"f" * 5000, "'batch_size': the whole number is too large"),
+        ("a.toml", b"batch_size = " + b"9" * 5000, "a number in it has thousands of digits"),
+        ("a.json", b'{"batch_size": ' + b"9" * 5000 + b"}", "a number in it has thousands of digits"),
+        (
+            "a.toml",
+            b"target_cols = [[0x" + b"f" * 5000 + b"]]",
+            "'target_cols': expected texts or numbers in the list, not a list",
+        ),
+        ("a.toml", b"learning_rate = nan", "'learning_rate': expected a finite number, not nan"),
+        ("a.json", b'{"learning_rate": NaN}', "'learning_rate': expected a finite number, not nan"),
+        ("a.json", b'{"learning_rate": -Infinity}', "'learning_rate': expected a finite number, not -inf"),
+        ("a.json", b'{"learning_rate": 1e999}', "'learning_rate': expected a finite number, not inf"),
+        ("a.json", b'{"target_cols": ["a", Infinity]}', "'target_cols': expected a finite number, not inf"),
+        (
+            "a.json",
+            b'{"batch_size": 3, "batch_size": 4}',
+            "cannot be read as JSON: 'batch_size' stands there twice",
+        ),
+        ("a.toml", b"batch_size = 3\nbatch_size = 4", "cannot be read as TOML: Cannot overwrite"),
+        ("a.toml", b'language = "a\0b"', "cannot be read as TOML"),
+        ("a.json", b'{"language": "a\0b"}', "cannot be read as JSON"),
+        ("a.toml", b'language = "a\\u0000b"', "'language': \"a\\u0000b\" holds a NUL character"),
+        (
+            "a.json",
+            b'{"dataset": "\\ud800"}',
+            "'dataset': \"\\ud800\" holds a NUL character or half of a character",
+        ),
+        ("a.toml", b'a = 1\nlanguage = "\xff"', "line 2 is not UTF-8 (byte 0xff)"),
+        ("a.json", b'{"language": "\xff"}', "line 1 is not UTF-8 (byte 0xff)"),
+        ("a.toml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
+        ("a.yml", b" " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
+        ("a.toml", b"".join(b"x%d = 1\n" % i for i in range(50_000)), "… and 49,980 more"),
+        ("a.toml", b"x" * 100_000 + b" = 1\n", "there is no such flag"),
+        ("a.yaml", b"a:\n" + b"- x\n" * 50_000, "must be TOML, not YAML"),
+        ("a.toml", b"target_cols = 2020-01-01\n", "'target_cols': expected a list, not \"2020-01-01\""),
+    ],
+)
 def test_any_content_gives_one_short_message(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -189,7 +305,12 @@ def test_a_byte_order_mark_before_the_arguments(tmp_path):
 def test_what_is_no_regular_file_is_said_at_once(tmp_path, name):
     os.mkfifo(tmp_path / name)
     os.mkdir(tmp_path / f"folder-{name}")
-    for path, said in ((tmp_path / name, "is a pipe"), (tmp_path / f"folder-{name}", "is a folder"), ("a\0" + name, "is not the name of a file"),
-                       ("x" * 300 + name, "the name is too long"), (tmp_path / f"none-{name}", "no such file")):
+    for path, said in (
+        (tmp_path / name, "is a pipe"),
+        (tmp_path / f"folder-{name}", "is a folder"),
+        ("a\0" + name, "is not the name of a file"),
+        ("x" * 300 + name, "the name is too long"),
+        (tmp_path / f"none-{name}", "no such file"),
+    ):
         with pytest.raises(UserError, match=f"^--config .*{said}"):
             PARSE(["--dataset", "a.csv", "--config", str(path)])

@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 
-import finetune
 import pytest
 from helpers import FINETUNE, REPO, TINY, command, environment, run_inside, write_rows
 
+import finetune
 from histocc import cli, console
 from histocc.errors import UserError
 
@@ -18,9 +18,9 @@ from histocc.errors import UserError
 class Broken(io.StringIO):
     """Takes `lines` lines, then fails as a pipe without a reader does."""
 
-    def __init__(self, lines=0, error=BrokenPipeError(32, "Broken pipe")):
+    def __init__(self, lines=0, error=None):
         super().__init__()
-        self.lines, self.error = lines, error
+        self.lines, self.error = lines, error or BrokenPipeError(32, "Broken pipe")
 
     def flush(self):
         if self.getvalue().count("\n") > self.lines:
@@ -248,8 +248,10 @@ def test_watching_ends_with_its_reader(flags, tmp_path):
         [
             sys.executable,
             "-c",
-            f"import fcntl,time; f=open({str(lock)!r},'w'); fcntl.flock(f, fcntl.LOCK_EX); "
-            "print(1, flush=True); time.sleep(60)",
+            (
+                f"import fcntl,time; f=open({str(lock)!r},'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+                "print(1, flush=True); time.sleep(60)"
+            ),
         ],
         stdout=subprocess.PIPE,
     )

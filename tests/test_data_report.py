@@ -1,4 +1,6 @@
-"""What a data set holds: counted against plain Python, however the rows are spread over files, parts and blocks."""
+"""What a data set holds: counted against plain Python, however the rows are spread over files, parts and
+blocks.
+"""
 
 import csv
 import json
@@ -20,9 +22,19 @@ from histocc.formatter import make_formatter
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
-TEXTS = st.sampled_from(["farmer", "Farmer", "old  farmer", "old farmer", "smith", "SMITH", "baker of bread", "x" * 40])
-ROWS = st.lists(st.tuples(TEXTS, st.sampled_from(["61110", "83110", "77610"]), st.sampled_from(["", "61110", "83110"]),
-                          st.sampled_from(["en", "da"])), min_size=1, max_size=40)
+TEXTS = st.sampled_from(
+    ["farmer", "Farmer", "old  farmer", "old farmer", "smith", "SMITH", "baker of bread", "x" * 40]
+)
+ROWS = st.lists(
+    st.tuples(
+        TEXTS,
+        st.sampled_from(["61110", "83110", "77610"]),
+        st.sampled_from(["", "61110", "83110"]),
+        st.sampled_from(["en", "da"]),
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
 def same(text: str) -> str:
@@ -35,23 +47,36 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_report, "_BUCKET", bucket)
         patch.setattr(data_report, "_BLOCK", block)
-        files = [write_csv(Path(folder) / f"{name}.csv", HEADER, rows) for name, rows in (("train", train), ("val", val))]
-        settings_ = PrepareSettings(files[:1], HISCO.to_dict(), HISCO.target_cols, files[1:], language_col="lang")
+        files = [
+            write_csv(Path(folder) / f"{name}.csv", HEADER, rows)
+            for name, rows in (("train", train), ("val", val))
+        ]
+        settings_ = PrepareSettings(
+            files[:1], HISCO.to_dict(), HISCO.target_cols, files[1:], language_col="lang"
+        )
         data = PreparedData.open(prep.prepare(settings_, folder, lambda *_: None))
         with open(Path(data.folder) / "conflicts.csv", encoding="utf-8", newline="") as file:
             conflicts = list(csv.DictReader(file))
-    rows = [(same(text), lang, frozenset(code for code in (first, second) if code)) for text, first, second, lang in (*train, *val)]
+    rows = [
+        (same(text), lang, frozenset(code for code in (first, second) if code))
+        for text, first, second, lang in (*train, *val)
+    ]
     report = data.report
     assert report["distinct_texts"] == len({text for text, *_ in rows})
     assert report["duplicates"] == len(rows) - len(set(rows))
     assert report["languages"] == Counter(lang for _, lang, _ in rows)
     assert report["codes_per_row"] == Counter(str(len(codes)) for *_, codes in rows)
-    assert report["rare_codes"] == {code: n for code, n in Counter(c for *_, codes in rows for c in codes).items() if n < data_report.RARE}
+    assert report["rare_codes"] == {
+        code: n for code, n in Counter(c for *_, codes in rows for c in codes).items() if n < data_report.RARE
+    }
     seen = {same(text) for text, *_ in train}
     assert report["val_rows_seen_in_training"] == sum(same(text) in seen for text, *_ in val)
     lengths = np.sort([len(text) for text, *_ in (*train, *val)])
     assert report["length"]["max"] == lengths[-1] and report["length"]["mean"] == round(lengths.mean(), 2)
-    assert all(report["length"][f"p{share}"] == lengths[-(-len(rows) * share // 100) - 1] for share in data_report.PERCENTILES)
+    assert all(
+        report["length"][f"p{share}"] == lengths[-(-len(rows) * share // 100) - 1]
+        for share in data_report.PERCENTILES
+    )
 
     labels = defaultdict(Counter)
     for text, lang, codes in rows:
@@ -61,26 +86,67 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     listed = defaultdict(Counter)
     for line in conflicts:
         listed[same(line["text"]), line["language"]][frozenset(line["codes"].split())] += int(line["rows"])
-        first = (*train, *val)[int(line["line"]) - 2 + (len(train) if line["file"].endswith("val.csv") else 0)]
+        first = (*train, *val)[
+            int(line["line"]) - 2 + (len(train) if line["file"].endswith("val.csv") else 0)
+        ]
         assert same(first[0]) == same(line["text"]) and set(line["codes"].split()) == set(first[1:3]) - {""}
     assert listed == expected
 
 
 def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
-    first = write_csv(tmp_path / "a.csv", HEADER, [("farmer", "61110", "", "en"), ("farmer", "83110", "", "en"), ("", "61110", "", "en")])
-    second = write_csv(tmp_path / "b.csv", HEADER[::-1], [("da", "", "61110", "bonde"), ("da", "", "61110", "bonde")], delimiter=";")
-    flags = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--share-val", "0"]
+    first = write_csv(
+        tmp_path / "a.csv",
+        HEADER,
+        [("farmer", "61110", "", "en"), ("farmer", "83110", "", "en"), ("", "61110", "", "en")],
+    )
+    second = write_csv(
+        tmp_path / "b.csv",
+        HEADER[::-1],
+        [("da", "", "61110", "bonde"), ("da", "", "61110", "bonde")],
+        delimiter=";",
+    )
+    flags = [
+        "--formatter",
+        "hisco",
+        "--target-cols",
+        "hisco_1",
+        "hisco_2",
+        "--language-col",
+        "lang",
+        "--share-val",
+        "0",
+    ]
     assert prep.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    for words in ("Rows: 5 read, 4 for training", "Texts: 2 distinct; 1 rows repeat", "2 used, 2 of them in fewer than 10 rows",
-                  "rows with 1 code: 4", "Languages: en 2, da 2", "1 texts stand with different codes", "1 × empty text (a.csv line 4)"):
+    for words in (
+        "Rows: 5 read, 4 for training",
+        "Texts: 2 distinct; 1 rows repeat",
+        "2 used, 2 of them in fewer than 10 rows",
+        "rows with 1 code: 4",
+        "Languages: en 2, da 2",
+        "1 texts stand with different codes",
+        "1 × empty text (a.csv line 4)",
+    ):
         assert words in said
     report = json.loads((tmp_path / "out" / "data_report.json").read_text())
-    assert (report["rows"], report["distinct_texts"], report["rejected_rows"], report["duplicates"], report["conflicts"]) == (5, 2, 1, 1, 1)
-    assert report["languages"] == {"en": 2, "da": 2} and [file["delimiter"] for file in report["files"]] == [",", ";"]
+    assert (
+        report["rows"],
+        report["distinct_texts"],
+        report["rejected_rows"],
+        report["duplicates"],
+        report["conflicts"],
+    ) == (5, 2, 1, 1, 1)
+    assert report["languages"] == {"en": 2, "da": 2} and [file["delimiter"] for file in report["files"]] == [
+        ",",
+        ";",
+    ]
     assert report["problems"][0]["kind"] == "empty text" and report["problems"][0]["first"][0]["line"] == 4
     conflicts = (tmp_path / "out" / "conflicts.csv").read_text().splitlines()
-    assert conflicts[0] == "text,language,codes,rows,file,line" and conflicts[1] == f"farmer,en,61110,1,{first},2" and len(conflicts) == 3
+    assert (
+        conflicts[0] == "text,language,codes,rows,file,line"
+        and conflicts[1] == f"farmer,en,61110,1,{first},2"
+        and len(conflicts) == 3
+    )
     assert prep.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
     assert "Prepared data: found" in capsys.readouterr().out
 
@@ -90,8 +156,14 @@ def test_unusable_data_are_shown_all_the_same(tmp_path, capsys):
     flags = ["--formatter", "hisco", "--target-cols", "hisco_1", "--save-path", str(tmp_path / "out")]
     assert prep.main([path, *flags]) == 2
     said = capsys.readouterr()
-    assert "Rows: 3 read" in said.out and "1 rows hold a code that does not fit" in said.err and "--drop-bad-labels" in said.err
+    assert (
+        "Rows: 3 read" in said.out
+        and "1 rows hold a code that does not fit" in said.err
+        and "--drop-bad-labels" in said.err
+    )
     report = json.loads((tmp_path / "out" / "data_report.json").read_text())
     assert [(problem["kind"], problem["action"]) for problem in report["problems"]] == [
-        ("code does not fit", "error"), ("first code missing", "rejected")]
+        ("code does not fit", "error"),
+        ("first code missing", "rejected"),
+    ]
     assert not (tmp_path / "out" / "prepared").exists()

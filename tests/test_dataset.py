@@ -16,16 +16,27 @@ from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.sampler import BatchPlan
 from histocc.text import padded_width
 
-ROWS = [(f"{'farmer and smith of ' * (i % 4)}place {i}", ("61110", "83110", "-1")[i % 3], ("", "1110")[i % 2], ("en", "da", "")[i % 3])
-        for i in range(23)]
+ROWS = [
+    (
+        f"{'farmer and smith of ' * (i % 4)}place {i}",
+        ("61110", "83110", "-1")[i % 3],
+        ("", "1110")[i % 2],
+        ("en", "da", "")[i % 3],
+    )
+    for i in range(23)
+]
 CODES = ["-1", "01110", "61110", "83110"]
 NOISE = {"num_transformations": 3, "augmentation_prob": 0.9, "unk_lang_prob": 0.5, "words": ["gammel", "ung"]}
 
 
 def prepared(folder, formatter: BlockyFormatter, train, val) -> PreparedData:
     header = ("occ1", "code_1", "code_2", "lang")
-    files = [write_csv(folder / f"{name}.csv", header, rows) for name, rows in (("train", train), ("val", val))]
-    settings = prep.PrepareSettings(files[:1], formatter.to_dict(), formatter.target_cols, files[1:], language_col="lang")
+    files = [
+        write_csv(folder / f"{name}.csv", header, rows) for name, rows in (("train", train), ("val", val))
+    ]
+    settings = prep.PrepareSettings(
+        files[:1], formatter.to_dict(), formatter.target_cols, files[1:], language_col="lang"
+    )
     return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
 
 
@@ -42,9 +53,18 @@ def data(tmp_path_factory, hisco):
 @pytest.fixture
 def batches(data, hisco):
     """Makes one rank's micro-batches of the training rows, shuffled and noisy unless told otherwise."""
+
     def make(total, processes=1, micro=0, rank=0, noise=NOISE, groups=1, **options):
         options = {"shuffle_seed": 11, "augmenter": Augmenter(5, **noise) if noise else None} | options
-        return MicroBatches(data.train, BatchPlan(len(data.train), total, processes, micro, groups, 1), rank, hisco, data, **options)
+        return MicroBatches(
+            data.train,
+            BatchPlan(len(data.train), total, processes, micro, groups, 1),
+            rank,
+            hisco,
+            data,
+            **options,
+        )
+
     return make
 
 
@@ -54,9 +74,17 @@ def epoch_of(dataset: MicroBatches, epoch: int = 0, first_batch: int = 0) -> lis
 
 def observations(batch: dict) -> list[tuple]:
     """Rows that count, as plain Python: (visible ids, tokens, codes)."""
-    return [(tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
-            for ids, mask, tokens, codes, weight in zip(batch["input_ids"], batch["attention_mask"], batch["targets_seq2seq"],
-                                                        batch["targets_linear"], batch["weights"]) if weight]
+    return [
+        (tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
+        for ids, mask, tokens, codes, weight in zip(
+            batch["input_ids"],
+            batch["attention_mask"],
+            batch["targets_seq2seq"],
+            batch["targets_linear"],
+            batch["weights"],
+        )
+        if weight
+    ]
 
 
 def text_of(ids) -> str:
@@ -73,29 +101,51 @@ def assert_same(batch: dict, other: dict) -> None:
 def written(row: tuple) -> tuple[str, str]:
     """A row of the file as (input, label)."""
     text, first, second, language = row
-    return f"{language or 'unk'}[SEP]{text}", "&".join(code.zfill(5) if code == "1110" else code for code in (first, second) if code)
+    return f"{language or 'unk'}[SEP]{text}", "&".join(
+        code.zfill(5) if code == "1110" else code for code in (first, second) if code
+    )
 
 
 # ---- what is in a batch
+
 
 def test_keys_shapes_and_types(batches):
     dataset = batches(8)
     [batch] = dataset[0, 0]
     width = batch["input_ids"].shape[1]
-    expected = {"input_ids": ((8, width), torch.int64), "attention_mask": ((8, width), torch.bool),
-                "targets_seq2seq": ((8, 27), torch.int64), "targets_linear": ((8, 2), torch.int64), "weights": ((8,), torch.float32),
-                "rows": ((8,), torch.int64)}
-    assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items() if isinstance(value, torch.Tensor)} == expected
-    assert (batch["global_count"], batch["last_micro_batch"]) == (8, True) and set(batch) == {*expected, "global_count", "last_micro_batch"}
+    expected = {
+        "input_ids": ((8, width), torch.int64),
+        "attention_mask": ((8, width), torch.bool),
+        "targets_seq2seq": ((8, 27), torch.int64),
+        "targets_linear": ((8, 2), torch.int64),
+        "weights": ((8,), torch.float32),
+        "rows": ((8,), torch.int64),
+    }
+    assert {
+        name: (tuple(value.shape), value.dtype)
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor)
+    } == expected
+    assert (batch["global_count"], batch["last_micro_batch"]) == (8, True) and set(batch) == {
+        *expected,
+        "global_count",
+        "last_micro_batch",
+    }
     assert batch["weights"].tolist() == [1.0] * 8
     assert sorted(row for part in epoch_of(dataset) for row in part["rows"].tolist()) == list(range(23))
     longest = int(batch["attention_mask"].sum(1).max())
     assert width == padded_width(longest - 2) and len(dataset) == 3
-    assert [len(b["weights"]) for b in epoch_of(dataset)] == [8, 8, 7] == [b["global_count"] for b in epoch_of(dataset)]
+    assert (
+        [len(b["weights"]) for b in epoch_of(dataset)]
+        == [8, 8, 7]
+        == [b["global_count"] for b in epoch_of(dataset)]
+    )
 
 
 def test_rows_are_those_of_the_file(batches, hisco):
-    found = [row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in observations(batch)]
+    found = [
+        row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in observations(batch)
+    ]
     assert sorted(text_of(ids) for ids, _, _ in found) == sorted(written(row)[0] for row in ROWS)
     labels = dict(map(written, ROWS))
     for ids, tokens, codes in found:
@@ -104,18 +154,31 @@ def test_rows_are_those_of_the_file(batches, hisco):
         assert [CODES[code] for code in codes if code >= 0] == label.split("&") and len(codes) == 2
 
 
-@pytest.mark.parametrize("kind, options, rows", [
-    ("hisco", {}, [("61110", "-3"), ("-1", ""), ("01110", "99999")]),
-    ("occ1950", {}, [("100", "999"), ("050", ""), ("7", "")]),
-    ("gpf", {"block_size": 4, "allow_short": True}, [("a", "1b.2"), ("zZ9!", ""), ("-1", "?")]),
-    ("gpf", {"block_size": 3, "use_within_block_sep": True, "allow_short": True}, [("10,-2,a", "5"), ("999", "")]),
-])
+@pytest.mark.parametrize(
+    "kind, options, rows",
+    [
+        ("hisco", {}, [("61110", "-3"), ("-1", ""), ("01110", "99999")]),
+        ("occ1950", {}, [("100", "999"), ("050", ""), ("7", "")]),
+        ("gpf", {"block_size": 4, "allow_short": True}, [("a", "1b.2"), ("zZ9!", ""), ("-1", "?")]),
+        (
+            "gpf",
+            {"block_size": 3, "use_within_block_sep": True, "allow_short": True},
+            [("10,-2,a", "5"), ("999", "")],
+        ),
+    ],
+)
 def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
     formatter = make_formatter(kind, ["code_1", "code_2"], **options)
-    data = prepared(tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")])
-    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, formatter, data))        # of equal length: in order
+    data = prepared(
+        tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")]
+    )
+    # of equal length: in order
+    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, formatter, data))
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
-        assert tokens.tolist() == formatter.transform_label("&".join(formatter.repair(c)[0] for c in codes if c)).tolist()
+        assert (
+            tokens.tolist()
+            == formatter.transform_label("&".join(formatter.repair(c)[0] for c in codes if c)).tolist()
+        )
 
 
 def test_no_code_is_a_block_of_padding(hisco):
@@ -127,17 +190,27 @@ def test_rank_without_rows_gets_one_of_weight_0(batches):
     """23 rows on four ranks in batches of 11: the last batch is one row."""
     ranks = [batches(11, 4, rank=rank) for rank in range(4)]
     assert [[batch["weights"].tolist() for batch in epoch_of(dataset)] for dataset in ranks] == [
-        [[1, 1, 1], [1, 1, 1], [1]], [[1, 1, 1], [1, 1, 1], [0]], [[1, 1, 1], [1, 1, 1], [0]], [[1, 1], [1, 1], [0]]]
+        [[1, 1, 1], [1, 1, 1], [1]],
+        [[1, 1, 1], [1, 1, 1], [0]],
+        [[1, 1, 1], [1, 1, 1], [0]],
+        [[1, 1], [1, 1], [0]],
+    ]
     for dataset in ranks:
         [empty] = dataset[0, 2]
         assert empty["global_count"] == 1 and empty["last_micro_batch"] is True
-        assert empty["input_ids"].shape[0] == 1 and empty["attention_mask"].any() and empty["targets_seq2seq"].shape == (1, 27)
+        assert (
+            empty["input_ids"].shape[0] == 1
+            and empty["attention_mask"].any()
+            and empty["targets_seq2seq"].shape == (1, 27)
+        )
 
 
-@pytest.mark.parametrize("total, processes, micro", [(23, 1, 5), (10, 3, 2), (22, 4, 1), (7, 4, 3), (5, 2, 1)])
+@pytest.mark.parametrize(
+    "total, processes, micro", [(23, 1, 5), (10, 3, 2), (22, 4, 1), (7, 4, 3), (5, 2, 1)]
+)
 def test_weights_and_counts_of_a_step(batches, total, processes, micro):
     ranks = [epoch_of(batches(total, processes, micro, rank)) for rank in range(processes)]
-    assert len(set(map(len, ranks))) == 1                              # ranks meet in every backward pass
+    assert len(set(map(len, ranks))) == 1  # ranks meet in every backward pass
     weight = 0.0
     for parts in zip(*ranks):
         weight += sum(float(part["weights"].sum()) for part in parts)
@@ -152,7 +225,9 @@ def test_weights_and_counts_of_a_step(batches, total, processes, micro):
 def test_fixed_width(batches):
     assert {batch["input_ids"].shape[1] for batch in epoch_of(batches(4, fixed_width=128))} == {128}
     narrow, wide = (epoch_of(batches(4, fixed_width=width)) for width in (None, 128))
-    assert [sorted(observations(batch)) for batch in narrow] == [sorted(observations(batch)) for batch in wide]
+    assert [sorted(observations(batch)) for batch in narrow] == [
+        sorted(observations(batch)) for batch in wide
+    ]
     assert len({batch["input_ids"].shape[1] for batch in narrow}) > 1
 
 
@@ -163,6 +238,7 @@ def test_longer_descriptions_are_cut(batches):
 
 
 # ---- order and noise
+
 
 def union(batches, total, processes=1, micro=0, epoch=0) -> list[Counter]:
     """Rows of each global batch of an epoch, whichever rank and micro-batch holds them."""
@@ -189,8 +265,14 @@ def test_noise_of_a_row_does_not_depend_on_the_total_batch(batches):
 
 
 def test_epochs_differ_in_order_and_noise(batches):
-    quiet = [[text_of(ids) for ids, _, _ in observations(batches(23, noise=None)[epoch, 0][0])] for epoch in range(2)]
-    assert sorted(quiet[0]) == sorted(quiet[1]) == sorted(written(row)[0] for row in ROWS) and quiet[0] != quiet[1]
+    quiet = [
+        [text_of(ids) for ids, _, _ in observations(batches(23, noise=None)[epoch, 0][0])]
+        for epoch in range(2)
+    ]
+    assert (
+        sorted(quiet[0]) == sorted(quiet[1]) == sorted(written(row)[0] for row in ROWS)
+        and quiet[0] != quiet[1]
+    )
     noisy = [{text_of(ids) for ids, _, _ in observations(batches(23)[epoch, 0][0])} for epoch in range(2)]
     assert len(noisy[0] - noisy[1]) > 10
 
@@ -216,7 +298,9 @@ def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
         shares = [[text_of(ids) for batch in rank for ids, _, _ in observations(batch)] for rank in ranks]
         texts = [written(row)[0] for row in ROWS[:7]]
         assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
-        for batch, again in zip(ranks[0], epoch_of(MicroBatches(data.val, plan, 0, hisco, data), epoch=2), strict=True):
+        for batch, again in zip(
+            ranks[0], epoch_of(MicroBatches(data.val, plan, 0, hisco, data), epoch=2), strict=True
+        ):
             assert_same(batch, again)
 
 
@@ -225,15 +309,21 @@ def test_micro_batches_of_similar_length_are_the_rows_of_one_batch(batches):
     whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
     for index in ((0, 0), (1, 1)):
         [one], parts = whole[index], cut[index]
-        assert len(parts) == 3 and sorted(observations(one)) == sorted(row for part in parts for row in observations(part))
+        assert len(parts) == 3 and sorted(observations(one)) == sorted(
+            row for part in parts for row in observations(part)
+        )
         widths = [part["input_ids"].shape[1] for part in parts]
-        assert widths == sorted(widths) and sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
+        assert (
+            widths == sorted(widths)
+            and sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
+        )
         assert [part["last_micro_batch"] for part in parts] == [False, False, True]
         for part in parts:
             assert part["input_ids"].shape[1] == padded_width(int(part["attention_mask"].sum(1).max()) - 2)
 
 
 # ---- loaders
+
 
 def test_loader_starts_at_any_batch(batches):
     loader = BatchLoader(batches(5, micro=2))
@@ -242,7 +332,7 @@ def test_loader_starts_at_any_batch(batches):
     for first_batch in (1, 4):
         tail = list(loader.at(2, first_batch))
         assert len(loader) == 5 - first_batch and len(tail) == 14 - 3 * first_batch
-        for batch, other in zip(tail, whole[3 * first_batch:], strict=True):
+        for batch, other in zip(tail, whole[3 * first_batch :], strict=True):
             assert_same(batch, other)
     assert [batch["global_count"] for batch in loader.at(0)] == [5] * 12 + [3] * 2
 
@@ -250,7 +340,9 @@ def test_loader_starts_at_any_batch(batches):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_change_nothing(batches, persistent):
     plain = BatchLoader(batches(6, micro=2))
-    workers = BatchLoader(batches(6, micro=2), num_workers=2, prefetch_factor=2, persistent_workers=persistent)
+    workers = BatchLoader(
+        batches(6, micro=2), num_workers=2, prefetch_factor=2, persistent_workers=persistent
+    )
     for epoch, first_batch in ((0, 0), (1, 0), (1, 2)):
         for batch, other in zip(plain.at(epoch, first_batch), workers.at(epoch, first_batch), strict=True):
             assert_same(batch, other)
@@ -274,7 +366,9 @@ def test_workers_are_sent_paths_and_not_arrays(data):
     sent = pickle.dumps(data.train)
     assert len(sent) < 1000
     copy = pickle.loads(sent)
-    assert len(copy) == 23 and (copy.codes == data.train.codes).all() and (copy.chars == data.train.chars).all()
+    assert (
+        len(copy) == 23 and (copy.codes == data.train.codes).all() and (copy.chars == data.train.chars).all()
+    )
 
 
 def test_texts_of_any_rows(data):

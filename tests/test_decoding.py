@@ -13,8 +13,13 @@ from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
 from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 
 VOCAB, WIDTH, BLOCK, CODES = 9, 64, 3, 4
-SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128,
-         "num_hash_buckets": 256}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "num_hash_buckets": 256,
+}
 
 
 @pytest.fixture
@@ -29,8 +34,13 @@ def decoder():
 
 def make_model(memory_mask: bool = True, dropout: float = 0.0) -> Seq2SeqMixerOccCANINE:
     torch.manual_seed(3)
-    return Seq2SeqMixerOccCANINE([VOCAB - 1] * (BLOCK * CODES + 2), 7, dropout, config=model_config("tiny", **SMALL),
-                                 memory_mask=memory_mask).eval()
+    return Seq2SeqMixerOccCANINE(
+        [VOCAB - 1] * (BLOCK * CODES + 2),
+        7,
+        dropout,
+        config=model_config("tiny", **SMALL),
+        memory_mask=memory_mask,
+    ).eval()
 
 
 def sequences(rows: int = 6, steps: int = 11) -> torch.Tensor:
@@ -68,10 +78,15 @@ class TorchDecoder(nn.Module):
     def forward(self, memory, target, memory_padding_mask, target_padding_mask):
         target = target.T
         x = self.token_emb["embedding"](target) * math.sqrt(WIDTH)
-        x = x + self.positional_encoding.pos_embedding[:len(target)]
+        x = x + self.positional_encoding.pos_embedding[: len(target)]
         causal = torch.ones(len(target), len(target), dtype=torch.bool).triu(1)
-        x = self.decoder(x, memory.transpose(0, 1), tgt_mask=causal, tgt_key_padding_mask=target_padding_mask,
-                         memory_key_padding_mask=memory_padding_mask)
+        x = self.decoder(
+            x,
+            memory.transpose(0, 1),
+            tgt_mask=causal,
+            tgt_key_padding_mask=target_padding_mask,
+            memory_key_padding_mask=memory_padding_mask,
+        )
         return self.head(x).transpose(0, 1)
 
 
@@ -130,9 +145,13 @@ def test_later_tokens_and_pad_are_not_seen(decoder):
     changed = target.clone()
     changed[:, 6:] = 5
     padding = target == PAD_IDX
-    assert torch.equal(decoder(memory, target, None, padding)[:, :6], decoder(memory, changed, None, padding)[:, :6])
+    assert torch.equal(
+        decoder(memory, target, None, padding)[:, :6], decoder(memory, changed, None, padding)[:, :6]
+    )
     changed = target.masked_fill(padding, 7)  # another token there, masked all the same
-    same = (decoder(memory, target, None, padding) - decoder(memory, changed, None, padding)).abs().amax(dim=2)
+    same = (
+        (decoder(memory, target, None, padding) - decoder(memory, changed, None, padding)).abs().amax(dim=2)
+    )
     assert same[~padding].max() == 0
 
 
@@ -190,9 +209,15 @@ def test_model_shapes_and_names():
         seq2seq, linear = model(ids, mask, sequences(6, 13)[:, :length])
         assert seq2seq.shape == (6, length, VOCAB) and linear.shape == (6, 7)
     names = set(model.state_dict())
-    assert {"encoder.pooler.dense.weight", "decoder.token_emb.embedding.weight", "decoder.head.bias",
-            "decoder.positional_encoding.pos_embedding", "decoder.decoder.layers.2.self_attn.in_proj_weight",
-            "decoder.decoder.layers.0.multihead_attn.out_proj.bias", "linear_decoder.weight"} <= names
+    assert {
+        "encoder.pooler.dense.weight",
+        "decoder.token_emb.embedding.weight",
+        "decoder.head.bias",
+        "decoder.positional_encoding.pos_embedding",
+        "decoder.decoder.layers.2.self_attn.in_proj_weight",
+        "decoder.decoder.layers.0.multihead_attn.out_proj.bias",
+        "linear_decoder.weight",
+    } <= names
     assert model.state_dict()["decoder.decoder.layers.0.linear1.weight"].shape == (64, 64)
     with pytest.raises(ValueError, match="Multilingual"):
         Seq2SeqMixerOccCANINE([5], 2, model_domain="Multilingual", config=model_config("tiny", **SMALL))
@@ -215,7 +240,9 @@ def test_memory_mask_leaves_out_padding():
         memory, _ = model.encode(ids, mask)
         changed = memory.masked_fill(~mask[:, :, None], 3.0)
         padding = model.memory_padding_mask(mask)
-        same = torch.allclose(model.decode(memory, target, padding), model.decode(changed, target, padding), atol=1e-5)
+        same = torch.allclose(
+            model.decode(memory, target, padding), model.decode(changed, target, padding), atol=1e-5
+        )
         assert same == memory_mask
 
 
@@ -262,14 +289,16 @@ def vary(model: Seq2SeqMixerOccCANINE) -> Seq2SeqMixerOccCANINE:
 
 @torch.no_grad()
 def naive(model: Seq2SeqMixerOccCANINE, memory, padding) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy decoding of one row after the other, with the whole sequence through the decoder at every token."""
+    """Greedy decoding of one row after the other, with the whole sequence through the decoder at every
+    token.
+    """
     all_tokens, all_probs = [], []
     for row in range(len(memory)):
         tokens, probs = [BOS_IDX], [0.0] * CODES
         for position in range(BLOCK * CODES):
             target = torch.tensor([tokens])
-            row_padding = None if padding is None else padding[row:row + 1]
-            logits = model.decoder(memory[row:row + 1], target, row_padding, target == PAD_IDX)[0, -1]
+            row_padding = None if padding is None else padding[row : row + 1]
+            logits = model.decoder(memory[row : row + 1], target, row_padding, target == PAD_IDX)[0, -1]
             prob, token = logits.softmax(0).max(0)
             block, inside = divmod(position, BLOCK)
             if not inside and token == PAD_IDX:
@@ -289,7 +318,7 @@ def test_greedy_equals_naive(masked):
     result = greedy_from_memory(model, memory, padding, max_codes=CODES, block_size=BLOCK)
     tokens, probs = naive(model, memory, padding)
     written = (probs > 0).sum(dim=1)
-    assert len(set(written.tolist())) >= 3          # rows end after different blocks, or this shows little
+    assert len(set(written.tolist())) >= 3  # rows end after different blocks, or this shows little
     assert torch.equal(result.tokens, tokens)
     assert result.tokens.dtype == torch.int64
     assert (result.block_probs - probs).abs().max() < 1e-5
@@ -301,7 +330,9 @@ def test_greedy_is_independent_of_companions():
     memory, padding = memories(rows=24)
     together = greedy_from_memory(model, memory, padding, max_codes=CODES, block_size=BLOCK)
     for row in range(24):
-        alone = greedy_from_memory(model, memory[row:row + 1], padding[row:row + 1], max_codes=CODES, block_size=BLOCK)
+        alone = greedy_from_memory(
+            model, memory[row : row + 1], padding[row : row + 1], max_codes=CODES, block_size=BLOCK
+        )
         assert torch.equal(alone.tokens[0], together.tokens[row])
         assert (alone.block_probs[0] - together.block_probs[row]).abs().max() < 1e-5
 
@@ -355,7 +386,11 @@ def test_sets_of_codes_in_pieces_of_their_orders(monkeypatch):
     both = set_probs(model, memory, padding, blocks)
     largest = []
     decode = type(model).decode
-    monkeypatch.setattr(type(model), "decode", lambda self, memory, *rest: largest.append(len(memory)) or decode(self, memory, *rest))
+    monkeypatch.setattr(
+        type(model),
+        "decode",
+        lambda self, memory, *rest: largest.append(len(memory)) or decode(self, memory, *rest),
+    )
     monkeypatch.setattr(decoding, "SEQUENCES_AT_ONCE", 1)
     torch.testing.assert_close(set_probs(model, memory, padding, blocks), both)
     assert largest == [1] * 6

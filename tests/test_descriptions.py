@@ -17,13 +17,32 @@ from histocc.formatter import make_formatter
 from histocc.sampler import BatchPlan
 
 HISCO = make_formatter("hisco", ["hisco_1"])
-ROWS = [("bonde", "61110", "da"), ("farmer", "61110", "en"), ("smed", "83110", "da"), ("baker", "77610", "en"), ("none", "-1", "en")]
-TEXTS = [("61110", "General farmer", "en"), ("61110", "Landmand", "da"), ("83110", "Blacksmith", "en"), ("77610", "", "en"), ("99999", "Else", "en")]
+ROWS = [
+    ("bonde", "61110", "da"),
+    ("farmer", "61110", "en"),
+    ("smed", "83110", "da"),
+    ("baker", "77610", "en"),
+    ("none", "-1", "en"),
+]
+TEXTS = [
+    ("61110", "General farmer", "en"),
+    ("61110", "Landmand", "da"),
+    ("83110", "Blacksmith", "en"),
+    ("77610", "", "en"),
+    ("99999", "Else", "en"),
+]
 
 
 def arguments(path, **more):
-    values = {"include_descriptions": True, "descriptions_file": str(path), "descriptions_code_col": None, "descriptions_text_col": None,
-              "descriptions_lang_col": None, "description_prob": 1.0, "description_template": "{occ} [DESC: {desc}]"}
+    values = {
+        "include_descriptions": True,
+        "descriptions_file": str(path),
+        "descriptions_code_col": None,
+        "descriptions_text_col": None,
+        "descriptions_lang_col": None,
+        "description_prob": 1.0,
+        "description_template": "{occ} [DESC: {desc}]",
+    }
     return argparse.Namespace(**values | more)
 
 
@@ -44,18 +63,37 @@ def shown(data, args, epoch=0, seed=5):
     """Text of each row of the file, with what was put to it."""
     found = descriptions.load_descriptions(args, data, HISCO, seed)
     rows = np.arange(len(data.train))
-    flat, offsets = found.apply(*data.train.texts(rows), data.train.codes[rows, 0], data.train.language[rows].astype(np.int64), rows, epoch)
+    flat, offsets = found.apply(
+        *data.train.texts(rows),
+        data.train.codes[rows, 0],
+        data.train.language[rows].astype(np.int64),
+        rows,
+        epoch,
+    )
     return ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])]
 
 
 def test_each_code_and_language_gets_its_own(data, file):
     assert shown(data, arguments(file, descriptions_lang_col="lang")) == [
-        "bonde [DESC: Landmand]", "farmer [DESC: General farmer]", "smed [DESC: Blacksmith]", "baker", "none"]
-    assert shown(data, arguments(file))[0] == "bonde [DESC: General farmer]"               # without languages: the first of its code
+        "bonde [DESC: Landmand]",
+        "farmer [DESC: General farmer]",
+        "smed [DESC: Blacksmith]",
+        "baker",
+        "none",
+    ]
+    # without languages: the first of its code
+    assert shown(data, arguments(file))[0] == "bonde [DESC: General farmer]"
     assert descriptions.load_descriptions(arguments(file), data, HISCO, 1).codes == 2
 
 
-@pytest.mark.parametrize("template, text", [("{desc}: {occ}", "Blacksmith: smed"), ("{desc}", "Blacksmith"), ("a{occ}b{desc}c{occ}", "asmedbBlacksmithcsmed")])
+@pytest.mark.parametrize(
+    "template, text",
+    [
+        ("{desc}: {occ}", "Blacksmith: smed"),
+        ("{desc}", "Blacksmith"),
+        ("a{occ}b{desc}c{occ}", "asmedbBlacksmithcsmed"),
+    ],
+)
 def test_templates(data, file, template, text):
     found = shown(data, arguments(file, description_template=template))
     assert found[2] == text and found[3] == ("bakerbaker" if template.count("{occ}") == 2 else "baker")
@@ -64,44 +102,85 @@ def test_templates(data, file, template, text):
 def test_some_texts_get_it_by_seed_epoch_and_row(data, file):
     args = arguments(file, description_prob=0.5)
     found = [tuple("DESC" in text for text in shown(data, args, epoch)) for epoch in range(40)]
-    assert len(set(found)) > 4 and found == [tuple("DESC" in text for text in shown(data, args, epoch)) for epoch in range(40)]
+    assert len(set(found)) > 4 and found == [
+        tuple("DESC" in text for text in shown(data, args, epoch)) for epoch in range(40)
+    ]
     share = np.mean([row[:3] for row in found])
     assert 0.3 < share < 0.7 and not any(any(row[3:]) for row in found)
-    assert found != [tuple("DESC" in text for text in shown(data, args, epoch, seed=6)) for epoch in range(40)]
+    assert found != [
+        tuple("DESC" in text for text in shown(data, args, epoch, seed=6)) for epoch in range(40)
+    ]
 
 
 def test_batches_show_them(data, file):
     found = descriptions.load_descriptions(arguments(file), data, HISCO, 5)
-    [batch] = MicroBatches(data.train, BatchPlan(5, 5), 0, HISCO, data, shuffle_seed=1, descriptions=found)[0, 0]
-    texts = ["".join(map(chr, ids[mask].tolist()[1:-1])) for ids, mask in zip(batch["input_ids"], batch["attention_mask"])]
-    assert sorted(texts) == sorted(["da[SEP]bonde [DESC: General farmer]", "en[SEP]farmer [DESC: General farmer]",
-                                    "da[SEP]smed [DESC: Blacksmith]", "en[SEP]baker", "en[SEP]none"])
+    [batch] = MicroBatches(data.train, BatchPlan(5, 5), 0, HISCO, data, shuffle_seed=1, descriptions=found)[
+        0, 0
+    ]
+    texts = [
+        "".join(map(chr, ids[mask].tolist()[1:-1]))
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"])
+    ]
+    assert sorted(texts) == sorted(
+        [
+            "da[SEP]bonde [DESC: General farmer]",
+            "en[SEP]farmer [DESC: General farmer]",
+            "da[SEP]smed [DESC: Blacksmith]",
+            "en[SEP]baker",
+            "en[SEP]none",
+        ]
+    )
 
 
 def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
     path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
     assert descriptions.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
     path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
-    with pytest.raises(UserError, match="none of the columns system_code, hisco, code; name yours with --descriptions-code-col. It has 'nr', 'words'"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "none of the columns system_code, hisco, code; name yours with --descriptions-code-col. It has"
+            " 'nr', 'words'"
+        ),
+    ):
         descriptions.find_columns(arguments(path))
     named = arguments(path, descriptions_code_col="nr", descriptions_text_col="words")
     assert shown(data, named)[2] == "smed [DESC: Smiths]"
     with pytest.raises(UserError, match="has no column 'l'"):
-        descriptions.find_columns(arguments(path, descriptions_code_col="nr", descriptions_text_col="words", descriptions_lang_col="l"))
+        descriptions.find_columns(
+            arguments(
+                path, descriptions_code_col="nr", descriptions_text_col="words", descriptions_lang_col="l"
+            )
+        )
     write_csv(path, ("nr", "words"), [("11111", "Else")])
     with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
         descriptions.load_descriptions(named, data, HISCO, 1)
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--include-descriptions"], "--include-descriptions needs --descriptions-file"),
-    (["--descriptions-file", "x.csv"], "--descriptions-file needs --include-descriptions"),
-    (["--include-descriptions", "--descriptions-file", "none.csv"], "none.csv: no such file"),
-    (["--description-template", "{occ}"], "must hold {desc}"), (["--description-prob", "2"], "--description-prob must lie between 0 and 1"),
-])
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--include-descriptions"], "--include-descriptions needs --descriptions-file"),
+        (["--descriptions-file", "x.csv"], "--descriptions-file needs --include-descriptions"),
+        (["--include-descriptions", "--descriptions-file", "none.csv"], "none.csv: no such file"),
+        (["--description-template", "{occ}"], "must hold {desc}"),
+        (["--description-prob", "2"], "--description-prob must lie between 0 and 1"),
+    ],
+)
 def test_flags_that_do_not_fit(tmp_path, flags, words):
-    code, output = run_inside(finetune.main, "--dataset", write_rows(tmp_path / "d.csv", 20), "--target-cols", "hisco_1", "--formatter", "hisco",
-                              "--save-path", tmp_path / "run", *TINY, *flags)
+    code, output = run_inside(
+        finetune.main,
+        "--dataset",
+        write_rows(tmp_path / "d.csv", 20),
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+        "--save-path",
+        tmp_path / "run",
+        *TINY,
+        *flags,
+    )
     assert code == 2 and words in output and not (tmp_path / "run").exists()
 
 

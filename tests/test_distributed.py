@@ -1,4 +1,6 @@
-"""Who a process is: the launcher's variables, the flags that must agree with them, the device. One process here."""
+"""Who a process is: the launcher's variables, the flags that must agree with them, the device. One process
+here.
+"""
 
 import dataclasses
 import os
@@ -27,11 +29,15 @@ def no_launcher(monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets the launcher's variables: launched(rank, local rank, world size), None for one that is not there."""
+    """Sets the launcher's variables: launched(rank, local rank, world size), None for one that is not
+    there.
+    """
+
     def set_variables(*values):
         for name, value in zip(VARIABLES, values):
             if value is not None:
                 monkeypatch.setenv(name, str(value))
+
     return set_variables
 
 
@@ -43,6 +49,7 @@ def refusal(*, distributed=False, world_size=None, local_rank=None) -> str:
 
 # ---- the launcher's variables
 
+
 def test_alone():
     assert launcher_environment(False, None, None) == (0, 0, 1) == launcher_environment(False, 1, 0)
 
@@ -50,7 +57,9 @@ def test_alone():
 @pytest.mark.parametrize("distributed", [False, True])
 def test_launched(launched, distributed):
     launched(5, 1, 8)
-    assert launcher_environment(distributed, None, None) == (5, 1, 8) == launcher_environment(distributed, 8, 1)
+    assert (
+        launcher_environment(distributed, None, None) == (5, 1, 8) == launcher_environment(distributed, 8, 1)
+    )
 
 
 def test_local_rank_as_a_flag(launched):
@@ -79,9 +88,16 @@ def test_world_size_without_a_launcher():
     assert "--world-size 4" in message and "torchrun --nproc_per_node=4" in message
 
 
-@pytest.mark.parametrize("values, missing, there", [
-    ((0, 0, None), "WORLD_SIZE", "RANK, LOCAL_RANK"), ((None, 0, 2), "RANK", "LOCAL_RANK, WORLD_SIZE"), ((0, None, 2), "LOCAL_RANK", "RANK, WORLD_SIZE"),
-    ((None, None, 2), "RANK, LOCAL_RANK", "WORLD_SIZE"), ((0, "", 2), "LOCAL_RANK", "RANK, WORLD_SIZE")])
+@pytest.mark.parametrize(
+    "values, missing, there",
+    [
+        ((0, 0, None), "WORLD_SIZE", "RANK, LOCAL_RANK"),
+        ((None, 0, 2), "RANK", "LOCAL_RANK, WORLD_SIZE"),
+        ((0, None, 2), "LOCAL_RANK", "RANK, WORLD_SIZE"),
+        ((None, None, 2), "RANK, LOCAL_RANK", "WORLD_SIZE"),
+        ((0, "", 2), "LOCAL_RANK", "RANK, WORLD_SIZE"),
+    ],
+)
 @pytest.mark.parametrize("distributed", [False, True])
 def test_some_variables_missing(launched, values, missing, there, distributed):
     launched(*values)
@@ -120,15 +136,18 @@ def test_variables_that_are_no_numbers(launched):
 
 # ---- device
 
+
 @pytest.fixture
 def gpus(monkeypatch):
     """A machine with so many GPUs; returns the list of devices that were made current."""
+
     def machine(count):
         current = []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         return current
+
     return machine
 
 
@@ -142,7 +161,9 @@ def test_device_without_gpus(gpus):
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_local_rank_picks_the_gpu(gpus, name):
     current = gpus(4)
-    assert [choose_device(name, rank, 4) for rank in range(4)] == [torch.device("cuda", rank) for rank in range(4)]
+    assert [choose_device(name, rank, 4) for rank in range(4)] == [
+        torch.device("cuda", rank) for rank in range(4)
+    ]
     assert current == [0, 1, 2, 3]
 
 
@@ -150,15 +171,19 @@ def test_one_gpu_for_each_process(gpus, monkeypatch):
     """As with srun --gpus-per-task=1: each process sees its own as the first."""
     current = gpus(1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    assert [choose_device("auto", rank, 4) for rank in range(4)] == [torch.device("cuda", 0)] * 4 and current == [0] * 4
+    assert [choose_device("auto", rank, 4) for rank in range(4)] == [
+        torch.device("cuda", 0)
+    ] * 4 and current == [0] * 4
     store = dist.HashStore()
     uuids = iter(["a", "b", "a"])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid=next(uuids)))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid=next(uuids))
+    )
     check_one_process_per_gpu(store, 4, 0, 1)
     check_one_process_per_gpu(store, 5, 1, 2)
     with pytest.raises(UserError, match="LOCAL_RANK=2 has no GPU: 1 visible here. Start at most 1 processes"):
-        check_one_process_per_gpu(store, 6, 2, 3)                              # the one of rank 4 once more
+        check_one_process_per_gpu(store, 6, 2, 3)  # the one of rank 4 once more
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UserError, match="LOCAL_RANK=1 has no GPU"):
         choose_device("auto", 1, 2)
@@ -173,7 +198,12 @@ def test_cpu_on_a_machine_with_gpus(gpus):
 def test_more_processes_than_gpus(gpus, local_rank, local_size):
     """All processes of the machine refuse, not only the last, so that rank 0 says it."""
     current = gpus(2)
-    with pytest.raises(UserError, match="LOCAL_RANK=[25] has no GPU: 2 visible.*at most 2 processes.*CUDA_VISIBLE_DEVICES.*--device cpu"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "LOCAL_RANK=[25] has no GPU: 2 visible.*at most 2 processes.*CUDA_VISIBLE_DEVICES.*--device cpu"
+        ),
+    ):
         choose_device("auto", local_rank, local_size)
     assert current == []
 
@@ -187,6 +217,7 @@ def test_processes_of_other_nodes_need_no_gpu_here(launched, gpus, monkeypatch):
     def stop(*arguments, **_):
         meetings.append(arguments)
         raise RuntimeError("stop here")
+
     monkeypatch.setattr(dist, "rendezvous", stop)
     with pytest.raises(UserError, match="stop here"):
         init_world()
@@ -205,10 +236,22 @@ def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched, mo
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         launched(0, 0, 2)
-        with pytest.raises(UserError, match=f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)Another program has this port.*: choose another MASTER_PORT") as taken:
+        with pytest.raises(
+            UserError,
+            match=(
+                f"Rank 0 could not meet .*MASTER_PORT={port}.*(?s:.*)Another program has this port.*: choose"
+                " another MASTER_PORT"
+            ),
+        ) as taken:
             init_world(device="cpu", timeout_minutes=0.02)
     launched(1, 1, 2)
-    with pytest.raises(UserError, match=f"Rank 1 could not meet .*MASTER_ADDR=127.0.0.1, MASTER_PORT={port}(?s:.*)rank 0 must run on that one, and the firewall") as refused:
+    with pytest.raises(
+        UserError,
+        match=(
+            f"Rank 1 could not meet .*MASTER_ADDR=127.0.0.1, MASTER_PORT={port}(?s:.*)rank 0 must run on that"
+            " one, and the firewall"
+        ),
+    ) as refused:
         init_world(device="cpu", timeout_minutes=0.02)
     assert taken.value.said_by_all and refused.value.said_by_all
 
@@ -221,12 +264,20 @@ def test_an_old_torch_is_refused(monkeypatch):
 
 # ---- World
 
+
 def test_world_of_one_process(gpus):
     gpus(0)
     world = init_world()
     assert world == World() and not dist.is_initialized()
-    assert (world.rank, world.local_rank, world.size, world.local_size, world.device, world.backend, world.nodes) == (
-        0, 0, 1, 1, torch.device("cpu"), None, 1)
+    assert (
+        world.rank,
+        world.local_rank,
+        world.size,
+        world.local_size,
+        world.device,
+        world.backend,
+        world.nodes,
+    ) == (0, 0, 1, 1, torch.device("cpu"), None, 1)
     assert world.is_main and not World(rank=1, size=2).is_main
     assert [World(size=size, local_size=local).nodes for size, local in ((8, 4), (8, 8), (2, 1))] == [2, 1, 2]
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -235,14 +286,24 @@ def test_world_of_one_process(gpus):
 
 def test_rank_0_speaks(capsys):
     World().print("hello", 3)
-    World(rank=1, local_rank=0, size=2).print("not me")                 # the first of its node, but not of the job
+    World(rank=1, local_rank=0, size=2).print("not me")  # the first of its node, but not of the job
     assert capsys.readouterr().out == "hello 3\n"
 
 
 def test_collectives_of_one_process():
     world = World()
-    totals = {"loss": torch.tensor(0.1, requires_grad=True), "rows": 3, "tokens": torch.tensor(2**53 - 1), "share": 0.25}
-    assert world.sum_over_ranks(totals) == {"loss": pytest.approx(0.1, rel=1e-7), "rows": 3.0, "tokens": 2.0**53 - 1, "share": 0.25}
+    totals = {
+        "loss": torch.tensor(0.1, requires_grad=True),
+        "rows": 3,
+        "tokens": torch.tensor(2**53 - 1),
+        "share": 0.25,
+    }
+    assert world.sum_over_ranks(totals) == {
+        "loss": pytest.approx(0.1, rel=1e-7),
+        "rows": 3.0,
+        "tokens": 2.0**53 - 1,
+        "share": 0.25,
+    }
     assert all(type(value) is float for value in world.sum_over_ranks(totals).values())
     assert world.gather({"a": 1}) == [{"a": 1}] and world.barrier() is None
     assert world.main_first("prepare", lambda: "done") == "done"
@@ -250,15 +311,19 @@ def test_collectives_of_one_process():
 
 # ---- work that rank 0 does first, on a store without processes
 
+
 def ranks_do(work, size: int = 3):
     """What `main_first` gives on each rank, each a thread here: its result or the exception."""
     store, outcomes = dist.HashStore(), [None] * size
 
     def rank(number):
         try:
-            outcomes[number] = World(rank=number, size=size, backend="gloo", store=store).main_first("name", work)
+            outcomes[number] = World(rank=number, size=size, backend="gloo", store=store).main_first(
+                "name", work
+            )
         except BaseException as error:
             outcomes[number] = error
+
     threads = [threading.Thread(target=rank, args=(number,)) for number in reversed(range(size))]
     for thread in threads:
         thread.start()
@@ -274,12 +339,14 @@ def test_main_first_hands_the_result_on():
         calls.append(threading.current_thread())
         time.sleep(0.3)
         return {"folder": "å", "cols": ["a", 1]}
+
     assert ranks_do(work) == [{"folder": "å", "cols": ["a", 1]}] * 3 and len(calls) == 1
 
 
 def test_main_first_raises_a_mistake_on_every_rank():
     def work():
         raise UserError("no such file: æ")
+
     outcomes = ranks_do(work)
     assert [(type(error), str(error)) for error in outcomes] == [(UserError, "no such file: æ")] * 3
     assert [error.heard_from_main for error in outcomes] == [False, True, True]
@@ -288,12 +355,14 @@ def test_main_first_raises_a_mistake_on_every_rank():
 def test_main_first_ends_every_rank_when_rank_0_breaks_down():
     def work():
         raise ZeroDivisionError
+
     outcomes = ranks_do(work)
     assert [type(error) for error in outcomes] == [ZeroDivisionError, SystemExit, SystemExit]
     assert [error.code for error in outcomes[1:]] == [1, 1]
 
 
 # ---- how a mistake ends a process
+
 
 def end_with(error: Exception) -> int:
     with pytest.raises(SystemExit) as caught, errors_end_all_ranks():
@@ -318,10 +387,10 @@ def test_other_ranks_wait_in_silence(launched, capsys, monkeypatch, error, code)
     monkeypatch.setattr(os, "_exit", lambda code: waited.append(("exit", code)))
     assert end_with(error) == code
     assert capsys.readouterr() == ("", "") and sum(waited) >= 5
-    handlers[signal.SIGTERM](signal.SIGTERM, None)                      # the launcher ends it as soon as rank 0 is gone
+    handlers[signal.SIGTERM](signal.SIGTERM, None)  # the launcher ends it as soon as rank 0 is gone
     assert waited[-1] == ("exit", code)
 
 
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
-        1 / 0
+        _ = 1 / 0

@@ -20,18 +20,37 @@ NAN = math.nan
 
 
 class Run:
-    """Steps of a boundary with a real saver. losses: of validations, by step; bad: steps without finite gradient."""
+    """Steps of a boundary with a real saver. losses: of validations, by step; bad: steps without finite
+    gradient.
+    """
 
-    def __init__(self, folder, losses=None, bad=(), *, eval_interval=None, save_interval=None,
-                 stop_step=None, position=None, keep=9):
+    def __init__(
+        self,
+        folder,
+        losses=None,
+        bad=(),
+        *,
+        eval_interval=None,
+        save_interval=None,
+        stop_step=None,
+        position=None,
+        keep=9,
+    ):
         self.said, self.step, self.losses, self.bad, self.interrupted = [], 0, losses, bad, ()
         self.position = position or {}
         names = ("best_val_loss", "bad_in_row", "val_not_finite", "finite_step")
         self.saver = Saver(OwnFiles(str(folder)), keep, World(), self.state, self.said.append)
-        self.boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=eval_interval,
-                                 save_interval=save_interval, stop_step=stop_step,
-                                 save=self.saver, evaluate=self.evaluate if losses else None,
-                                 **{name: self.position[name] for name in names if name in self.position})
+        self.boundary = Boundary(
+            World(),
+            Meter(),
+            log_interval=None,
+            eval_interval=eval_interval,
+            save_interval=save_interval,
+            stop_step=stop_step,
+            save=self.saver,
+            evaluate=self.evaluate if losses else None,
+            **{name: self.position[name] for name in names if name in self.position},
+        )
 
     def state(self, step, position):
         self.position = position
@@ -61,11 +80,16 @@ def test_two_validations_in_a_row_end_the_run(tmp_path):
     assert files(tmp_path) == {name: step for name, step in kept.items() if step}
     assert [text for text in run.said if "WARNING" in text] == [
         f"WARNING: step {step}: {step}.bin, last.bin not written: the loss of the last validation was not "
-        f"finite" for step in (6, 8, 12, 14)]
-    with pytest.raises(TrainingError, match=r"step 15: the loss is nan in 2 validations in a row: the run "
-                                            r"has diverged\. The last checkpoint that is "
-                                            rf"known to be good is {tmp_path}/best\.bin, of step 9\. Give "
-                                            rf"it as --initial-checkpoint"):
+        "finite"
+        for step in (6, 8, 12, 14)
+    ]
+    with pytest.raises(
+        TrainingError,
+        match=r"step 15: the loss is nan in 2 validations in a row: the run "
+        r"has diverged\. The last checkpoint that is "
+        rf"known to be good is {tmp_path}/best\.bin, of step 9\. Give "
+        rf"it as --initial-checkpoint",
+    ):
         run.take(15)
     assert files(tmp_path)["last.bin"] == 10
 
@@ -79,8 +103,9 @@ def test_no_finite_loss_at_all(tmp_path):
 
 def test_the_last_validation_alone_is_enough(tmp_path):
     run = Run(tmp_path, {4: 1.0, 6: NAN}, eval_interval=4, save_interval=3, stop_step=6)
-    with pytest.raises(TrainingError, match="step 6: the loss is nan in the last validation.*best.bin, of "
-                                            "step 4"):
+    with pytest.raises(
+        TrainingError, match="step 6: the loss is nan in the last validation.*best.bin, of step 4"
+    ):
         run.take(*range(1, 7))
     assert files(tmp_path) == {"3.bin": 3, "best.bin": 4, "last.bin": 3}
 
@@ -96,16 +121,20 @@ def test_the_count_survives_a_stop_even_in_a_validation(tmp_path):
     assert first.position["unfinished"]["step"] == 6
     then = Run(tmp_path, losses, eval_interval=2, save_interval=1, position=first.position)
     then.step = 6
-    with pytest.raises(TrainingError, match=r"step 6: the loss is nan in 2 validations in a row.*of step "
-                                            r"2\."):
+    with pytest.raises(
+        TrainingError, match=r"step 6: the loss is nan in 2 validations in a row.*of step " r"2\."
+    ):
         then.boundary(**first.position["unfinished"])
 
 
 def test_without_validation_gradients_tell(tmp_path):
     run = Run(tmp_path, bad=(5, 6, 7, 8, 9, 10), save_interval=2)
-    with pytest.raises(TrainingError, match=rf"step 10: the gradient was not finite in 6 steps in a row "
-                                            rf".*{tmp_path}/2\.bin, of step 2\."):
-        run.take(*range(1, 12), most=6)            # a finite gradient in step 4 speaks for weights before it
+    with pytest.raises(
+        TrainingError,
+        match=rf"step 10: the gradient was not finite in 6 steps in a row "
+        rf".*{tmp_path}/2\.bin, of step 2\.",
+    ):
+        run.take(*range(1, 12), most=6)  # a finite gradient in step 4 speaks for weights before it
     assert files(tmp_path) == {"2.bin": 2, "4.bin": 4, "last.bin": 4}
     assert "WARNING: step 6: 6.bin, last.bin not written: the last 2 steps had no finite gradient" in run.said
 
@@ -119,23 +148,49 @@ def test_one_bad_step_does_not_keep_from_saving_nor_any_at_the_end(tmp_path):
 @pytest.mark.processes
 def test_a_learning_rate_that_is_far_too_high(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 40)
-    flags = ["--dataset", data, *TINY, "--formatter", "hisco", "--save-path", tmp_path / "run",
-             "--batch-size", 4, "--log-interval", 2, "--eval-interval", 2,
-             "--save-interval", 1, "--warmup-pct", 0]
+    flags = [
+        "--dataset",
+        data,
+        *TINY,
+        "--formatter",
+        "hisco",
+        "--save-path",
+        tmp_path / "run",
+        "--batch-size",
+        4,
+        "--log-interval",
+        2,
+        "--eval-interval",
+        2,
+        "--save-interval",
+        1,
+        "--warmup-pct",
+        0,
+    ]
     output = run(FINETUNE, *flags, "--learning-rate", 1e9, processes=2, code=1)
-    assert output.count("the loss is nan in 2 validations in a row: the run has diverged. No checkpoint is "
-                        "known to be good") == 1
+    assert (
+        output.count(
+            "the loss is nan in 2 validations in a row: the run has diverged. No checkpoint is "
+            "known to be good"
+        )
+        == 1
+    )
     assert not (tmp_path / "run" / "best.bin").exists()
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [2, 4]
 
 
 def test_batch_advice_is_for_steps_alone():
-    args = argparse.Namespace(batch_size=8, global_batch_size=None, accumulate_steps=1, parallel="ddp",
-                              float64=False)
-    for of_model, expected in ((True, "not enough memory for the model itself"), (False,
-            "Give --batch-size 4 --accumulate-steps 2")):
-        with pytest.raises(TrainingError, match=expected) as said, job.advice_on_memory(args, World(),
-                of_model):
+    args = argparse.Namespace(
+        batch_size=8, global_batch_size=None, accumulate_steps=1, parallel="ddp", float64=False
+    )
+    for of_model, expected in (
+        (True, "not enough memory for the model itself"),
+        (False, "Give --batch-size 4 --accumulate-steps 2"),
+    ):
+        with (
+            pytest.raises(TrainingError, match=expected) as said,
+            job.advice_on_memory(args, World(), of_model),
+        ):
             raise MemoryError
         assert ("--batch-size" in str(said.value)) != of_model and said.value.said_by_all
     with suppress(KeyError), job.advice_on_memory(args, World()):

@@ -15,13 +15,29 @@ from histocc import doctor, machine
 from histocc.distributed import World
 
 DOCTOR = [sys.executable, "-W", "ignore", "-m", "histocc.doctor"]
-TWO = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "histocc.doctor"]
+TWO = [
+    sys.executable,
+    "-W",
+    "ignore",
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    "-m",
+    "histocc.doctor",
+]
 
 
 def examine(command, *flags, timeout=120, **env):
     """(exit code, findings by name, all output)"""
-    done = subprocess.run([*command, "--device", "cpu", "--json", *map(str, flags)], env=environment(**env), capture_output=True, text=True,
-                          timeout=timeout, cwd=REPO)
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--json", *map(str, flags)],
+        env=environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=REPO,
+    )
     report = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return done.returncode, {found["name"]: found for found in report["findings"]}, report["ok"]
 
@@ -30,29 +46,65 @@ def examine(command, *flags, timeout=120, **env):
 def test_two_processes_that_are_well(tmp_path):
     code, found, fine = examine(TWO, "--save-path", tmp_path)
     assert code == 0 and fine and {f["level"] for f in found.values()} <= {"ok", "warning"}
-    assert {"versions", "devices", "memory", "shared memory", "disk", "cores", "same versions", "placement", "clocks", "all-reduce", "speed",
-            "training"} <= found.keys()
-    assert "2 CPU processes on 1 machine" in found["placement"]["text"] and "sums are right" in found["all-reduce"]["text"]
+    assert {
+        "versions",
+        "devices",
+        "memory",
+        "shared memory",
+        "disk",
+        "cores",
+        "same versions",
+        "placement",
+        "clocks",
+        "all-reduce",
+        "speed",
+        "training",
+    } <= found.keys()
+    assert (
+        "2 CPU processes on 1 machine" in found["placement"]["text"]
+        and "sums are right" in found["all-reduce"]["text"]
+    )
     assert found["training"]["place"] == "all 2 processes" and found["disk"]["place"].endswith("(machine 0)")
-    assert list(tmp_path.iterdir()) == []                                # leaves nothing behind
+    assert list(tmp_path.iterdir()) == []  # leaves nothing behind
 
 
 @pytest.mark.processes
 def test_one_process_with_a_save_path_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    done = subprocess.run([*DOCTOR, "--device", "cpu", "--save-path", str(tmp_path / "file" / "run")], env=environment(), capture_output=True,
-                          text=True, timeout=120, cwd=REPO)
+    done = subprocess.run(
+        [*DOCTOR, "--device", "cpu", "--save-path", str(tmp_path / "file" / "run")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=REPO,
+    )
     assert done.returncode == 1 and "1 faults" in done.stdout and "Mend the faults" in done.stdout
-    assert "fault    disk" in done.stdout and "→ choose another --save-path" in done.stdout and "ok       training" in done.stdout
+    assert (
+        "fault    disk" in done.stdout
+        and "→ choose another --save-path" in done.stdout
+        and "ok       training" in done.stdout
+    )
 
 
 @pytest.mark.processes
 def test_a_peer_that_never_comes_is_waited_for_in_bounded_time():
     started = time.monotonic()
-    code, found, fine = examine(DOCTOR, "--timeout-minutes", 0.15, RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1",
-                                MASTER_PORT="29671")
+    code, found, fine = examine(
+        DOCTOR,
+        "--timeout-minutes",
+        0.15,
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29671",
+    )
     assert code == 1 and not fine and time.monotonic() - started < 60
-    assert found["meeting the other processes"]["level"] == "fault" and found["meeting the other processes"]["remedy"]
+    assert (
+        found["meeting the other processes"]["level"] == "fault"
+        and found["meeting the other processes"]["remedy"]
+    )
 
 
 SLEEPER = """
@@ -68,30 +120,44 @@ os.kill(os.getpid(), signal.SIGSTOP)
 @pytest.mark.processes
 def test_a_peer_that_hangs_is_named():
     common = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29672")
-    sleeper = subprocess.Popen([sys.executable, "-c", SLEEPER], cwd=REPO, env=environment(RANK="1", LOCAL_RANK="1", **common))
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], cwd=REPO, env=environment(RANK="1", LOCAL_RANK="1", **common)
+    )
     try:
         code, found, _ = examine(DOCTOR, "--timeout-minutes", 0.15, RANK="0", LOCAL_RANK="0", **common)
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert code == 1 and "rank 1 does not answer, its last word was: falling asleep" in found["this machine"]["text"]
+    assert (
+        code == 1
+        and "rank 1 does not answer, its last word was: falling asleep" in found["this machine"]["text"]
+    )
 
 
 def test_wrong_flags_end_with_2():
-    done = subprocess.run([*DOCTOR, "--wrong"], env=environment(), capture_output=True, text=True, timeout=60, cwd=REPO)
+    done = subprocess.run(
+        [*DOCTOR, "--wrong"], env=environment(), capture_output=True, text=True, timeout=60, cwd=REPO
+    )
     assert done.returncode == 2 and "--wrong" in done.stderr and "Traceback" not in done.stderr
 
 
 # ---- single findings on machines that are not at hand
+
 
 def test_old_torch_is_a_fault(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.6.0")
     assert machine.versions().level == "fault" and "2.10" in machine.versions().remedy
 
 
-@pytest.mark.parametrize("device, cuda, hidden, level, remedy", [
-    ("auto", None, None, "warning", "install a torch with CUDA"), ("cuda", None, None, "fault", "install a torch with CUDA"),
-    ("auto", "12.8", "", "warning", "unset it"), ("cpu", None, None, "ok", "")])
+@pytest.mark.parametrize(
+    "device, cuda, hidden, level, remedy",
+    [
+        ("auto", None, None, "warning", "install a torch with CUDA"),
+        ("cuda", None, None, "fault", "install a torch with CUDA"),
+        ("auto", "12.8", "", "warning", "unset it"),
+        ("cpu", None, None, "ok", ""),
+    ],
+)
 def test_gpus_that_are_there_and_not_used(monkeypatch, device, cuda, hidden, level, remedy):
     monkeypatch.setattr(machine, "_nvidia_smi", lambda: ["570.1", "570.1"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -164,7 +230,11 @@ def test_clocks_that_differ():
 def test_versions_that_differ():
     one = {"torch": "2.13", "CUDA": None, "Python": "3.11", "histocc": "1", "numpy": "2"}
     found = doctor.same_versions(Others([one, {**one, "torch": "2.12"}, one]))
-    assert found.level == "fault" and found.text == "torch: rank 1 has 2.12, rank 0 2.13" and "one environment" in found.remedy
+    assert (
+        found.level == "fault"
+        and found.text == "torch: rank 1 has 2.12, rank 0 2.13"
+        and "one environment" in found.remedy
+    )
 
 
 def test_wrong_sums_are_a_fault():
@@ -175,13 +245,20 @@ def test_wrong_sums_are_a_fault():
 def test_processes_that_share_a_gpu(monkeypatch):
     class Gpus(Others):
         device = torch.device("cuda", 0)
+
     found = doctor.own_devices(Gpus([("a", "cuda:0"), ("a", "cuda:0"), ("b", "cuda:0")]))
     assert found.level == "fault" and "cuda:0 on a" in found.text and "on b" not in found.text
 
 
 def test_a_finding_may_not_be_a_fault_and_ready(capsys):
     report = doctor.Report(as_json=False)
-    report.add("here", [machine.Finding("memory", "ok", "enough"), replace(machine.Finding("disk", "fault", "full", "make room"))])
+    report.add(
+        "here",
+        [
+            machine.Finding("memory", "ok", "enough"),
+            replace(machine.Finding("disk", "fault", "full", "make room")),
+        ],
+    )
     report.say()
     report.say()
     assert capsys.readouterr().out.count("1 faults, 0 warnings. Mend the faults") == 1 and report.has_fault

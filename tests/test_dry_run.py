@@ -5,21 +5,43 @@ import re
 
 import pytest
 import torch
-import train_mixer
 from helpers import TINY, TRAIN_MIXER, run, run_inside, write_rows
+
+import train_mixer
 
 
 @pytest.fixture
 def flags(tmp_path):
-    return ["--train-data", write_rows(tmp_path / "train.csv", 40), "--val-data", write_rows(tmp_path / "val.csv", 9, 100), *TINY,
-            "--language-col", "lang", "--batch-size", 8, "--num-epochs", 4, "--eval-interval", 6, "--save-interval", 5, "--save-dir", tmp_path / "run"]
+    return [
+        "--train-data",
+        write_rows(tmp_path / "train.csv", 40),
+        "--val-data",
+        write_rows(tmp_path / "val.csv", 9, 100),
+        *TINY,
+        "--language-col",
+        "lang",
+        "--batch-size",
+        8,
+        "--num-epochs",
+        4,
+        "--eval-interval",
+        6,
+        "--save-interval",
+        5,
+        "--save-dir",
+        tmp_path / "run",
+    ]
 
 
 def test_what_it_says_and_leaves(flags, tmp_path):
     code, output = run_inside(train_mixer.main, *flags, "--dry-run")
     assert code == 0 and "The command is sound: without --dry-run it starts the run." in output
-    assert re.search(r"Steps:       20 of [\d.e-]+ s", output) and re.search(r"Validations: 4 of [\d.e-]+ s", output)
-    assert "up to 5 files" in output and re.search(r"Memory:      \d+\.\d GB at most per process \(CPU\)", output)
+    assert re.search(r"Steps:       20 of [\d.e-]+ s", output) and re.search(
+        r"Validations: 4 of [\d.e-]+ s", output
+    )
+    assert "up to 5 files" in output and re.search(
+        r"Memory:      \d+\.\d GB at most per process \(CPU\)", output
+    )
     assert os.listdir(tmp_path / "run") == ["prepared"]
     run_inside(train_mixer.main, *flags, "--max-steps", 2)
     size = float(re.search(r"Checkpoints: ([\d.]+) GB", output)[1])
@@ -28,12 +50,17 @@ def test_what_it_says_and_leaves(flags, tmp_path):
     code, output = run_inside(train_mixer.main, *flags, "--dry-run")
     assert code == 0 and "Steps:       18 of" in output and "it goes on from step 2." in output
     after = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
-    assert before["step"] == after["step"] == 2 and all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
+    assert before["step"] == after["step"] == 2 and all(
+        torch.equal(before["model"][name], after["model"][name]) for name in before["model"]
+    )
 
 
 def test_little_room_on_the_disk_is_said(flags, monkeypatch):
     monkeypatch.setattr("histocc.dry_run._free_space", lambda folder: 10_000_000)
-    assert "WARNING: the disk has not enough room for 5 checkpoints" in run_inside(train_mixer.main, *flags, "--dry-run")[1]
+    assert (
+        "WARNING: the disk has not enough room for 5 checkpoints"
+        in run_inside(train_mixer.main, *flags, "--dry-run")[1]
+    )
 
 
 def test_what_is_wrong_is_said_as_by_the_run(flags, tmp_path):

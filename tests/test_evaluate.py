@@ -1,4 +1,6 @@
-"""`python -m histocc.evaluate`: the same figures as training, on any number of processes, and nothing vanishes in silence."""
+"""`python -m histocc.evaluate`: the same figures as training, on any number of processes, and nothing
+vanishes in silence.
+"""
 
 import csv
 import json
@@ -10,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import REPO, TINY, TITLES, TRAIN_MIXER, environment, read_logs, run, run_inside, write_csv
-
 from test_predict import CODES, make_model
 
 from histocc import evaluate, report_text
@@ -21,38 +22,100 @@ from histocc.text import encode
 from histocc.thresholds import Thresholds
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
-VALIDATION = [(f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]}", TITLES[i % 8 if i % 5 else (i + 1) % 8][1],
-               TITLES[(i + 3) % 8][1] if i % 7 == 6 else "", ("en", "da")[i % 2]) for i in range(40)]
+VALIDATION = [
+    (
+        f"{TITLES[i % 8][0]} of {('leeds', 'york')[i % 2]}",
+        TITLES[i % 8 if i % 5 else (i + 1) % 8][1],
+        TITLES[(i + 3) % 8][1] if i % 7 == 6 else "",
+        ("en", "da")[i % 2],
+    )
+    for i in range(40)
+]
 VALIDATION += [VALIDATION[3]] * 6 + [(VALIDATION[4][0].upper(), *VALIDATION[4][1:])]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(folder with run/ and val.csv): a model that codes some of the validation rows, which repeat texts, and not others.
+    """(folder with run/ and val.csv): a model that codes some of the validation rows, which repeat texts, and
+    not others.
 
-    So few steps teach the linear decoder little: it is fitted by least squares, and a last step validates the result.
+    So few steps teach the linear decoder little: it is fitted by least squares, and a last step validates the
+    result.
     """
     folder = tmp_path_factory.mktemp("evaluate")
-    rows = [(f"{TITLES[i % 8][0]} of {('leeds', 'york', 'hull')[i % 3]} {i}", TITLES[i % 8][1], "", ("en", "da")[i % 2]) for i in range(64)]
-    flags = ["--train-data", write_csv(folder / "train.csv", HEADER, rows), "--val-data", write_csv(folder / "val.csv", HEADER, VALIDATION), *TINY,
-             "--language-col", "lang", "--batch-size", 16, "--encoder-dropout", 0, "--augmentation-prob", 0, "--empty-blocks", "first"]
+    rows = [
+        (
+            f"{TITLES[i % 8][0]} of {('leeds', 'york', 'hull')[i % 3]} {i}",
+            TITLES[i % 8][1],
+            "",
+            ("en", "da")[i % 2],
+        )
+        for i in range(64)
+    ]
+    flags = [
+        "--train-data",
+        write_csv(folder / "train.csv", HEADER, rows),
+        "--val-data",
+        write_csv(folder / "val.csv", HEADER, VALIDATION),
+        *TINY,
+        "--language-col",
+        "lang",
+        "--batch-size",
+        16,
+        "--encoder-dropout",
+        0,
+        "--augmentation-prob",
+        0,
+        "--empty-blocks",
+        "first",
+    ]
     run(TRAIN_MIXER, *flags, "--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first")
     model, _, state = load_model(folder / "first")
-    ids, mask = (torch.from_numpy(array) for array in encode([row[0] for row in rows], [row[3] for row in rows]))
+    ids, mask = (
+        torch.from_numpy(array) for array in encode([row[0] for row in rows], [row[3] for row in rows])
+    )
     with torch.no_grad():
         pooled = torch.cat([model.encode(ids, mask)[1], torch.ones(64, 1)], dim=1)
-    wanted = torch.full((64, 8), -4.0).scatter_(1, torch.tensor([[state["key"][row[1]]] for row in rows]), 4.0)
+    wanted = torch.full((64, 8), -4.0).scatter_(
+        1, torch.tensor([[state["key"][row[1]]] for row in rows]), 4.0
+    )
     weights = torch.linalg.lstsq(pooled.double(), wanted.double(), driver="gelsd").solution.float().T
-    state["model"] |= {"linear_decoder.weight": weights[:, :-1].contiguous(), "linear_decoder.bias": weights[:, -1].contiguous()}
+    state["model"] |= {
+        "linear_decoder.weight": weights[:, :-1].contiguous(),
+        "linear_decoder.bias": weights[:, -1].contiguous(),
+    }
     torch.save(state, folder / "fitted.bin")
-    run(TRAIN_MIXER, *flags, "--initial-checkpoint", folder / "fitted.bin", "--max-steps", 1, "--learning-rate", 1e-9, "--save-dir", folder / "run")
+    run(
+        TRAIN_MIXER,
+        *flags,
+        "--initial-checkpoint",
+        folder / "fitted.bin",
+        "--max-steps",
+        1,
+        "--learning-rate",
+        1e-9,
+        "--save-dir",
+        folder / "run",
+    )
     return folder
 
 
 def evaluated(trained, output, *flags, data=None):
     """The report of one process, and what was said."""
-    code, said = run_inside(evaluate.main, "--model", trained / "run", "--data", data or trained / "val.csv", "--output", output,
-                            "--device", "cpu", "--resamples", 200, *flags)
+    code, said = run_inside(
+        evaluate.main,
+        "--model",
+        trained / "run",
+        "--data",
+        data or trained / "val.csv",
+        "--output",
+        output,
+        "--device",
+        "cpu",
+        "--resamples",
+        200,
+        *flags,
+    )
     assert code == 0, said
     return json.loads((output / "report.json").read_text(encoding="utf-8")), said
 
@@ -70,25 +133,42 @@ def report(trained):
 
 class TestFigures:
     def test_are_those_of_training(self, trained, report):
-        logged = next(row for row in read_logs(trained / "run") if row["step"] == report["model"]["step"] and row["val_loss"] is not None)
-        assert list(report["validation"]) == ["val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc", "token_acc", "flat_acc"]
+        logged = next(
+            row
+            for row in read_logs(trained / "run")
+            if row["step"] == report["model"]["step"] and row["val_loss"] is not None
+        )
+        assert list(report["validation"]) == [
+            "val_loss",
+            "val_loss_linear",
+            "val_loss_seq2seq",
+            "seq_acc",
+            "token_acc",
+            "flat_acc",
+        ]
         for name, value in report["validation"].items():
             assert value == pytest.approx(logged[name], rel=1e-6 if "loss" in name else 1e-12), name
 
     @pytest.mark.parametrize("decoder, name", [("seq2seq", "seq_acc"), ("linear", "flat_acc")])
     def test_counted_row_by_row_they_are_the_same(self, report, decoder, name):
         found, rows = report["decoders"][decoder], report["data"]["rows"]
-        assert rows == 47 and found["right_rows"] / rows == pytest.approx(report["validation"][name], abs=1e-12)
-        assert found["by_digits"][-1]["over_rows"]["accuracy"][0] == pytest.approx(report["validation"][name], abs=1e-12)
+        assert rows == 47 and found["right_rows"] / rows == pytest.approx(
+            report["validation"][name], abs=1e-12
+        )
+        assert found["by_digits"][-1]["over_rows"]["accuracy"][0] == pytest.approx(
+            report["validation"][name], abs=1e-12
+        )
         assert sum(each["rows"] for each in found["by_language"].values()) == rows
         assert sum(each["rows"] for each in found["calibration"]["bins"]) == rows
         assert sum(each["rows"] for each in found["confusions"]) == rows - found["right_rows"]
-        assert 0.2 < found["accuracy"] < 0.9                                 # else half of this shows nothing
+        assert 0.2 < found["accuracy"] < 0.9  # else half of this shows nothing
 
     def test_fewer_digits_are_easier(self, report):
         for found in report["decoders"].values():
             accuracies = [each["over_rows"]["accuracy"][0] for each in found["by_digits"]]
-            assert accuracies == sorted(accuracies, reverse=True) and [each["digits"] for each in found["by_digits"]] == [1, 2, 3, 4, 5]
+            assert accuracies == sorted(accuracies, reverse=True) and [
+                each["digits"] for each in found["by_digits"]
+            ] == [1, 2, 3, 4, 5]
 
     def test_texts_differ_by_more_than_case(self, report):
         assert report["data"]["texts"] == len({text.lower() for text, *_ in VALIDATION})
@@ -97,14 +177,22 @@ class TestFigures:
 
     def test_the_threshold_of_all_rows_is_no_worse_than_a_half(self, report):
         found, best = report["decoders"]["linear"], report["decoders"]["linear"]["thresholds"]["all"]
-        assert best["rows"] == 47 and best["right"] >= found["right_rows"] and best["f1"] >= found["by_digits"][-1]["over_rows"]["f1"][0] - 1e-12
-        assert list(found["thresholds"]) == ["all"]                          # no language has a hundred rows
+        assert (
+            best["rows"] == 47
+            and best["right"] >= found["right_rows"]
+            and best["f1"] >= found["by_digits"][-1]["over_rows"]["f1"][0] - 1e-12
+        )
+        assert list(found["thresholds"]) == ["all"]  # no language has a hundred rows
         shares = [(each["one"], each["all"]) for each in found["top_k"]]
-        assert shares == sorted(shares) and shares[-1][0] > 0.5 and shares[0][0] > shares[0][1]        # two codes are never among one
+        # two codes are never among one
+        assert shares == sorted(shares) and shares[-1][0] > 0.5 and shares[0][0] > shares[0][1]
 
     def test_the_text_holds_them(self, trained, report):
         text = (trained / "evaluation" / "report.md").read_text(encoding="utf-8")
-        assert f"{report['decoders']['seq2seq']['right_rows']} rows right" in text and "Most frequent confusions" in text
+        assert (
+            f"{report['decoders']['seq2seq']['right_rows']} rows right" in text
+            and "Most frequent confusions" in text
+        )
         rows = [line for line in text.splitlines() if line.startswith("|")]
         assert all(line.count("|") >= 3 for line in rows) and "of york" in text
 
@@ -112,10 +200,38 @@ class TestFigures:
 @pytest.mark.processes
 def test_two_processes_write_the_same_report(trained, report, tmp_path):
     # with matplotlib, if it is there, as the report that it is compared with
-    done = subprocess.run([sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m",
-                           "histocc.evaluate", "--distributed", "--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "two",
-                           "--device", "cpu", "--resamples", "200", "--batch-size", "8"],
-                          env=environment(PYTHONPATH=str(REPO)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, cwd=REPO)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node=2",
+            "-m",
+            "histocc.evaluate",
+            "--distributed",
+            "--model",
+            trained / "run",
+            "--data",
+            trained / "val.csv",
+            "--output",
+            tmp_path / "two",
+            "--device",
+            "cpu",
+            "--resamples",
+            "200",
+            "--batch-size",
+            "8",
+        ],
+        env=environment(PYTHONPATH=str(REPO)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        cwd=REPO,
+    )
     assert done.returncode == 0 and done.stdout.count("Report: ") == 1, done.stdout
     other = json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8"))
 
@@ -131,17 +247,33 @@ def test_two_processes_write_the_same_report(trained, report, tmp_path):
                 same(x, y, f"{where}/{i}")
         else:
             assert a == (pytest.approx(b, rel=1e-5, abs=1e-6) if isinstance(a, float) else b), where
+
     same(report, other)
 
 
 class TestRows:
     def test_codes_outside_the_key_are_counted(self, trained, report, tmp_path):
-        data = write_csv(tmp_path / "more.csv", HEADER, [*VALIDATION, ("pilot", "04220", "", "en"), ("pilot and tailor", "79100", "04220", "en"),
-                                                          ("", "79100", "", "en"), ("nobody", "", "", "en"), ("odd", "x", "", "en")])
+        data = write_csv(
+            tmp_path / "more.csv",
+            HEADER,
+            [
+                *VALIDATION,
+                ("pilot", "04220", "", "en"),
+                ("pilot and tailor", "79100", "04220", "en"),
+                ("", "79100", "", "en"),
+                ("nobody", "", "", "en"),
+                ("odd", "x", "", "en"),
+            ],
+        )
         before = open(data, "rb").read(), os.stat(data).st_mtime_ns
         other, said = evaluated(trained, tmp_path / "out", data=data)
         assert before == (open(data, "rb").read(), os.stat(data).st_mtime_ns)
-        assert other["data"]["rejected"] == {"code outside the key": 2, "empty text": 1, "first code missing": 1, "code does not fit": 1}
+        assert other["data"]["rejected"] == {
+            "code outside the key": 2,
+            "empty text": 1,
+            "first code missing": 1,
+            "code does not fit": 1,
+        }
         assert "2 rows with such a code are not in the figures" in said and other["data"]["rows"] == 47
         for name, found in other["decoders"].items():
             assert found["right_rows"] == report["decoders"][name]["right_rows"]
@@ -155,19 +287,31 @@ class TestRows:
         unknown, said = evaluated(trained, tmp_path / "a", data=write_csv(tmp_path / "a.csv", HEADER, rows))
         plain, _ = evaluated(trained, tmp_path / "b", data=write_csv(tmp_path / "b.csv", HEADER, hidden))
         count = sum(row[3] == "xx" for row in rows)
-        assert unknown["data"]["unknown_languages"] == {"xx": count} and f"'xx' is not one of the model's: {count} rows" in said
+        assert (
+            unknown["data"]["unknown_languages"] == {"xx": count}
+            and f"'xx' is not one of the model's: {count} rows" in said
+        )
         assert unknown["validation"] == pytest.approx(plain["validation"], rel=1e-9)
-        assert set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"} and plain["data"]["unknown_languages"] == {}
+        assert (
+            set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"}
+            and plain["data"]["unknown_languages"] == {}
+        )
 
     def test_the_texts_that_training_set_aside(self, trained, tmp_path):
         found, _ = evaluated(trained, tmp_path / "out", "--share-val", 0.5, data=trained / "train.csv")
         facts = found["data"]
-        assert facts["rows"] + facts["other_part_rows"] == 64 and 10 < facts["rows"] < 54 and facts["texts_trained_on"] == facts["texts"]
+        assert (
+            facts["rows"] + facts["other_part_rows"] == 64
+            and 10 < facts["rows"] < 54
+            and facts["texts_trained_on"] == facts["texts"]
+        )
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)
         flags = ["--input-col", "title", "--target-cols", "a", "b", "--language-col", "tongue"]
-        assert evaluated(trained, tmp_path / "out", *flags, data=data)[0]["validation"] == pytest.approx(report["validation"], rel=1e-5)
+        assert evaluated(trained, tmp_path / "out", *flags, data=data)[0]["validation"] == pytest.approx(
+            report["validation"], rel=1e-5
+        )
 
 
 class TestRefused:
@@ -185,7 +329,9 @@ class TestRefused:
 
     def test_columns_that_are_not_there(self, trained, tmp_path):
         common = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "out"]
-        assert "'title'" in refused(*common, "--input-col", "title") and "'c3'" in refused(*common, "--target-cols", "hisco_1", "c3")
+        assert "'title'" in refused(*common, "--input-col", "title") and "'c3'" in refused(
+            *common, "--target-cols", "hisco_1", "c3"
+        )
         assert "give one of them" in refused(*common, "--language", "en", "--language-col", "lang")
         assert "at most 5 codes" in refused(*common, "--target-cols", *"abcdef")
         assert "no such file" in refused(*common[:2], "--data", tmp_path / "none.csv", *common[4:]).lower()
@@ -198,26 +344,45 @@ class TestRefused:
 
     def test_a_damaged_model(self, trained, tmp_path):
         content = (trained / "run" / "best.bin").read_bytes()
-        (tmp_path / "cut.bin").write_bytes(content[:len(content) // 2])
+        (tmp_path / "cut.bin").write_bytes(content[: len(content) // 2])
         common = ["--data", trained / "val.csv", "--output", tmp_path / "out"]
         assert "cut.bin" in refused("--model", tmp_path / "cut.bin", *common)
         assert "no checkpoint there" in refused("--model", tmp_path, *common)
         state = torch.load(trained / "run" / "best.bin", weights_only=True)
         state["config"]["hidden_size"] *= 2
         torch.save(state, tmp_path / "wide.bin")
-        assert "config: found another content, expected what the checksums of the file say" in refused("--model", tmp_path / "wide.bin", *common)
+        assert "config: found another content, expected what the checksums of the file say" in refused(
+            "--model", tmp_path / "wide.bin", *common
+        )
         del state["checksums"]
         torch.save(state, tmp_path / "wide.bin")
-        assert "config does not fit its weights: hidden_size: found 256, expected 128" in refused("--model", tmp_path / "wide.bin", *common)
+        assert "config does not fit its weights: hidden_size: found 256, expected 128" in refused(
+            "--model", tmp_path / "wide.bin", *common
+        )
 
 
 def test_a_published_model_with_a_key_of_its_own(tmp_path):
     (tmp_path / "mixer").mkdir()
-    torch.save({"model": make_model(memory_mask=False).state_dict()}, tmp_path / "mixer" / "pytorch_model.bin")
+    torch.save(
+        {"model": make_model(memory_mask=False).state_dict()}, tmp_path / "mixer" / "pytorch_model.bin"
+    )
     (tmp_path / "mixer" / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
-    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(CODES)])
-    data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", CODES[i % 7]) for i in range(9)])
-    common = ["--model", tmp_path / "mixer", "--data", data, "--target-cols", "hisco_1", "--formatter", "hisco"]
+    key = write_csv(
+        tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(CODES)]
+    )
+    data = write_csv(
+        tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", CODES[i % 7]) for i in range(9)]
+    )
+    common = [
+        "--model",
+        tmp_path / "mixer",
+        "--data",
+        data,
+        "--target-cols",
+        "hisco_1",
+        "--formatter",
+        "hisco",
+    ]
     assert "--key FILE names its codes" in refused(*common)
     code, said = run_inside(evaluate.main, "--device", "cpu", *common, "--key", key, "--resamples", 20)
     assert code == 0, said
@@ -229,19 +394,25 @@ class TestPictures:
         pytest.importorskip("matplotlib")
         found, said = evaluated(trained, tmp_path / "out")
         assert found["pictures"] == list(report_text.PICTURES) and "matplotlib" not in said
-        assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["pictures"])
+        assert all(
+            (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["pictures"]
+        )
 
     def test_a_line_says_what_is_left_out(self, trained, tmp_path, monkeypatch):
         monkeypatch.setattr(report_text.importlib.util, "find_spec", lambda name: None)
         found, said = evaluated(trained, tmp_path / "out")
-        assert found["pictures"] == [] and "No pictures: they need matplotlib" in said and not (tmp_path / "out" / "digits.png").exists()
+        assert (
+            found["pictures"] == []
+            and "No pictures: they need matplotlib" in said
+            and not (tmp_path / "out" / "digits.png").exists()
+        )
 
 
 def test_outcomes_of_a_batch_against_plain_loops():
     """Random logits of 70 codes, one to three of them true; the last row only fills the batch up."""
     generator, formatter = torch.Generator().manual_seed(4), hisco_blocky5()
     logits = torch.randn(9, 70, generator=generator) * 3
-    logits[2] = 1.0                                                          # more codes above 0.5 than are kept
+    logits[2] = 1.0  # more codes above 0.5 than are kept
     codes = torch.stack([torch.randperm(70, generator=generator)[:3] for _ in range(9)])
     codes[:4, 1:], codes[4:7, 2] = -1, -1
     rows, language = torch.tensor([5, 3, 8, 0, 1, 2, 7, 6, 4]), np.array([0, 1] * 5)
@@ -251,7 +422,9 @@ def test_outcomes_of_a_batch_against_plain_loops():
     most_probable = logits.topk(5).indices
     weights = torch.tensor([1.0] * 8 + [0.0])
     outcomes = Outcomes(formatter, language, ["en", "da"], Thresholds({None: 0.5}, "usual"))
-    outcomes.add({"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits)
+    outcomes.add(
+        {"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits
+    )
     found = outcomes.gathered(evaluate.World())
     order = sorted(range(8), key=lambda i: int(rows[i]))
     assert found["seq_confidence"].tolist() == pytest.approx([float(probs[i]) for i in order])
@@ -262,9 +435,14 @@ def test_outcomes_of_a_batch_against_plain_loops():
         ranking = sorted(range(70), key=lambda c: (-float(logits[i, c]), c))
         places = [ranking.index(c) for c in true]
         assert (found["best"][place], found["worst"][place]) == (min(places), max(places))
-        if i != 2:                                                           # where all are equal any order will do
-            assert (found["seq_best"][place], found["seq_worst"][place]) == (min(5, min(places)), min(5, max(places)))
-        assert found["flat_confidence"][place] == pytest.approx(float(torch.maximum(sigmoid[i], 1 - sigmoid[i]).prod()))
+        if i != 2:  # where all are equal any order will do
+            assert (found["seq_best"][place], found["seq_worst"][place]) == (
+                min(5, min(places)),
+                min(5, max(places)),
+            )
+        assert found["flat_confidence"][place] == pytest.approx(
+            float(torch.maximum(sigmoid[i], 1 - sigmoid[i]).prod())
+        )
         kept = {int(c) for row, c in zip(found["flat_rows"], found["flat_codes"]) if row == rows[i]}
         assert kept == {c for c in ranking if logits[i, c] > 0 and ranking.index(c) < MOST_FLAT_CODES}
     for each, counts in found["thresholds"].items():

@@ -13,8 +13,15 @@ from histocc.layers import Dropout, attend, dropout, project_together
 from histocc.loss import BlockOrderInvariantLoss
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "num_hash_buckets": 512,
-         "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "num_hash_buckets": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 
 def texts(rows: int = 6, width: int = 24, highest: int = 120):
@@ -30,7 +37,8 @@ def test_dropout_draws_each_value_alone_and_keeps_the_mean(p):
     y = dropout(x, p)
     kept = y != 0
     assert abs(kept.float().mean() - (1 - p)) < 2e-3 and abs(y.mean() - 2) < 0.02
-    assert abs((kept[:, 1:] == kept[:, :-1]).float().mean() - (p * p + (1 - p) ** 2)) < 3e-3         # neighbours share a draw of 64 bits
+    # neighbours share a draw of 64 bits
+    assert abs((kept[:, 1:] == kept[:, :-1]).float().mean() - (p * p + (1 - p) ** 2)) < 3e-3
     assert torch.allclose(y[kept], torch.tensor(2 / (1 - p)), rtol=1e-3)
     y.sum().backward()
     assert torch.equal(x.grad != 0, kept)
@@ -40,10 +48,18 @@ def test_dropout_draws_each_value_alone_and_keeps_the_mean(p):
 
 def test_dropout_of_nothing_of_all_and_of_what_is_no_probability():
     x = torch.ones(7, dtype=torch.float64)
-    assert torch.equal(dropout(x, 0.0), x) and torch.equal(dropout(x, 1.0), 0 * x) and dropout(x, 0.5).dtype == x.dtype
+    assert (
+        torch.equal(dropout(x, 0.0), x)
+        and torch.equal(dropout(x, 1.0), 0 * x)
+        and dropout(x, 0.5).dtype == x.dtype
+    )
     assert dropout(x, 1 - 1e-6).shape == x.shape
     half = dropout(torch.ones(10_000, dtype=torch.bfloat16), 0.1)
-    assert half.dtype == torch.bfloat16 and set(half.tolist()) == {0.0, float(torch.tensor(1 / 0.9).bfloat16())} and 0.87 < float((half != 0).double().mean()) < 0.93
+    assert (
+        half.dtype == torch.bfloat16
+        and set(half.tolist()) == {0.0, float(torch.tensor(1 / 0.9).bfloat16())}
+        and 0.87 < float((half != 0).double().mean()) < 0.93
+    )
     assert torch.equal(Dropout(0.5).eval()(x), x)
     with pytest.raises(ValueError, match="between 0 and 1"):
         Dropout(1.5)
@@ -74,9 +90,13 @@ def test_rows_that_no_text_touches_are_left_out_of_training():
     whole = CanineEncoder(CanineConfig(**SMALL)).double()
     part = copy.deepcopy(whole)
     ids, mask = texts()
-    part.char_embeddings.train_rows_of(ids.unique(), positions=20)      # fewer than the texts have: the others are there, untrained
+    # fewer than the texts have: the others are there, untrained
+    part.char_embeddings.train_rows_of(ids.unique(), positions=20)
     assert part.state_dict().keys() == whole.state_dict().keys()
-    optimizers = [torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0) for model in (whole, part)]
+    optimizers = [
+        torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+        for model in (whole, part)
+    ]
     trained = sum(p.numel() for p in part.char_embeddings.parameters() if p.requires_grad)
     assert trained < sum(p.numel() for p in whole.char_embeddings.parameters()) / 3
     for _ in range(3):
@@ -87,7 +107,7 @@ def test_rows_that_no_text_touches_are_left_out_of_training():
             optimizer.zero_grad()
     for name, value in whole.state_dict().items():
         assert torch.allclose(value, part.state_dict()[name], atol=1e-10), name
-    other, other_mask = texts(highest=4000)                             # characters that were not announced
+    other, other_mask = texts(highest=4000)  # characters that were not announced
     assert torch.allclose(part(other, other_mask)[1], whole(other, other_mask)[1], atol=1e-10)
     fresh = CanineEncoder(CanineConfig(**SMALL)).double()
     fresh.load_state_dict(part.state_dict())
@@ -106,7 +126,8 @@ def test_only_the_first_empty_block_counts_whatever_the_companions():
     log_probs = logits.log_softmax(-1)
     one = -log_probs[0, 0:5, 10].mean() - log_probs[0, 5:10, PAD_IDX].mean() / 5
     assert abs(found[0] - one) < 1e-12
-    short = torch.cat([target[:1, :11], target[:1, -1:]], dim=1)        # as the row comes in a micro-batch of its own
+    # as the row comes in a micro-batch of its own
+    short = torch.cat([target[:1, :11], target[:1, -1:]], dim=1)
     assert abs(loss(logits[:1, :11], short) - one) < 1e-12
     assert found[1] < BlockOrderInvariantLoss(PAD_IDX, 5, 5)(logits[1:], target[1:])
     full = torch.full((1, 27), 9)
@@ -126,7 +147,7 @@ def test_decoding_by_length_gives_each_row_what_it_gets_alone():
     sizes = {"max_codes": 5, "block_size": 5}
     found = greedy_sorted(model, ids, mask, 4, **sizes)
     for i in range(len(ids)):
-        alone = greedy(model, ids[i:i + 1], mask[i:i + 1], **sizes)
+        alone = greedy(model, ids[i : i + 1], mask[i : i + 1], **sizes)
         assert torch.equal(found.tokens[i], alone.tokens[0])
         assert torch.allclose(found.block_probs[i], alone.block_probs[0], atol=1e-10)
         assert torch.allclose(found.linear_logits[i], alone.linear_logits[0], atol=1e-10)

@@ -16,8 +16,18 @@ from hypothesis import strategies as st
 
 from histocc import formatter as fm
 from histocc.formatter import (
-    BOS_IDX, EOS_IDX, PAD_IDX, SEP_IDX, UNK_IDX, BlockyFormatter, CodeError,
-    construct_general_purpose_formatter, hisco_blocky5, make_formatter, occ1950_blocky2)
+    BOS_IDX,
+    EOS_IDX,
+    PAD_IDX,
+    SEP_IDX,
+    UNK_IDX,
+    BlockyFormatter,
+    CodeError,
+    construct_general_purpose_formatter,
+    hisco_blocky5,
+    make_formatter,
+    occ1950_blocky2,
+)
 
 HISCO = hisco_blocky5()
 OCC1950 = occ1950_blocky2()
@@ -30,8 +40,16 @@ occ1950_codes = st.text("0123456789", min_size=3, max_size=3)
 CHARACTERS = [c for c in string.ascii_letters + string.digits + string.punctuation if c not in "&,"]
 gpf_codes = st.text(CHARACTERS, min_size=4, max_size=4)
 short_codes = st.text(CHARACTERS, min_size=1, max_size=4)
-sep_codes = st.lists(st.sampled_from([str(n) for n in range(-999, 1000)] + CHARACTERS), min_size=1, max_size=4).map(",".join)
-EVERY_KIND = [(HISCO, hisco_codes), (OCC1950, occ1950_codes), (GPF, gpf_codes), (GPF_SHORT, short_codes), (GPF_SEP, sep_codes)]
+sep_codes = st.lists(
+    st.sampled_from([str(n) for n in range(-999, 1000)] + CHARACTERS), min_size=1, max_size=4
+).map(",".join)
+EVERY_KIND = [
+    (HISCO, hisco_codes),
+    (OCC1950, occ1950_codes),
+    (GPF, gpf_codes),
+    (GPF_SHORT, short_codes),
+    (GPF_SEP, sep_codes),
+]
 
 
 def test_special_ids():
@@ -58,7 +76,14 @@ def test_occ1950_as_published():
 
 def test_general_purpose_as_published():
     ids = GPF.map_char_idx
-    assert (ids["-999"], ids["0"], ids["999"], ids["a"], ids["Z"], ids["!"]) == (5, 1004, 2003, 2004, 2055, 2056)
+    assert (ids["-999"], ids["0"], ids["999"], ids["a"], ids["Z"], ids["!"]) == (
+        5,
+        1004,
+        2003,
+        2004,
+        2055,
+        2056,
+    )
     assert "&" not in ids and "," not in ids and len(ids) == 1999 + 52 + 30
     assert GPF.num_classes == [2086] * 14
     one = ids["1"]
@@ -80,7 +105,8 @@ def test_round_trip(formatter, codes):
         assert (sequence[used:-1] == PAD_IDX).all() and (sequence[1:used] != PAD_IDX).all()
         blocks = formatter.canonical_blocks(torch.from_numpy(sequence[None]))
         assert blocks.dtype == torch.int64
-        assert blocks.flatten().tolist() == sequence[1:-1].tolist()     # what is written is canonical already
+        assert blocks.flatten().tolist() == sequence[1:-1].tolist()  # what is written is canonical already
+
     check()
 
 
@@ -88,34 +114,37 @@ def test_no_label_gives_none():
     assert HISCO.transform_label(None) is None
 
 
-@pytest.mark.parametrize("formatter, code, kind, told", [
-    (HISCO, "1234", "short", "4 tokens"),
-    (HISCO, "123456", "long", "6 tokens"),
-    (HISCO, "1234a", "character", "'a'"),
-    (HISCO, "-4", "character", "'-'"),
-    (HISCO, "?", "character", "'?'"),
-    (HISCO, "12 45", "character", "' '"),
-    (HISCO, "1234\u00b2", "character", "\u00b2"),
-    (HISCO, "", "empty", "empty"),
-    (HISCO, "  ", "empty", "empty"),
-    (OCC1950, "12", "short", "2 tokens"),
-    (OCC1950, "-1", "character", "'-'"),
-    (GPF, "123", "short", "3 tokens"),
-    (GPF, "12345", "long", "5 tokens"),
-    (GPF, "12\u00e934", "character", "\u00e9"),
-    (GPF, "1,2", "character", "','"),
-    (GPF_SHORT, "", "empty", "empty"),
-    (GPF_SHORT, "12345", "long", "5 tokens"),
-    (GPF_SEP, "1,2,3,4,5", "long", "5 tokens"),
-    (GPF_SEP, "1000", "character", "'1000'"),
-    (GPF_SEP, "1,,2", "character", "''"),
-])
+@pytest.mark.parametrize(
+    "formatter, code, kind, told",
+    [
+        (HISCO, "1234", "short", "4 tokens"),
+        (HISCO, "123456", "long", "6 tokens"),
+        (HISCO, "1234a", "character", "'a'"),
+        (HISCO, "-4", "character", "'-'"),
+        (HISCO, "?", "character", "'?'"),
+        (HISCO, "12 45", "character", "' '"),
+        (HISCO, "1234\u00b2", "character", "\u00b2"),
+        (HISCO, "", "empty", "empty"),
+        (HISCO, "  ", "empty", "empty"),
+        (OCC1950, "12", "short", "2 tokens"),
+        (OCC1950, "-1", "character", "'-'"),
+        (GPF, "123", "short", "3 tokens"),
+        (GPF, "12345", "long", "5 tokens"),
+        (GPF, "12\u00e934", "character", "\u00e9"),
+        (GPF, "1,2", "character", "','"),
+        (GPF_SHORT, "", "empty", "empty"),
+        (GPF_SHORT, "12345", "long", "5 tokens"),
+        (GPF_SEP, "1,2,3,4,5", "long", "5 tokens"),
+        (GPF_SEP, "1000", "character", "'1000'"),
+        (GPF_SEP, "1,,2", "character", "''"),
+    ],
+)
 def test_code_that_does_not_fit(formatter, code, kind, told):
     with pytest.raises(CodeError) as caught:
         formatter.encode_code(code)
     assert caught.value.kind == kind
     assert repr(code) in str(caught.value) and told in str(caught.value)
-    assert pickle.loads(pickle.dumps(caught.value)).kind == kind         # crosses process borders
+    assert pickle.loads(pickle.dumps(caught.value)).kind == kind  # crosses process borders
 
 
 @pytest.mark.parametrize("code", ["-1", "-2", "-3", "?"])
@@ -132,24 +161,27 @@ def test_too_many_codes():
         OCC1950.transform_label("111&222&333")
 
 
-@pytest.mark.parametrize("formatter, code, repaired, changed", [
-    (HISCO, "1234", "01234", True),
-    (HISCO, " 41025 ", "41025", False),
-    (HISCO, "41025.0", "41025", True),
-    (HISCO, "1234.0", "01234", True),
-    (HISCO, "-1.0", "-1", True),
-    (HISCO, "-1", "-1", False),
-    (HISCO, "123", "123", False),
-    (HISCO, "123456", "123456", False),
-    (HISCO, "41025.5", "41025.5", False),
-    (HISCO, "12a4", "12a4", False),
-    (OCC1950, "7", "007", True),
-    (OCC1950, "97.0", "097", True),
-    (OCC1950, "970", "970", False),
-    (OCC1950, "", "", False),
-    (GPF, " 1234.0\t", "1234.0", False),
-    (GPF, "1", "1", False),
-])
+@pytest.mark.parametrize(
+    "formatter, code, repaired, changed",
+    [
+        (HISCO, "1234", "01234", True),
+        (HISCO, " 41025 ", "41025", False),
+        (HISCO, "41025.0", "41025", True),
+        (HISCO, "1234.0", "01234", True),
+        (HISCO, "-1.0", "-1", True),
+        (HISCO, "-1", "-1", False),
+        (HISCO, "123", "123", False),
+        (HISCO, "123456", "123456", False),
+        (HISCO, "41025.5", "41025.5", False),
+        (HISCO, "12a4", "12a4", False),
+        (OCC1950, "7", "007", True),
+        (OCC1950, "97.0", "097", True),
+        (OCC1950, "970", "970", False),
+        (OCC1950, "", "", False),
+        (GPF, " 1234.0\t", "1234.0", False),
+        (GPF, "1", "1", False),
+    ],
+)
 def test_repair(formatter, code, repaired, changed):
     assert formatter.repair(code) == (repaired, changed)
 
@@ -187,7 +219,7 @@ def test_hisco_first_token_decides_a_whole_code():
 
 def test_general_blocks():
     one, two, twelve = (GPF.map_char_idx[token] for token in ("1", "2", "12"))
-    assert GPF.decode_block([one, EOS_IDX, two, two]) == "122"          # as published, wherever the EOS stands
+    assert GPF.decode_block([one, EOS_IDX, two, two]) == "122"  # as published, wherever the EOS stands
     assert GPF.decode_block([one, PAD_IDX, two, EOS_IDX]) == "12"
     assert GPF.decode_block([EOS_IDX, one, two, two]) == "122"
     assert GPF.decode_block([EOS_IDX] * 4) is None
@@ -202,23 +234,28 @@ def canonical(formatter, blocks):
     blocks = torch.tensor(blocks)
     sequences = torch.full((len(blocks), formatter.max_seq_len), PAD_IDX)
     sequences[:, 0] = BOS_IDX
-    sequences[:, 1:1 + formatter.block_size] = blocks
+    sequences[:, 1 : 1 + formatter.block_size] = blocks
     rows = formatter.canonical_blocks(sequences)
-    assert rows.shape == (len(blocks), formatter.max_num_codes, formatter.block_size) and (rows[:, 1:] == PAD_IDX).all()
+    assert (
+        rows.shape == (len(blocks), formatter.max_num_codes, formatter.block_size)
+        and (rows[:, 1:] == PAD_IDX).all()
+    )
     return rows[:, 0]
 
 
 OUT_OF_RANGE = -7
-FEW_IDS = [(HISCO, ["1", "0", "-1", "-3"], [PAD_IDX, EOS_IDX, OUT_OF_RANGE]),
-           (OCC1950, ["1", "0"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE]),
-           (GPF, ["1", "2", "a"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE]),
-           (GPF_SEP, ["1", "2", "12"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE])]
+FEW_IDS = [
+    (HISCO, ["1", "0", "-1", "-3"], [PAD_IDX, EOS_IDX, OUT_OF_RANGE]),
+    (OCC1950, ["1", "0"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE]),
+    (GPF, ["1", "2", "a"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE]),
+    (GPF_SEP, ["1", "2", "12"], [UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX, OUT_OF_RANGE]),
+]
 
 
 @pytest.mark.parametrize("formatter, tokens, others", FEW_IDS)
 def test_canonical_rows_are_equal_exactly_when_the_codes_are(formatter, tokens, others):
     ids = [formatter.map_char_idx[token] for token in tokens] + others
-    blocks = list(itertools.product(ids, repeat=formatter.block_size))                      # every block of these ids
+    blocks = list(itertools.product(ids, repeat=formatter.block_size))  # every block of these ids
     rows = list(map(tuple, canonical(formatter, blocks).tolist()))
     codes = list(map(formatter.decode_block, blocks))
     pairs = set(zip(rows, codes))
@@ -230,8 +267,11 @@ def test_canonical_rows_are_equal_exactly_when_the_codes_are(formatter, tokens, 
 @pytest.mark.parametrize("formatter", [HISCO, OCC1950, GPF, GPF_SEP])
 def test_canonical_form_keeps_the_code(formatter):
     wide = st.integers(-2, max(formatter.map_idx_char) + 3)
-    wide = wide.filter(lambda i: formatter is not GPF or len(GPF.map_idx_char.get(i, "")) < 2)      # see `canonical_blocks`
-    mostly_codes = st.one_of(st.sampled_from(list(formatter.map_idx_char)), st.sampled_from([PAD_IDX, EOS_IDX]), wide)
+    # see `canonical_blocks`
+    wide = wide.filter(lambda i: formatter is not GPF or len(GPF.map_idx_char.get(i, "")) < 2)
+    mostly_codes = st.one_of(
+        st.sampled_from(list(formatter.map_idx_char)), st.sampled_from([PAD_IDX, EOS_IDX]), wide
+    )
 
     @settings(max_examples=150, deadline=None)
     @given(st.lists(mostly_codes, min_size=formatter.max_seq_len - 2, max_size=formatter.max_seq_len - 2))
@@ -241,14 +281,18 @@ def test_canonical_form_keeps_the_code(formatter):
         assert formatter.clean_pred([BOS_IDX, *blocks.flatten().tolist()]) == formatter.clean_pred(sequence)
         again = formatter.canonical_blocks(torch.cat([torch.tensor([[BOS_IDX]]), blocks.flatten(1)], 1))
         assert torch.equal(again, blocks)
+
     check()
 
 
 def test_canonical_blocks_of_a_batch():
-    rows = np.stack([HISCO.transform_label(label) for label in ("12345&-1", "-3", "00000&11111&22222&33333&44444")])
+    rows = np.stack(
+        [HISCO.transform_label(label) for label in ("12345&-1", "-3", "00000&11111&22222&33333&44444")]
+    )
     blocks = HISCO.canonical_blocks(torch.from_numpy(rows))
     assert blocks.shape == (3, 5, 5)
-    assert torch.equal(blocks, HISCO.canonical_blocks(torch.from_numpy(rows[:, :-1])))      # the last EOS is optional
+    # the last EOS is optional
+    assert torch.equal(blocks, HISCO.canonical_blocks(torch.from_numpy(rows[:, :-1])))
     with pytest.raises(ValueError, match="too short"):
         HISCO.canonical_blocks(torch.from_numpy(rows[:, :-2]))
 
@@ -259,9 +303,16 @@ def test_sequence_of_wrong_length(ids):
         HISCO.clean_pred(ids)
 
 
-@pytest.mark.parametrize("kind, count, words", [
-    ("hisco", 0, "1 to 5 target columns, not 0"), ("hisco", 6, "1 to 5 target columns, not 6"),
-    ("occ1950", 0, "1 to 2"), ("occ1950", 3, "1 to 2 target columns, not 3"), ("gpf", 0, "at least one target column")])
+@pytest.mark.parametrize(
+    "kind, count, words",
+    [
+        ("hisco", 0, "1 to 5 target columns, not 0"),
+        ("hisco", 6, "1 to 5 target columns, not 6"),
+        ("occ1950", 0, "1 to 2"),
+        ("occ1950", 3, "1 to 2 target columns, not 3"),
+        ("gpf", 0, "at least one target column"),
+    ],
+)
 def test_number_of_target_columns(kind, count, words):
     with pytest.raises(ValueError, match=words):
         make_formatter(kind, [f"c{i}" for i in range(count)])
@@ -289,8 +340,20 @@ def test_settings_survive_json(formatter):
     settings_ = formatter.to_dict()
     again = BlockyFormatter.from_dict(json.loads(json.dumps(settings_)))
     assert again.to_dict() == settings_
-    assert (again.kind, again.max_seq_len, again.num_classes) == (formatter.kind, formatter.max_seq_len, formatter.num_classes)
-    assert set(settings_) == {"kind", "block_size", "max_codes", "sep_value", "within_block_sep", "target_cols", "allow_short"}
+    assert (again.kind, again.max_seq_len, again.num_classes) == (
+        formatter.kind,
+        formatter.max_seq_len,
+        formatter.num_classes,
+    )
+    assert set(settings_) == {
+        "kind",
+        "block_size",
+        "max_codes",
+        "sep_value",
+        "within_block_sep",
+        "target_cols",
+        "allow_short",
+    }
 
 
 def test_contradictory_settings():

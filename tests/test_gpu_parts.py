@@ -1,4 +1,6 @@
-"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory, its profile, and peers that die silently."""
+"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory, its profile, and
+peers that die silently.
+"""
 
 import sys
 import threading
@@ -41,6 +43,7 @@ class Queue:
             def elapsed_time(self, later):
                 assert self.query() and later.query()
                 return 1000 * (later.over_at - self.over_at)
+
         return Event()
 
 
@@ -56,7 +59,7 @@ def test_a_clock_counts_the_devices_time(queue):
     since = clock.now()
     queue.busy(3.0)
     clock.add(since, clock.now())
-    assert clock.seconds == 0.0                                 # not over yet, and nobody waits for it
+    assert clock.seconds == 0.0  # not over yet, and nobody waits for it
     queue.at = 1.0
     since = clock.now()
     queue.busy(0.5)
@@ -70,11 +73,12 @@ def test_data_that_comes_while_the_gpu_works_is_not_waited_for(queue):
 
     def fetch():
         queue.at += 2.0
-    meter.time_data(fetch)                                      # nothing to do before the first batch
+
+    meter.time_data(fetch)  # nothing to do before the first batch
     queue.busy(5.0)
-    meter.time_data(fetch)                                      # ready long before the GPU is
+    meter.time_data(fetch)  # ready long before the GPU is
     queue.busy(1.0)
-    queue.at = 9.5                                              # the GPU was done at 8
+    queue.at = 9.5  # the GPU was done at 8
     meter.time_data(fetch)
     queue.busy(1.0)
     assert meter.row(World())["seconds_data"] == pytest.approx(4.0) and queue.at == 12.5
@@ -82,33 +86,60 @@ def test_data_that_comes_while_the_gpu_works_is_not_waited_for(queue):
 
 def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
     held = {}
-    for name, value in {"empty_cache": lambda: None, "reset_peak_memory_stats": lambda _: None, "synchronize": lambda _: None,
-                        "max_memory_allocated": lambda _: held["bytes"], "get_device_properties": lambda _: SimpleNamespace(total_memory=1000)}.items():
+    for name, value in {
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _: None,
+        "synchronize": lambda _: None,
+        "max_memory_allocated": lambda _: held["bytes"],
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=1000),
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     world = World(device=GPU)
 
     def find(**more):
         return batch_size.find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
+
     assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
-    assert batch_size.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert batch_size.is_out_of_memory(
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+    )
 
 
 def test_a_profile_counts_the_hosts_phases_and_the_gpus_all_reduce():
     def event(key, device, cpu=0.0, gpu=0.0):
-        return SimpleNamespace(key=key, device_type=device, cpu_time_total=1e6 * cpu, device_time_total=1e6 * gpu)
-    events = [event("forward", DeviceType.CPU, cpu=2.0, gpu=1.5), event("backward", DeviceType.CPU, cpu=6.0), event("forward", DeviceType.CUDA, gpu=1.5),
-              event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", DeviceType.CUDA, gpu=0.5),
-              event("nccl:all_reduce", DeviceType.CPU, cpu=0.1), event("nccl:all_reduce", DeviceType.CUDA, gpu=0.5)]
+        return SimpleNamespace(
+            key=key, device_type=device, cpu_time_total=1e6 * cpu, device_time_total=1e6 * gpu
+        )
+
+    events = [
+        event("forward", DeviceType.CPU, cpu=2.0, gpu=1.5),
+        event("backward", DeviceType.CPU, cpu=6.0),
+        event("forward", DeviceType.CUDA, gpu=1.5),
+        event(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+            DeviceType.CUDA,
+            gpu=0.5,
+        ),
+        event("nccl:all_reduce", DeviceType.CPU, cpu=0.1),
+        event("nccl:all_reduce", DeviceType.CUDA, gpu=0.5),
+    ]
     lines = StepProfiler._phases(SimpleNamespace(steps=2), events)
     assert lines[0] == "Profile of 2 steps of rank 0, 4.0000 s each:" and len(lines) == len(PHASES) + 2
-    assert [line.split()[1:] for line in lines if line.split()[0] in ("forward", "backward")] == [["1.0000", "s", "25%"], ["3.0000", "s", "75%"]]
+    assert [line.split()[1:] for line in lines if line.split()[0] in ("forward", "backward")] == [
+        ["1.0000", "s", "25%"],
+        ["3.0000", "s", "75%"],
+    ]
     assert lines[-1].split() == ["all-reduce,", "on", "the", "way", "0.2500", "s"]
 
 
 def test_cudnns_attention_is_off_on_gpus(monkeypatch):
     switched = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
-    for name, value in {"is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda _: None}.items():
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda _: None,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     assert choose_device("cpu", 0, 1).type == "cpu" and switched == []
     assert choose_device("auto", 0, 1) == GPU and switched == [False]
@@ -117,7 +148,9 @@ def test_cudnns_attention_is_off_on_gpus(monkeypatch):
 def test_what_compiles_for_gpus_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert compiling.missing_compiler(GPU) == "a C compiler (no-such-compiler: not there; apt-get install gcc)"
+    assert (
+        compiling.missing_compiler(GPU) == "a C compiler (no-such-compiler: not there; apt-get install gcc)"
+    )
     monkeypatch.setenv("CC", "bash")
     assert compiling.missing_compiler(GPU) is None
 
@@ -141,8 +174,8 @@ def test_a_process_that_gets_nowhere_notices_who_is_silent(beats):
     (own, dead, other), found, came = beats
     dead.did("step 7: forward and backward pass")
     own.did("step 8: waiting")
-    assert not came.wait(1.5)                                   # all beat
-    dead._ended.set()                                           # as when its process is killed
+    assert not came.wait(1.5)  # all beat
+    dead._ended.set()  # as when its process is killed
     assert came.wait(20) and found[0][0] == [1] and found[0][1][1] == "step 7: forward and backward pass"
 
 
@@ -150,7 +183,7 @@ def test_who_gets_on_asks_nobody_and_who_leaves_is_not_missed(beats):
     (own, dead, other), found, came = beats
     other.stop()
     own.did("waiting for the last save")
-    assert not came.wait(1.5)                                   # the one that left is silent, and that is no bad sign
+    assert not came.wait(1.5)  # the one that left is silent, and that is no bad sign
     dead._ended.set()
     for step in range(40):
         own.did(f"step {step}")

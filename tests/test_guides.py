@@ -1,6 +1,8 @@
-"""The commands of README.md and MULTI_GPU_TRAINING.md are run as they stand there, on a small file, with small sizes put behind them.
+"""The commands of README.md and MULTI_GPU_TRAINING.md are run as they stand there, on a small file, with
+small sizes put behind them.
 
-Those of one process that end soon are run always; `--guides` runs all of them, each once, in the order in which they stand.
+Those of one process that end soon are run always; `--guides` runs all of them, each once, in the order in
+which they stand.
 """
 
 import os
@@ -14,8 +16,24 @@ import pytest
 from helpers import REPO, environment, read_logs, write_csv, write_rows
 
 GUIDES = ("README.md", "MULTI_GPU_TRAINING.md", "docs/published.md", "docs/faults.md")
-SMALL = ["--model-size", "tiny", "--device", "cpu", "--max-steps", "2", "--batch-size", "4", "--ngram-passes", "1"]
-ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")           # test_launchers and the installation by .ci/run
+SMALL = [
+    "--model-size",
+    "tiny",
+    "--device",
+    "cpu",
+    "--max-steps",
+    "2",
+    "--batch-size",
+    "4",
+    "--ngram-passes",
+    "1",
+]
+# test_launchers and the installation by .ci/run
+ELSEWHERE = (
+    "tests/run",
+    "pip install",
+    "./launch_training.sh\n",
+)
 HELP = """
 import finetune, train_mixer
 from histocc import doctor, evaluate, export, plot, predict_arguments, prepare, watch
@@ -41,26 +59,62 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder that looks like the repository, with data.csv, train.csv, val.csv, and commands that add SMALL to every training."""
+    """A folder that looks like the repository, with data.csv, train.csv, val.csv, and commands that add SMALL
+    to every training.
+    """
     folder = tmp_path
-    for name in ("finetune.py", "train_mixer.py", "launch_training.sh", "run_multi_gpu_train.sh", "histocc", "scripts", "configs", "benchmarks"):
+    for name in (
+        "finetune.py",
+        "train_mixer.py",
+        "launch_training.sh",
+        "run_multi_gpu_train.sh",
+        "histocc",
+        "scripts",
+        "configs",
+        "benchmarks",
+    ):
         (folder / name).symlink_to(REPO / name)
-    for name, rows in (("data.csv", 60), ("train.csv", 60), ("val.csv", 12), ("a.csv", 40), ("b.csv", 30), ("v.csv", 12), ("test.csv", 30)):
+    for name, rows in (
+        ("data.csv", 60),
+        ("train.csv", 60),
+        ("val.csv", 12),
+        ("a.csv", 40),
+        ("b.csv", 30),
+        ("v.csv", 12),
+        ("test.csv", 30),
+    ):
         write_rows(folder / name, rows, 0 if rows == 60 else 1000)
     write_csv(folder / "new.csv", ("id", "occ1", "lang"), [(i, f"weaver no {i}", "en") for i in range(20)])
     (folder / "bin").mkdir()
-    for name, start in (("python", [sys.executable]), ("torchrun", [sys.executable, "-m", "torch.distributed.run"])):
-        (folder / "bin" / name).write_text(f"#!/bin/bash\ncase \"$*\" in *finetune.py*|*train_mixer.py*) exec {shlex.join(start)} \"$@\" {' '.join(SMALL)} ;; esac\n"
-                                           f"exec {shlex.join(start)} \"$@\"\n")
+    for name, start in (
+        ("python", [sys.executable]),
+        ("torchrun", [sys.executable, "-m", "torch.distributed.run"]),
+    ):
+        (folder / "bin" / name).write_text(
+            f'#!/bin/bash\ncase "$*" in *finetune.py*|*train_mixer.py*) exec {shlex.join(start)} "$@"'
+            f" {' '.join(SMALL)} ;; esac\n"
+            f'exec {shlex.join(start)} "$@"\n'
+        )
         (folder / "bin" / name).chmod(0o755)
     return folder
 
 
 def run(place: Path, line: str, **env: str) -> subprocess.Popen:
-    env = environment(**env) | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONWARNINGS": "ignore", "HEAD": "127.0.0.1"}
+    env = environment(**env) | {
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "PYTHONWARNINGS": "ignore",
+        "HEAD": "127.0.0.1",
+    }
     if "histocc.plot" in line:
-        env["PYTHONPATH"] = str(REPO)                                        # matplotlib is hidden from the others
-    return subprocess.Popen(["bash", "-euo", "pipefail", "-c", line], cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env["PYTHONPATH"] = str(REPO)  # matplotlib is hidden from the others
+    return subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=place,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def check(place: Path, line: str) -> None:
@@ -73,7 +127,11 @@ def check(place: Path, line: str) -> None:
 
 
 def is_short(line: str) -> bool:
-    return line.startswith("python ") and "torch.distributed" not in line and ("--config" in line or "histocc.prepare" in line)
+    return (
+        line.startswith("python ")
+        and "torch.distributed" not in line
+        and ("--config" in line or "histocc.prepare" in line)
+    )
 
 
 def test_there_are_commands():
@@ -85,8 +143,14 @@ def test_what_the_guides_name_is_there(name):
     """Files between backquotes, and long flags."""
     text = (REPO / name).read_text(encoding="utf-8")
     files = {path for path in re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text)}
-    assert [path for path in files - {"report.md"} if not any(at.exists() for at in (REPO / path, REPO / "histocc" / path))] == []
-    scripts = subprocess.run([sys.executable, "-c", HELP], cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60)
+    assert [
+        path
+        for path in files - {"report.md"}
+        if not any(at.exists() for at in (REPO / path, REPO / "histocc" / path))
+    ] == []
+    scripts = subprocess.run(
+        [sys.executable, "-c", HELP], cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60
+    )
     assert scripts.returncode == 0, scripts.stderr
     known = scripts.stdout
     ours = {flag for flag in re.findall(r"`(--[a-z][a-z0-9-]+)", text)}
@@ -122,5 +186,12 @@ def test_every_command_runs(place, request, name):
             print(f"{name}: {line}", flush=True)
             check(place, line)
     for block in blocks(name, "python"):
-        done = subprocess.run([sys.executable, "-c", block], cwd=place, env=environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, "-c", block],
+            cwd=place,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, f"{block}\n{done.stderr}"

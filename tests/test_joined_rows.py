@@ -412,11 +412,12 @@ JOINED = ["--join-rows", 0.8, "--many-codes-weight", 2.5]
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
+    # where best-fit lets codes share a block
     pairs = [
         (f"{TITLES[i % 8][0]} and {TITLES[(i + k) % 8][0]}", TITLES[i % 8][1], TITLES[(i + k) % 8][1], "en")
         for k in (1, 3)
         for i in range(8)
-    ]  # where best-fit lets codes share a block
+    ]
     return [
         "--train-data",
         write_rows(folder / "train.csv", 25),

@@ -2,12 +2,12 @@
 
 import re
 
-import finetune
 import numpy as np
 import pytest
 import torch
 from helpers import TINY, run_inside, write_rows
 
+import finetune
 from histocc import job, job_data
 from histocc.distributed import World
 from histocc.lr_schedule import Schedule, linear_schedule
@@ -16,8 +16,20 @@ from histocc.lr_schedule import Schedule, linear_schedule
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear")
-    args = finetune.get_args_parser().parse_args(["--dataset", write_rows(folder / "data.csv", 120), "--target-cols", "hisco_1", "hisco_2",
-                                                  "--formatter", "hisco", *TINY, "--save-path", str(folder / "run")])
+    args = finetune.get_args_parser().parse_args(
+        [
+            "--dataset",
+            write_rows(folder / "data.csv", 120),
+            "--target-cols",
+            "hisco_1",
+            "hisco_2",
+            "--formatter",
+            "hisco",
+            *TINY,
+            "--save-path",
+            str(folder / "run"),
+        ]
+    )
     data, formatter = job_data.prepared(args, World(), [args.dataset], [])
     return args, data, job.make_model(args, World(), data, formatter, None)[0]
 
@@ -39,22 +51,53 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     for _ in range(10):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step(), scheduler.step()
-    assert max(rates)[0] == pytest.approx(1e-3) and np.allclose([linear / other for other, linear in rates], 30)
+    assert max(rates)[0] == pytest.approx(1e-3) and np.allclose(
+        [linear / other for other, linear in rates], 30
+    )
     assert len(job.make_optimizer(setup[0], model, Schedule(10, 10, 2, 10, 1e-3, 1.0)).param_groups) == 1
 
 
 def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
-    """A run that goes on has the rates of its start; one that takes a linear decoder over trains it like the rest."""
+    """A run that goes on has the rates of its start; one that takes a linear decoder over trains it like the
+    rest.
+    """
     data = write_rows(tmp_path / "data.csv", 60)
+
     def banner(folder, *more) -> str:
-        code, output = run_inside(finetune.main, "--dataset", data, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco", *TINY, "--save-path", tmp_path / folder,
-                                  "--batch-size", 16, *more)
+        code, output = run_inside(
+            finetune.main,
+            "--dataset",
+            data,
+            "--target-cols",
+            "hisco_1",
+            "hisco_2",
+            "--formatter",
+            "hisco",
+            *TINY,
+            "--save-path",
+            tmp_path / folder,
+            "--batch-size",
+            16,
+            *more,
+        )
         assert code == 0, output
         return re.search(r"Learning rate: (.*)", output)[1]
-    assert banner("new", "--max-steps", 2) == "0.001 (not scaled; warm-up over 1 steps), of the linear decoder 5 times that"
+
+    assert (
+        banner("new", "--max-steps", 2)
+        == "0.001 (not scaled; warm-up over 1 steps), of the linear decoder 5 times that"
+    )
     assert banner("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
     published = ["--learning-rate", 2e-5, "--linear-loss", "mean"]
-    assert banner("published", "--max-steps", 2, *published) == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
+    assert (
+        banner("published", "--max-steps", 2, *published)
+        == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
+    )
     assert banner("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
-    assert banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new") == "2e-05 (not scaled; warm-up over 1 steps)"
-    assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith("of the linear decoder 5 times that")
+    assert (
+        banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
+        == "2e-05 (not scaled; warm-up over 1 steps)"
+    )
+    assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith(
+        "of the linear decoder 5 times that"
+    )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers import REPO, environment, run_inside, write_csv
-
 from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc import checkpoint, evaluate, export, model_io, predict, report, report_metrics, search
@@ -417,8 +416,8 @@ class TestEvaluation:
         assert both["by_digits"][-1]["over_texts"]["accuracy"][0] == pytest.approx(over_texts)
         assert (
             f"Both decoders together (linear share {share:g}): {both['accuracy']:.1%} of rows, "
-            f"{over_texts:.1%} of distinct texts"
-        ) in said
+            f"{over_texts:.1%} of distinct texts" in said
+        )
         text = (folder / "out" / "report.md").read_text(encoding="utf-8")
         assert (
             f"## Both decoders together (linear share {share:g})" in text

@@ -1,14 +1,16 @@
-"""TensorBoard and W&B get every row, through their own libraries, and a run that goes on continues the same curves."""
+"""TensorBoard and W&B get every row, through their own libraries, and a run that goes on continues the same
+curves.
+"""
 
 import importlib.util
 import json
 import struct
 
-import finetune
 import pytest
-import train_mixer
 from helpers import TINY, read_logs, run_inside, write_rows
 
+import finetune
+import train_mixer
 from histocc import cli, loggers
 from histocc.errors import TrainingError, UserError
 from histocc.outputs import OwnFiles
@@ -18,40 +20,64 @@ ARGS = finetune.get_args_parser().parse_args
 
 def fails(error):
     """A function that raises `error`, whatever it gets."""
+
     def function(*_, **__):
         raise error
+
     return function
 
 
 @pytest.fixture
 def flags(tmp_path):
-    return ["--train-data", write_rows(tmp_path / "train.csv", 24), "--val-data", write_rows(tmp_path / "val.csv", 6, 100), *TINY,
-            "--language-col", "lang", "--batch-size", 8, "--num-epochs", 2, "--eval-interval", 3, "--log-interval", 1, "--save-dir", tmp_path / "run"]
+    return [
+        "--train-data",
+        write_rows(tmp_path / "train.csv", 24),
+        "--val-data",
+        write_rows(tmp_path / "val.csv", 6, 100),
+        *TINY,
+        "--language-col",
+        "lang",
+        "--batch-size",
+        8,
+        "--num-epochs",
+        2,
+        "--eval-interval",
+        3,
+        "--log-interval",
+        1,
+        "--save-dir",
+        tmp_path / "run",
+    ]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard_holds_what_the_log_holds(flags, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     assert run_inside(train_mixer.main, *flags, "--tensorboard", "--max-steps", 4)[0] == 0
     assert run_inside(train_mixer.main, *flags, "--tensorboard")[0] == 0
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     for name in ("train_loss", "val_loss", "seq_acc", "lr"):
         logged = {int(row["step"]): row[name] for row in read_logs(tmp_path / "run") if row[name] is not None}
-        assert {event.step: pytest.approx(event.value, rel=1e-5) for event in events.Scalars(name)} == logged, name
+        assert {
+            event.step: pytest.approx(event.value, rel=1e-5) for event in events.Scalars(name)
+        } == logged, name
 
 
 def leveldb_records(content, block=32768):
-    """The records of W&B's file: a head of 7 bytes, then LevelDB's log format, pieces with (checksum, length, kind) in front in blocks."""
+    """The records of W&B's file: a head of 7 bytes, then LevelDB's log format, pieces with (checksum, length,
+    kind) in front in blocks.
+    """
     place, pieces = 7, b""
     while place + 7 <= len(content):
-        if block - place % block < 7:                 # no head fits into the rest of a block
+        if block - place % block < 7:  # no head fits into the rest of a block
             place += block - place % block
             continue
-        _, length, kind = struct.unpack("<IHB", content[place:place + 7])
-        pieces += content[place + 7:place + 7 + length]
+        _, length, kind = struct.unpack("<IHB", content[place : place + 7])
+        pieces += content[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):                            # whole, or the last piece
+        if kind in (1, 4):  # whole, or the last piece
             yield pieces
             pieces = b""
 
@@ -59,9 +85,15 @@ def leveldb_records(content, block=32768):
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, monkeypatch):
     from wandb.proto import wandb_internal_pb2
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    assert run_inside(train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes", "--max-steps", 4)[0] == 0
+    assert (
+        run_inside(
+            train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes", "--max-steps", 4
+        )[0]
+        == 0
+    )
     assert run_inside(train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes")[0] == 0
     losses, names = {}, set()
     for file in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
@@ -70,17 +102,26 @@ def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, mon
             record.ParseFromString(data)
             if record.run.run_id:
                 names.add((record.run.run_id, record.run.project))
-            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            items = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
             if "train_loss" in items:
                 losses[items["_step"]] = pytest.approx(items["train_loss"], rel=1e-9)
     assert len(names) == 1 and {project for _, project in names} == {"codes"}
-    assert losses == {int(row["step"]): row["train_loss"] for row in read_logs(tmp_path / "run") if row["train_loss"] is not None}
+    assert losses == {
+        int(row["step"]): row["train_loss"]
+        for row in read_logs(tmp_path / "run")
+        if row["train_loss"] is not None
+    }
 
 
 @pytest.mark.parametrize("flag, package", [("--tensorboard", "tensorboard"), ("--log-wandb", "wandb")])
 def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, package):
     found = importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    monkeypatch.setattr(
+        cli.importlib.util, "find_spec", lambda name: None if name == package else found(name)
+    )
     code, output = run_inside(train_mixer.main, *flags, flag)
     assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output
     assert not (tmp_path / "run").exists()
@@ -97,18 +138,26 @@ def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags
     assert code == 2 and "--tensorboard: no space" in output and (tmp_path / "run" / "last.bin").exists()
 
 
-@pytest.mark.parametrize("broken, said", [("TensorBoard", "--tensorboard: AssertionError"), ("WandB", "--log-wandb: 7; WANDB_MODE=offline needs no network")])
+@pytest.mark.parametrize(
+    "broken, said",
+    [
+        ("TensorBoard", "--tensorboard: AssertionError"),
+        ("WandB", "--log-wandb: 7; WANDB_MODE=offline needs no network"),
+    ],
+)
 def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, said, capsys):
     for name in ("TensorBoard", "WandB"):
         error = AssertionError() if name == "TensorBoard" else SystemExit(7)
-        monkeypatch.setattr(getattr(loggers, name), "__init__", fails(error) if name == broken else lambda *_: None)
+        monkeypatch.setattr(
+            getattr(loggers, name), "__init__", fails(error) if name == broken else lambda *_: None
+        )
         monkeypatch.setattr(getattr(loggers, name), "close", lambda self: None)
         monkeypatch.setattr(getattr(loggers, name), "row", lambda *_: None)
     args = ARGS(["--dataset", "a.csv", "--tensorboard", "--log-wandb"])
     with pytest.raises(UserError) as error:
         loggers.Loggers(args, "name", 0)
     assert str(error.value) == said
-    made = loggers.Loggers(args, "name", 5)                              # a run that is resumed continues without it
+    made = loggers.Loggers(args, "name", 5)  # a run that is resumed continues without it
     made.row({"step": 6, "train_loss": 1.0})
     made.close()
     assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1
@@ -135,11 +184,18 @@ def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, t
         curves.close()
         assert len(drawn) == times, later
         drawn.clear()
-    curves.row({"step": 3, "val_loss": 1.0}, more=True)                  # the next row draws it
+    curves.row({"step": 3, "val_loss": 1.0}, more=True)  # the next row draws it
     assert drawn == []
 
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.seq2seq_mixer_engine.optimizer_step", lambda *_: (_ for _ in ()).throw(TrainingError("broken")))
+    monkeypatch.setattr(
+        "histocc.seq2seq_mixer_engine.optimizer_step",
+        lambda *_: (_ for _ in ()).throw(TrainingError("broken")),
+    )
     code, output = run_inside(train_mixer.main, *flags)
-    assert code == 1 and "broken" in output and json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "ended by an error"
+    assert (
+        code == 1
+        and "broken" in output
+        and json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "ended by an error"
+    )

@@ -29,7 +29,7 @@ def make_targets(counts, nb_blocks=3, block_size=2, vocab=9, seed=0):
     targets[:, 0], targets[:, -1] = BOS, EOS
     for row, count in enumerate(counts):
         used = count * block_size
-        targets[row, 1:1 + used] = torch.randint(4, vocab, (used,), generator=generator)
+        targets[row, 1 : 1 + used] = torch.randint(4, vocab, (used,), generator=generator)
         if count > 1:
             targets[row, used] = EOS
     return targets
@@ -52,8 +52,10 @@ def plain_loss(logits, targets, nb_blocks, block_size):
         count = sum(target[1 + block[0]].item() != PAD for block in blocks)
         total = 0.0
         for block in blocks[:count]:
-            candidates = [sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(candidate, block)) / block_size
-                          for candidate in blocks[:count]]
+            candidates = [
+                sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(candidate, block)) / block_size
+                for candidate in blocks[:count]
+            ]
             total += min(candidates) / count
         for block in blocks[count:]:
             total += sum(cross_entropy(row[p], PAD) for p in block) / block_size / nb_blocks
@@ -68,47 +70,64 @@ def plain_older_loss(logits, targets, nb_blocks, block_size, scale, smoothing):
         real = [block for block in blocks if target[1 + block[0]].item() != PAD]
         total = 0.0
         for block in real:
-            total += min(sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(candidate, block) if target[1 + t] != PAD)
-                         / block_size for candidate in blocks) / len(real)
+            total += min(
+                sum(
+                    cross_entropy(row[p], target[1 + t])
+                    for p, t in zip(candidate, block)
+                    if target[1 + t] != PAD
+                )
+                / block_size
+                for candidate in blocks
+            ) / len(real)
         vocab = row.shape[1]
         for position in row[:-1]:
             even = sum(cross_entropy(position, token) for token in range(vocab)) / vocab
-            total += scale * ((1 - smoothing) * cross_entropy(position, PAD) + smoothing * even) / (nb_blocks * block_size)
+            total += (
+                scale
+                * ((1 - smoothing) * cross_entropy(position, PAD) + smoothing * even)
+                / (nb_blocks * block_size)
+            )
         losses.append(total)
     return torch.tensor(losses, dtype=torch.float64)
 
 
 def published_loss(logits, targets, nb_blocks, block_size):
-    """As published: for the j-th target block, the mean over rows of the best fit among the row's first n predicted blocks
-    (0 for rows without a j-th code), averaged over j up to the batch's largest n; plus the PAD part, averaged over rows and
-    blocks."""
+    """As published: for the j-th target block, the mean over rows of the best fit among the row's first n
+    predicted blocks (0 for rows without a j-th code), averaged over j up to the batch's largest n; plus the
+    PAD part, averaged over rows and blocks.
+    """
     rows = len(targets)
     starts = [1 + i * block_size for i in range(nb_blocks)]
     counts = [sum(target[s].item() != PAD for s in starts) for target in targets]
     fit = pad = 0.0
     for logit, target, count in zip(logits, targets, counts):
         for start in starts[:count]:
-            fit += min(sum(cross_entropy(logit[s - 1 + i], target[start + i]) for i in range(block_size)) / block_size
-                       for s in starts[:count])
+            fit += min(
+                sum(cross_entropy(logit[s - 1 + i], target[start + i]) for i in range(block_size))
+                / block_size
+                for s in starts[:count]
+            )
         for start in starts[count:]:
             pad += sum(cross_entropy(logit[start - 1 + i], PAD) for i in range(block_size)) / block_size
     return fit / rows / max(counts) + pad / rows / nb_blocks
 
 
 def test_by_hand():
-    """Two blocks of one token, uniform logits but for one: -log softmax is log 4, or log(3 + e) and log(3 + e) - 1."""
+    """Two blocks of one token, uniform logits but for one: -log softmax is log 4, or log(3 + e) and log(3 +
+    e) - 1.
+    """
     loss_fn = BlockOrderInvariantLoss(PAD, nb_blocks=2, block_size=1)
     logits = torch.zeros(1, 3, 4, dtype=torch.float64)
-    logits[0, 0, 0] = 1.0                                                # the first block favours token 0
+    logits[0, 0, 0] = 1.0  # the first block favours token 0
     sharp = math.log(3 + math.e)
     one_code = torch.tensor([[BOS, 0, PAD, EOS]])
     assert loss_fn(logits, one_code).item() == pytest.approx(sharp - 1 + math.log(4) / 2)
-    two_codes = torch.tensor([[BOS, 3, 0, EOS]])                         # 0 fits the first block, 3 the second
+    two_codes = torch.tensor([[BOS, 3, 0, EOS]])  # 0 fits the first block, 3 the second
     assert loss_fn(logits, two_codes).item() == pytest.approx((math.log(4) + sharp - 1) / 2)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 10 ** 6), st.integers(1, 3))
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(1, 3))
 def test_matches_plain_loops(counts, seed, block_size):
     logits = make_logits(len(counts), block_size=block_size, seed=seed)
     targets = make_targets(counts, block_size=block_size, seed=seed + 1)
@@ -123,8 +142,10 @@ def test_matches_plain_loops(counts, seed, block_size):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_older_loss_matches_plain_loops(smoothing):
     logits, targets = make_logits(4), make_targets([1, 3, 2, 0])
-    targets[0, 2] = PAD                                                  # a code that PAD fills up: that token counts 0
-    loss_fn = OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2, push_to_pad_scale_factor=0.3, push_to_pad_label_smoothing=smoothing)
+    targets[0, 2] = PAD  # a code that PAD fills up: that token counts 0
+    loss_fn = OrderInvariantSeq2SeqCrossEntropy(
+        PAD, 3, 2, push_to_pad_scale_factor=0.3, push_to_pad_label_smoothing=smoothing
+    )
     expected = plain_older_loss(logits, targets, 3, 2, 0.3, smoothing)
     torch.testing.assert_close(loss_fn(logits, targets, reduction="none"), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loss_fn(logits, targets), expected.mean(), rtol=1e-12, atol=1e-12)
@@ -133,11 +154,15 @@ def test_older_loss_matches_plain_loops(smoothing):
 def test_published_loss_with_one_code_per_row_and_only_then():
     logits, loss_fn = make_logits(4), BlockOrderInvariantLoss(PAD, nb_blocks=3, block_size=2)
     one_each, mixed = make_targets([1, 1, 1, 1]), make_targets([1, 3, 1, 2])
-    assert loss_fn(logits, one_each).item() == pytest.approx(published_loss(logits, one_each, 3, 2), rel=1e-12)
+    assert loss_fn(logits, one_each).item() == pytest.approx(
+        published_loss(logits, one_each, 3, 2), rel=1e-12
+    )
     assert loss_fn(logits, mixed).item() != pytest.approx(published_loss(logits, mixed, 3, 2), rel=1e-2)
 
 
-@pytest.mark.parametrize("loss_fn", [BlockOrderInvariantLoss(PAD, 3, 2), OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2)])
+@pytest.mark.parametrize(
+    "loss_fn", [BlockOrderInvariantLoss(PAD, 3, 2), OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2)]
+)
 def test_gradient_of_a_row_does_not_depend_on_other_rows(loss_fn):
     gradients = []
     for other in (1, 3):
@@ -161,13 +186,18 @@ def test_order_of_codes_does_not_matter():
         shuffled = logits.clone()
         shuffled[:, :6] = logits[:, :6][:, positions]
         torch.testing.assert_close(loss_fn(shuffled, targets), loss)
-    beyond = logits.clone()                                              # swapping in a block beyond the codes does matter
+    beyond = logits.clone()  # swapping in a block beyond the codes does matter
     beyond[:, 4:6], beyond[:, 6:8] = logits[:, 6:8], logits[:, 4:6]
     assert abs(loss_fn(beyond, targets) - loss) > 1e-3
 
 
-@pytest.mark.parametrize("loss_fn", [
-    BlockOrderInvariantLoss(PAD, 3, 2), OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2, push_to_pad_label_smoothing=0.1)])
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        BlockOrderInvariantLoss(PAD, 3, 2),
+        OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2, push_to_pad_label_smoothing=0.1),
+    ],
+)
 def test_gradients_are_right(loss_fn):
     logits, targets = make_logits(4, vocab=7), make_targets([0, 1, 2, 3], vocab=7)
     assert torch.autograd.gradcheck(lambda x: loss_fn(x, targets, reduction="none"), logits.requires_grad_())
@@ -186,7 +216,7 @@ def test_last_eos_is_not_trained_but_eos_inside_a_code_is():
     logits, targets = make_logits(1).requires_grad_(), make_targets([2])
     BlockOrderInvariantLoss(PAD, 3, 2)(logits, targets).backward()
     assert (logits.grad[0, -1] == 0).all()
-    assert logits.grad[0, :4, EOS].min() < 0                             # some position is pushed towards EOS
+    assert logits.grad[0, :4, EOS].min() < 0  # some position is pushed towards EOS
 
 
 def test_empty_tail_blocks_may_be_cut():
@@ -207,11 +237,21 @@ def test_half_precision_is_computed_in_float32(dtype):
             assert value.dtype == torch.float32 and torch.equal(value, floats[name])
 
 
-@pytest.mark.parametrize("logits_shape, targets_shape", [
-    ((2, 7, 9), (3, 8)), ((2, 8, 9), (2, 8)), ((2, 6, 9), (2, 7)), ((2, 9, 9), (2, 10)), ((2, 1, 9), (2, 2))])
+@pytest.mark.parametrize(
+    "logits_shape, targets_shape",
+    [
+        ((2, 7, 9), (3, 8)),
+        ((2, 8, 9), (2, 8)),
+        ((2, 6, 9), (2, 7)),
+        ((2, 9, 9), (2, 10)),
+        ((2, 1, 9), (2, 2)),
+    ],
+)
 def test_shapes_that_do_not_fit(logits_shape, targets_shape):
     with pytest.raises(ValueError, match="do not fit"):
-        BlockOrderInvariantLoss(PAD, 3, 2)(torch.zeros(logits_shape), torch.ones(targets_shape, dtype=torch.long))
+        BlockOrderInvariantLoss(PAD, 3, 2)(
+            torch.zeros(logits_shape), torch.ones(targets_shape, dtype=torch.long)
+        )
 
 
 def test_unknown_reduction():
@@ -220,6 +260,7 @@ def test_unknown_reduction():
 
 
 # ---- one predicted block for each code
+
 
 def one_to_one(nb_blocks=5, block_size=2, **options):
     return BlockOrderInvariantLoss(PAD, nb_blocks, block_size, matching="one-to-one", **options)
@@ -231,12 +272,17 @@ def plain_one_to_one(logits, targets, nb_blocks, block_size, empty="all"):
     for row, target in zip(logits, targets):
         blocks = [range(i * block_size, (i + 1) * block_size) for i in range((len(target) - 2) // block_size)]
         count = sum(target[1 + block[0]].item() != PAD for block in blocks)
-        costs = [[sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(predicted, block)) / block_size
-                  for block in blocks[:count]] for predicted in blocks[:count]]
+        costs = [
+            [
+                sum(cross_entropy(row[p], target[1 + t]) for p, t in zip(predicted, block)) / block_size
+                for block in blocks[:count]
+            ]
+            for predicted in blocks[:count]
+        ]
         sums = {order: sum(costs[p][t] for p, t in enumerate(order)) for order in permutations(range(count))}
         best = min(sums, key=sums.get)
         total = sums[best] / max(count, 1)
-        for block in blocks[count:count + 1 if empty == "first" else None]:
+        for block in blocks[count : count + 1 if empty == "first" else None]:
             total += sum(cross_entropy(row[p], PAD) for p in block) / block_size / nb_blocks
         losses.append(total)
         chosen.append(best)
@@ -244,8 +290,12 @@ def plain_one_to_one(logits, targets, nb_blocks, block_size, empty="all"):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 10 ** 6), st.integers(1, 3),
-       st.sampled_from(["all", "first"]))
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.integers(0, 10**6),
+    st.integers(1, 3),
+    st.sampled_from(["all", "first"]),
+)
 def test_one_to_one_is_the_best_of_all_orders(counts, seed, block_size, empty):
     logits = make_logits(len(counts), 5, block_size, seed=seed)
     targets = make_targets(counts, 5, block_size, seed=seed + 1)
@@ -269,7 +319,7 @@ def test_one_to_one_of_more_codes_than_all_orders_are_tried_for():
 def test_hungarian_method_finds_the_smallest_sum(n):
     random = np.random.default_rng(n)
     for trial in range(40):
-        costs = random.random((n, n)) if trial % 2 else random.integers(0, 3, (n, n)) * 1.0     # ties
+        costs = random.random((n, n)) if trial % 2 else random.integers(0, 3, (n, n)) * 1.0  # ties
         columns = _hungarian(costs)
         assert sorted(columns) == list(range(n))
         least = min(sum(costs[pair] for pair in enumerate(order)) for order in permutations(range(n)))
@@ -303,15 +353,22 @@ def test_two_codes_that_fit_one_block_teach_the_other_one_too():
 def test_gradient_goes_through_the_chosen_assignment_alone():
     logits, targets = make_logits(6, 5), make_targets([5, 4, 3, 2, 1, 0], 5)
     _, chosen = plain_one_to_one(logits, targets, 5, 2)
-    assigned = targets.clone()                                           # at each predicted block its target
+    assigned = targets.clone()  # at each predicted block its target
     for row, order in enumerate(chosen):
         for predicted, target in enumerate(order):
-            assigned[row, 1 + 2 * predicted:3 + 2 * predicted] = targets[row, 1 + 2 * target:3 + 2 * target]
+            assigned[row, 1 + 2 * predicted : 3 + 2 * predicted] = targets[
+                row, 1 + 2 * target : 3 + 2 * target
+            ]
     x, y = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     one_to_one()(x, targets, reduction="none").sum().backward()
     token = nn.functional.cross_entropy(y[:, :-1].transpose(1, 2), assigned[:, 1:-1], reduction="none")
-    scale = torch.tensor([[1 / (2 * max(len(order), 1)) if place < 2 * len(order) else 1 / 10
-                           for place in range(10)] for order in chosen], dtype=torch.float64)
+    scale = torch.tensor(
+        [
+            [1 / (2 * max(len(order), 1)) if place < 2 * len(order) else 1 / 10 for place in range(10)]
+            for order in chosen
+        ],
+        dtype=torch.float64,
+    )
     (token * scale).sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-12, atol=1e-14)
 
@@ -339,8 +396,10 @@ def test_with_one_code_per_row_both_are_the_same_bits(dtype, empty):
 
 def test_one_to_one_is_never_below_best_fit_and_above_it_where_blocks_are_shared():
     logits, targets = make_logits(200, 5), make_targets([1, 2, 3, 4, 5] * 40, 5)
-    best, one = (BlockOrderInvariantLoss(PAD, 5, 2, matching=name)(logits, targets, reduction="none")
-                 for name in BLOCK_LOSSES)
+    best, one = (
+        BlockOrderInvariantLoss(PAD, 5, 2, matching=name)(logits, targets, reduction="none")
+        for name in BLOCK_LOSSES
+    )
     more = one > best + 1e-3
     assert (one >= best - 1e-12).all() and more[1::5].any() and more[4::5].float().mean() > 0.5
 
@@ -355,7 +414,7 @@ def test_order_of_codes_does_not_matter_one_to_one(nb_blocks):
         moved, generator = targets.clone(), torch.Generator().manual_seed(seed)
         for row, count in enumerate(counts):
             order = torch.randperm(count, generator=generator)
-            moved[row, 1:1 + 2 * count] = targets[row, 1:1 + 2 * count].view(count, 2)[order].flatten()
+            moved[row, 1 : 1 + 2 * count] = targets[row, 1 : 1 + 2 * count].view(count, 2)[order].flatten()
         x = logits.clone().requires_grad_()
         loss = one_to_one(nb_blocks)(x, moved, reduction="none")
         loss.sum().backward()
@@ -372,15 +431,16 @@ def test_one_to_one_of_a_row_does_not_depend_on_its_micro_batch(empty):
 
     def rows_of(rows, blocks=5):
         x = make_logits(8, 5)[rows].requires_grad_()
-        kept = torch.cat([targets[rows][:, :1 + 2 * blocks], targets[rows][:, -1:]], dim=1)
-        loss = loss_fn(x[:, :1 + 2 * blocks], kept, reduction="none")
+        kept = torch.cat([targets[rows][:, : 1 + 2 * blocks], targets[rows][:, -1:]], dim=1)
+        loss = loss_fn(x[:, : 1 + 2 * blocks], kept, reduction="none")
         loss.sum().backward()
         return loss.detach(), x.grad
+
     whole, gradient = rows_of(list(range(8)))
     for rows in ([7, 2, 0], [4], [3, 5, 6, 1]):
         loss, own = rows_of(rows)
         assert torch.equal(loss, whole[rows]) and torch.equal(own, gradient[rows])
-    if empty == "first":                                                 # what is cut off has no gradient
+    if empty == "first":  # what is cut off has no gradient
         for rows, blocks in (([1, 5, 0], 3), ([4], 1), ([3, 1], 4)):
             loss, own = rows_of(rows, blocks)
             torch.testing.assert_close(loss, whole[rows], rtol=1e-14, atol=0)
@@ -391,8 +451,10 @@ def test_one_to_one_of_a_row_does_not_depend_on_its_micro_batch(empty):
 def test_weight_of_rows_with_many_codes(matching):
     """Only their rows, only the seq2seq part, and the mean still divides by the number of rows."""
     logits, targets = make_logits(4), make_targets([0, 1, 2, 3])
-    plain, heavy = (BlockOrderInvariantLoss(PAD, 3, 2, matching=matching, many_codes_weight=weight)
-                    for weight in (1.0, 2.5))
+    plain, heavy = (
+        BlockOrderInvariantLoss(PAD, 3, 2, matching=matching, many_codes_weight=weight)
+        for weight in (1.0, 2.5)
+    )
     losses = [loss_fn(logits, targets, reduction="none") for loss_fn in (plain, heavy)]
     torch.testing.assert_close(losses[1], losses[0] * torch.tensor([1.0, 1.0, 2.5, 2.5], dtype=torch.float64))
     torch.testing.assert_close(heavy(logits, targets), losses[1].sum() / 4)
@@ -403,16 +465,26 @@ def test_weight_of_rows_with_many_codes(matching):
     torch.testing.assert_close(parts[1]["loss"] - parts[0]["loss"], 0.25 * (losses[1] - losses[0]))
 
 
-@pytest.mark.parametrize("options, words", [
-    ({"matching": "hungarian"}, "'best-fit' or 'one-to-one'"), ({"many_codes_weight": 0}, "above 0"),
-    ({"many_codes_weight": math.inf}, "above 0"), ({"many_codes_weight": math.nan}, "above 0")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"matching": "hungarian"}, "'best-fit' or 'one-to-one'"),
+        ({"many_codes_weight": 0}, "above 0"),
+        ({"many_codes_weight": math.inf}, "above 0"),
+        ({"many_codes_weight": math.nan}, "above 0"),
+    ],
+)
 def test_settings_of_the_block_loss_out_of_range(options, words):
     with pytest.raises(ValueError, match=words):
         BlockOrderInvariantLoss(PAD, **options)
 
 
-LINEAR = [nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
-          nn.BCEWithLogitsLoss(weight=torch.tensor([4.0, 2.0, 3.0, 4.0], dtype=torch.float64)), nn.MSELoss()]
+LINEAR = [
+    nn.BCEWithLogitsLoss(),
+    nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
+    nn.BCEWithLogitsLoss(weight=torch.tensor([4.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
+    nn.MSELoss(),
+]
 
 
 @pytest.mark.parametrize("linear", LINEAR)
@@ -423,25 +495,34 @@ def test_mixer(linear):
     outputs = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     labels = torch.tensor([[1.0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1]])
     parts = mixer.per_observation(logits, outputs, targets, labels)
-    assert list(parts) == ["loss", "loss_linear", "loss_seq2seq"] and all(part.shape == (3,) for part in parts.values())
+    assert list(parts) == ["loss", "loss_linear", "loss_seq2seq"] and all(
+        part.shape == (3,) for part in parts.values()
+    )
     torch.testing.assert_close(parts["loss_seq2seq"], plain_loss(logits, targets, 3, 2))
     for row in range(3):
-        assert parts["loss_linear"][row].item() == pytest.approx(linear(outputs[row:row + 1], labels[row:row + 1]).item())
+        assert parts["loss_linear"][row].item() == pytest.approx(
+            linear(outputs[row : row + 1], labels[row : row + 1]).item()
+        )
     torch.testing.assert_close(parts["loss"], 0.1 * parts["loss_seq2seq"] + 0.9 * parts["loss_linear"])
     loss = mixer(logits, outputs, targets, labels)
     assert loss.shape == () and loss.item() == pytest.approx(parts["loss"].mean().item())
-    assert loss.item() == pytest.approx(0.1 * seq2seq(logits, targets).item() + 0.9 * linear(outputs, labels).item())
-    assert linear.reduction == "mean"                                    # the user's module is as it was
+    assert loss.item() == pytest.approx(
+        0.1 * seq2seq(logits, targets).item() + 0.9 * linear(outputs, labels).item()
+    )
+    assert linear.reduction == "mean"  # the user's module is as it was
 
 
 def test_mixer_takes_other_sequence_losses():
     class TokenLoss(nn.CrossEntropyLoss):
         def forward(self, logits, targets):
             return super().forward(logits.transpose(1, 2), targets[:, 1:])
+
     mixer = LossMixer(TokenLoss(), nn.BCEWithLogitsLoss(), seq2seq_weight=1.0)
     logits, targets = make_logits(2), make_targets([1, 2])
     loss = mixer(logits, torch.zeros(2, 4), targets, torch.zeros(2, 4))
-    assert loss.item() == pytest.approx(nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten()).item())
+    assert loss.item() == pytest.approx(
+        nn.functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten()).item()
+    )
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan])

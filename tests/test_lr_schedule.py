@@ -33,20 +33,27 @@ def go_on(optimizer, scheduler, warmup_steps: int, total_steps: int):
     return new_optimizer, new_scheduler
 
 
-@pytest.mark.parametrize("warmup_steps, total_steps, factors", [
-    (0, 4, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
-    (1, 5, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4, 0]),
-    (3, 8, [1 / 4, 2 / 4, 3 / 4, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5, 0, 0]),
-    (0, 1, [1, 0]),
-    (4, 4, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 0]),
-    (9, 3, [1 / 10, 2 / 10, 3 / 10, 0]),
-])
+@pytest.mark.parametrize(
+    "warmup_steps, total_steps, factors",
+    [
+        (0, 4, [1, 3 / 4, 2 / 4, 1 / 4, 0, 0]),
+        (1, 5, [1 / 2, 1, 3 / 4, 2 / 4, 1 / 4, 0]),
+        (3, 8, [1 / 4, 2 / 4, 3 / 4, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5, 0, 0]),
+        (0, 1, [1, 0]),
+        (4, 4, [1 / 5, 2 / 5, 3 / 5, 4 / 5, 0]),
+        (9, 3, [1 / 10, 2 / 10, 3 / 10, 0]),
+    ],
+)
 def test_table(warmup_steps, total_steps, factors):
-    assert [linear_factor(step, warmup_steps, total_steps) for step in range(len(factors))] == pytest.approx(factors, abs=1e-12)
+    assert [linear_factor(step, warmup_steps, total_steps) for step in range(len(factors))] == pytest.approx(
+        factors, abs=1e-12
+    )
 
 
 def test_published_proportions():
-    """5 % warm-up of 1,000 steps: the peak is at step 50, half of it at about 525, and no step is wasted at rate 0."""
+    """5 % warm-up of 1,000 steps: the peak is at step 50, half of it at about 525, and no step is wasted at
+    rate 0.
+    """
     factors = [linear_factor(step, 50, 1000) for step in range(1000)]
     assert max(factors) == factors[50] == 1 and factors[525] == 0.5 and min(factors) > 0
     assert factors[:51] == sorted(factors[:51]) and factors[50:] == sorted(factors[50:], reverse=True)
@@ -70,7 +77,9 @@ def test_longer_schedule_goes_on_from_the_same_step(steps_done):
     first = optimizer_and_schedule(2, 8)
     take_steps(*first, steps_done)
     rates = take_steps(*go_on(*first, 4, 20), 20 - steps_done)
-    assert rates == pytest.approx([RATE * linear_factor(step, 4, 20) for step in range(steps_done, 20)], abs=1e-15)
+    assert rates == pytest.approx(
+        [RATE * linear_factor(step, 4, 20) for step in range(steps_done, 20)], abs=1e-15
+    )
 
 
 def test_resumed_schedule_keeps_the_first_peak_rate():

@@ -46,16 +46,25 @@ def test_token_counts():
     predicted = torch.tensor([[5, 6, 6, 3, PAD, PAD, 3], [8, 9, 5, PAD, PAD, PAD, 9]])
     logits = torch.nn.functional.one_hot(predicted, 10).double()
     right, total = token_counts(logits, targets, PAD)
-    assert right.tolist() == [3, 2] and total.tolist() == [4, 2]         # neither PAD nor the last EOS is counted
+    assert right.tolist() == [3, 2] and total.tolist() == [4, 2]  # neither PAD nor the last EOS is counted
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.tuples(st.floats(-3, 3, width=32), st.booleans()), min_size=3, max_size=3), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-3, 3, width=32), st.booleans()), min_size=3, max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_flat_sets(rows):
     logits = torch.tensor([[logit for logit, _ in row] for row in rows])
     target = torch.tensor([[float(is_code) for _, is_code in row] for row in rows])
-    expected = [{i for i, (logit, _) in enumerate(row) if logit > 0} == {i for i, (_, is_code) in enumerate(row) if is_code}
-                for row in rows]
+    expected = [
+        {i for i, (logit, _) in enumerate(row) if logit > 0}
+        == {i for i, (_, is_code) in enumerate(row) if is_code}
+        for row in rows
+    ]
     assert flat_sets_equal(logits, target).tolist() == expected
     assert flat_sets_equal(logits, target.bool()).tolist() == expected
 

@@ -20,8 +20,8 @@ from test_model_files import (  # noqa: F401
 
 from histocc import checkpoint, model_io, published
 from histocc.errors import UserError
-from histocc.resume_schema import trained_shapes
 from histocc.outputs import OwnFiles
+from histocc.resume_schema import trained_shapes
 
 
 def put(state: dict, entry: str, value) -> None:
@@ -153,9 +153,8 @@ def test_the_state_of_other_parameters_is_said(tmp_path):
         for name, value in state["optimizer"]["state"][0].items()
     }
     torch.save(state, tmp_path / "last.bin")
-    found = model_io.newest_good(str(tmp_path))[
-        1
-    ]  # how many rows of the tables are trained is known to the data alone
+    # how many rows of the tables are trained is known to the data alone
+    found = model_io.newest_good(str(tmp_path))[1]
     with pytest.raises(UserError, match="optimizer: state: 0: found a state of shape"):
         resumed(found)
 

@@ -26,8 +26,8 @@ from histocc.errors import UserError
 from histocc.file_sums import SUMS, with_sums
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.lr_schedule import linear_schedule
-from histocc.precision import Precision
 from histocc.outputs import OwnFiles
+from histocc.precision import Precision
 
 LONGEST = 5.0  # seconds of CPU time
 SIZES = {
@@ -282,13 +282,19 @@ def changes_of(value) -> list:
     own = (
         of_tensor(value)
         if isinstance(value, torch.Tensor)
-        else of_container(value)
-        if isinstance(value, (dict, list, tuple))
-        else of_number(value)
-        if isinstance(value, (int, float))
-        else [lambda: value + "x", lambda: value.upper(), lambda: value[::-1], lambda: [value]]
-        if isinstance(value, str)
-        else []
+        else (
+            of_container(value)
+            if isinstance(value, (dict, list, tuple))
+            else (
+                of_number(value)
+                if isinstance(value, (int, float))
+                else (
+                    [lambda: value + "x", lambda: value.upper(), lambda: value[::-1], lambda: [value]]
+                    if isinstance(value, str)
+                    else []
+                )
+            )
+        )
     )
     return own + [lambda other=other: copy.deepcopy(other) for other in (*NUMBERS, *OTHERS)]
 

@@ -20,27 +20,87 @@ from torch import nn
 
 import finetune
 import train_mixer
-from histocc import BlockOrderInvariantLoss, LossMixer, OrderInvariantSeq2SeqCrossEntropy, Seq2SeqMixerOccCANINE, recipe
-from histocc.formatter import (BOS_IDX, EOS_IDX, PAD_IDX, SEP_IDX, UNK_IDX, BlockyFormatter, construct_general_purpose_formatter,
-                               hisco_blocky5, occ1950_blocky2)
+from histocc import (
+    BlockOrderInvariantLoss,
+    LossMixer,
+    OrderInvariantSeq2SeqCrossEntropy,
+    Seq2SeqMixerOccCANINE,
+    recipe,
+)
+from histocc.formatter import (
+    BOS_IDX,
+    EOS_IDX,
+    PAD_IDX,
+    SEP_IDX,
+    UNK_IDX,
+    BlockyFormatter,
+    construct_general_purpose_formatter,
+    hisco_blocky5,
+    occ1950_blocky2,
+)
 from histocc.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
 # Flags that users have in their scripts, and what they get without them.
 FINETUNE_DEFAULTS = {
-    "save_path": "./Finetuned/", "save_interval": 1000, "input_col": "occ1", "target_cols": None, "language": "unk",
-    "language_col": None, "distributed": False, "local_rank": None, "world_size": None, "block_size": 5, "share_val": 0.1,
-    "use_within_block_sep": False, "drop_bad_labels": False, "allow_codes_shorter_than_block_size": False,
-    "log_interval": 100, "eval_interval": 1000, "log_wandb": False, "num_epochs": 5, "batch_size": 128, "num_workers": 0,
-    "prefetch_factor": None, "pin_memory": False, "persistent_workers": False, "learning_rate": None, "seq2seq_weight": 0.1,
-    "warmup_pct": 0.05, "initial_checkpoint": None, "only_encoder": False, "freeze_encoder": False, "use_amp": False,
-    "prepare_only": False, "all_codes_file": None, "all_codes_col": None, "formatter": "gpf"}
+    "save_path": "./Finetuned/",
+    "save_interval": 1000,
+    "input_col": "occ1",
+    "target_cols": None,
+    "language": "unk",
+    "language_col": None,
+    "distributed": False,
+    "local_rank": None,
+    "world_size": None,
+    "block_size": 5,
+    "share_val": 0.1,
+    "use_within_block_sep": False,
+    "drop_bad_labels": False,
+    "allow_codes_shorter_than_block_size": False,
+    "log_interval": 100,
+    "eval_interval": 1000,
+    "log_wandb": False,
+    "num_epochs": 5,
+    "batch_size": 128,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "learning_rate": None,
+    "seq2seq_weight": 0.1,
+    "warmup_pct": 0.05,
+    "initial_checkpoint": None,
+    "only_encoder": False,
+    "freeze_encoder": False,
+    "use_amp": False,
+    "prepare_only": False,
+    "all_codes_file": None,
+    "all_codes_col": None,
+    "formatter": "gpf",
+}
 TRAIN_MIXER_DEFAULTS = {
-    "save_interval": 5000, "initial_checkpoint": None, "only_encoder": False, "target_col_naming": "hisco", "num_epochs": 50,
-    "batch_size": 512, "num_workers": 0, "pin_memory": False, "learning_rate": None, "warmup_pct": 0.05,
-    "decoder_dim_feedforward": None, "seq2seq_weight": 0.5, "formatter": "hisco", "fn_word_freq": None, "key": None,
-    "dropout": 0.0, "encoder_dropout": 0.1, "max_len": 128, "num_transformations": 3, "augmentation_prob": 0.3,
-    "unk_lang_prob": 0.25}
+    "save_interval": 5000,
+    "initial_checkpoint": None,
+    "only_encoder": False,
+    "target_col_naming": "hisco",
+    "num_epochs": 50,
+    "batch_size": 512,
+    "num_workers": 0,
+    "pin_memory": False,
+    "learning_rate": None,
+    "warmup_pct": 0.05,
+    "decoder_dim_feedforward": None,
+    "seq2seq_weight": 0.5,
+    "formatter": "hisco",
+    "fn_word_freq": None,
+    "key": None,
+    "dropout": 0.0,
+    "encoder_dropout": 0.1,
+    "max_len": 128,
+    "num_transformations": 3,
+    "augmentation_prob": 0.3,
+    "unk_lang_prob": 0.25,
+}
 
 
 def free_port() -> int:
@@ -50,8 +110,10 @@ def free_port() -> int:
 
 
 def test_flags_keep_their_names_and_defaults():
-    for script, required, expected in ((finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),
-                                       (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"], TRAIN_MIXER_DEFAULTS)):
+    for script, required, expected in (
+        (finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),
+        (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"], TRAIN_MIXER_DEFAULTS),
+    ):
         args = vars(script.get_args_parser().parse_args(required))
         assert {name: args[name] for name in expected} == expected
 
@@ -59,8 +121,16 @@ def test_flags_keep_their_names_and_defaults():
 def test_training_from_weights_keeps_its_learning_rate():
     """Without the flag; a model from scratch needs a higher one."""
     first = {"model": {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}}
-    for script, required in ((finetune, ["--dataset", "x"]), (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"])):
-        for weights, flags, expected in ((first, [], 2e-5), (first, ["--only-encoder"], 2e-5), (None, ["--model-size", "tiny"], 1e-3), (first, ["--learning-rate", "3e-4"], 3e-4)):
+    for script, required in (
+        (finetune, ["--dataset", "x"]),
+        (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"]),
+    ):
+        for weights, flags, expected in (
+            (first, [], 2e-5),
+            (first, ["--only-encoder"], 2e-5),
+            (None, ["--model-size", "tiny"], 1e-3),
+            (first, ["--learning-rate", "3e-4"], 3e-4),
+        ):
             args = script.get_args_parser().parse_args([*required, *flags])
             recipe.settle(args, first=weights)
             assert args.learning_rate == expected
@@ -68,18 +138,60 @@ def test_training_from_weights_keeps_its_learning_rate():
 
 def test_old_spellings_and_aliases_still_work():
     parse = finetune.get_args_parser().parse_args
-    args = parse(["--data_dir", "d.csv", "--checkpoint_dir", "out", "--epochs", "3", "--batch_size=7", "--local-rank", "1"])
-    assert (args.dataset, args.save_path, args.num_epochs, args.batch_size, args.local_rank) == ("d.csv", "out", 3, 7, 1)
-    assert parse(["--dataset", "d", "--local_rank=2", "--target_cols", "a_b", "c_d"]).target_cols == ["a_b", "c_d"]
+    args = parse(
+        [
+            "--data_dir",
+            "d.csv",
+            "--checkpoint_dir",
+            "out",
+            "--epochs",
+            "3",
+            "--batch_size=7",
+            "--local-rank",
+            "1",
+        ]
+    )
+    assert (args.dataset, args.save_path, args.num_epochs, args.batch_size, args.local_rank) == (
+        "d.csv",
+        "out",
+        3,
+        7,
+        1,
+    )
+    assert parse(["--dataset", "d", "--local_rank=2", "--target_cols", "a_b", "c_d"]).target_cols == [
+        "a_b",
+        "c_d",
+    ]
 
 
 def test_engine_signatures_keep_their_names():
     names = list(inspect.signature(train_one_epoch).parameters)
-    assert names[:7] == ["model", "data_loader", "loss_fn", "optimizer", "device", "scheduler", "current_step"]
+    assert names[:7] == [
+        "model",
+        "data_loader",
+        "loss_fn",
+        "optimizer",
+        "device",
+        "scheduler",
+        "current_step",
+    ]
     optional = inspect.signature(train_one_epoch).parameters
-    for name, default in (("epoch", 0), ("log_interval", 100), ("distributed", False), ("is_main_process", True), ("world", None)):
+    for name, default in (
+        ("epoch", 0),
+        ("log_interval", 100),
+        ("distributed", False),
+        ("is_main_process", True),
+        ("world", None),
+    ):
         assert optional[name].default == default and optional[name].kind is inspect.Parameter.KEYWORD_ONLY
-    assert list(inspect.signature(train).parameters)[:6] == ["model", "data_loaders", "loss_fn", "optimizer", "device", "scheduler"]
+    assert list(inspect.signature(train).parameters)[:6] == [
+        "model",
+        "data_loaders",
+        "loss_fn",
+        "optimizer",
+        "device",
+        "scheduler",
+    ]
 
 
 def test_formatters_keep_their_interface():
@@ -87,9 +199,13 @@ def test_formatters_keep_their_interface():
     formatter = hisco_blocky5()
     sequence = formatter.transform_label("12345&-1")
     assert sequence.tolist() == [2, 9, 10, 11, 12, 13, 7, 7, 7, 7, 7] + [1] * 15 + [3]
-    assert formatter.clean_pred(sequence.astype(int)) == "12345&-1" and formatter.transform_label(None) is None
+    assert (
+        formatter.clean_pred(sequence.astype(int)) == "12345&-1" and formatter.transform_label(None) is None
+    )
     for made in (formatter, occ1950_blocky2(), construct_general_purpose_formatter(4, ["a", "b"])):
-        assert isinstance(made, BlockyFormatter) and made.max_seq_len == made.max_num_codes * made.block_size + 2
+        assert (
+            isinstance(made, BlockyFormatter) and made.max_seq_len == made.max_num_codes * made.block_size + 2
+        )
         assert len(made.num_classes) == made.max_seq_len and made.sep_value == "&"
         assert all(made.map_idx_char[made.map_char_idx[char]] == char for char in made.map_char_idx)
 
@@ -98,16 +214,26 @@ def hand_made_batches(n_batches=3, rows=4):
     """Batches as any DataLoader of the published kind gives them: four tensors, nothing else."""
     generator = torch.Generator().manual_seed(0)
     formatter = hisco_blocky5()
-    targets = torch.from_numpy(np.stack([formatter.transform_label(code) for code in ("61110", "41025&83110", "-1", "80110")]))
+    targets = torch.from_numpy(
+        np.stack([formatter.transform_label(code) for code in ("61110", "41025&83110", "-1", "80110")])
+    )
     for _ in range(n_batches):
-        yield {"input_ids": torch.randint(97, 123, (rows, 32), generator=generator), "attention_mask": torch.ones(rows, 32),
-               "targets_seq2seq": targets, "targets_linear": torch.eye(rows)}
+        yield {
+            "input_ids": torch.randint(97, 123, (rows, 32), generator=generator),
+            "attention_mask": torch.ones(rows, 32),
+            "targets_seq2seq": targets,
+            "targets_linear": torch.eye(rows),
+        }
 
 
 def parts():
     torch.manual_seed(0)
     model = Seq2SeqMixerOccCANINE(hisco_blocky5().num_classes, 4, config=model_config("tiny"))
-    loss_fn = LossMixer(BlockOrderInvariantLoss(PAD_IDX, nb_blocks=5, block_size=5), nn.BCEWithLogitsLoss(), seq2seq_weight=0.5)
+    loss_fn = LossMixer(
+        BlockOrderInvariantLoss(PAD_IDX, nb_blocks=5, block_size=5),
+        nn.BCEWithLogitsLoss(),
+        seq2seq_weight=0.5,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return model, loss_fn, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
@@ -115,7 +241,16 @@ def parts():
 def test_train_one_epoch_runs_alone_on_plain_batches(capsys):
     model, loss_fn, optimizer, scheduler = parts()
     before = [p.detach().clone() for p in model.parameters()]
-    step = train_one_epoch(model, list(hand_made_batches()), loss_fn, optimizer, torch.device("cpu"), scheduler, 0, log_interval=1)
+    step = train_one_epoch(
+        model,
+        list(hand_made_batches()),
+        loss_fn,
+        optimizer,
+        torch.device("cpu"),
+        scheduler,
+        0,
+        log_interval=1,
+    )
     assert step == 3 and any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
     assert capsys.readouterr().out.count("loss") == 3
 
@@ -129,7 +264,9 @@ def test_one_step_alone_is_the_plain_step():
     plain.train()
     target = batch["targets_seq2seq"].long()
     torch.manual_seed(1)
-    out_seq2seq, out_linear = plain(batch["input_ids"], batch["attention_mask"], target[:, :-1], None, target[:, :-1] == PAD_IDX)
+    out_seq2seq, out_linear = plain(
+        batch["input_ids"], batch["attention_mask"], target[:, :-1], None, target[:, :-1] == PAD_IDX
+    )
     loss_fn(out_seq2seq, out_linear, target, batch["targets_linear"]).backward()
     nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
     plain_optimizer.step()
@@ -145,40 +282,80 @@ def test_any_model_and_criterion_of_the_same_shape_run():
         def forward(self, input_ids, attention_mask, target, target_mask, target_padding_mask):
             return self.seq(target), self.flat(attention_mask.float().mean(1, keepdim=True))
 
-    class Criterion(nn.Module):                        # a plain mean, as other projects write it
+    class Criterion(nn.Module):  # a plain mean, as other projects write it
         def forward(self, out_seq2seq, out_linear, target_seq2seq, target_linear):
-            return (OrderInvariantSeq2SeqCrossEntropy(PAD_IDX)(out_seq2seq, target_seq2seq)
-                    + nn.functional.binary_cross_entropy_with_logits(out_linear, target_linear))
+            return OrderInvariantSeq2SeqCrossEntropy(PAD_IDX)(
+                out_seq2seq, target_seq2seq
+            ) + nn.functional.binary_cross_entropy_with_logits(out_linear, target_linear)
 
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = list(hand_made_batches(8))
     first = evaluate(model, batches, Criterion(), "cpu")["val_loss"]
-    last = train(model, {"data_loader_train": batches}, Criterion(), optimizer, "cpu",
-                 torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), total_steps=16)
+    last = train(
+        model,
+        {"data_loader_train": batches},
+        Criterion(),
+        optimizer,
+        "cpu",
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
+        total_steps=16,
+    )
     assert last == 16 and evaluate(model, batches, Criterion(), "cpu")["val_loss"] < first
 
 
 def test_the_same_command_runs_on_one_process_and_on_two():
-    """finetune.py: plain, torchrun, and ranks started by hand with --local_rank as launchers before torchrun pass it."""
+    """finetune.py: plain, torchrun, and ranks started by hand with --local_rank as launchers before torchrun
+    pass it.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        flags = ["--dataset", write_rows(Path(folder) / "d.csv", 40), "--target-cols", "hisco_1", "--formatter", "hisco", *TINY,
-                 "--num-epochs", 1, "--global-batch-size", 16, "--log-interval", 1, "--encoder-dropout", 0, "--float64"]
+        flags = [
+            "--dataset",
+            write_rows(Path(folder) / "d.csv", 40),
+            "--target-cols",
+            "hisco_1",
+            "--formatter",
+            "hisco",
+            *TINY,
+            "--num-epochs",
+            1,
+            "--global-batch-size",
+            16,
+            "--log-interval",
+            1,
+            "--encoder-dropout",
+            0,
+            "--float64",
+        ]
         one = run(FINETUNE, *flags, "--save-path", f"{folder}/one")
         two = run(FINETUNE, *flags, "--save-path", f"{folder}/two", processes=2)
         port = str(free_port())
-        ranks = [subprocess.Popen(command(FINETUNE, *flags, "--save-path", f"{folder}/hand", "--distributed", f"--local_rank={r}"),
-                                  env=environment(RANK=str(r), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-                                  stdout=subprocess.DEVNULL, cwd=REPO) for r in (0, 1)]
+        ranks = [
+            subprocess.Popen(
+                command(
+                    FINETUNE, *flags, "--save-path", f"{folder}/hand", "--distributed", f"--local_rank={r}"
+                ),
+                env=environment(RANK=str(r), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+                stdout=subprocess.DEVNULL,
+                cwd=REPO,
+            )
+            for r in (0, 1)
+        ]
         assert [process.wait(timeout=240) for process in ranks] == [0, 0]
         assert "Distributed environment: SINGLE" in one and "Distributed environment: MULTI_CPU" in two
-        losses = [[row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in ("one", "two", "hand")]
-        assert np.allclose(losses[0], losses[1], rtol=1e-9, atol=0) and np.allclose(losses[0], losses[2], rtol=1e-9, atol=0)
+        losses = [
+            [row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in ("one", "two", "hand")
+        ]
+        assert np.allclose(losses[0], losses[1], rtol=1e-9, atol=0) and np.allclose(
+            losses[0], losses[2], rtol=1e-9, atol=0
+        )
         assert os.path.isfile(f"{folder}/hand/best.bin")
 
 
 def main() -> int:
-    """All tests of this file, by pytest where it is installed and one after the other where it is not; the exit code."""
+    """All tests of this file, by pytest where it is installed and one after the other where it is not; the
+    exit code.
+    """
     try:
         import pytest
     except ImportError:

@@ -181,10 +181,8 @@ class TestAnyNumberOfProcesses:
         )
 
     def test_they_are_trained_with_the_rest(self, curves):
-        first, last = (
-            torch.load(f"{curves[0] / 'one'}.first0", weights_only=True),
-            torch.load(curves[0] / "one" / "last.bin", weights_only=True)["model"],
-        )
+        first = torch.load(f"{curves[0] / 'one'}.first0", weights_only=True)
+        last = torch.load(curves[0] / "one" / "last.bin", weights_only=True)["model"]
         changed = {
             name for name in last if name.startswith("ngrams.") and not torch.equal(first[name], last[name])
         }
@@ -511,7 +509,9 @@ class TestStarts:
             assert code == 0, output
             lines.append(next(line for line in output.splitlines() if "Learning rate: " in line))
             assert ("before it the fit of the n-grams, not measured" in output) == ("--dry-run" in more)
-        assert lines[0] == lines[1] and lines[0].endswith("of the linear decoder and the n-grams 0.1 times that")
+        assert lines[0] == lines[1] and lines[0].endswith(
+            "of the linear decoder and the n-grams 0.1 times that"
+        )
         assert lines[2].endswith("of the linear decoder and the n-grams 5 times that")
 
     def test_a_number_of_bits_is_the_most(self, runs, tmp_path):

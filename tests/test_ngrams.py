@@ -136,10 +136,11 @@ class TestHasher:
 
     def test_words_of_positions(self):
         hashed, _, word = NgramHasher()(torch.from_numpy(encode(["ab cd  e"], ["en"])[0]))
+        # two blanks are behind «cd»: both of «e»
         assert (
             word[0, 8:17].tolist() == [1, 1, 2, 2, 2, 3, 3, 3, 4]
             and word[0, :8].tolist() == [0] * 3 + [1] * 5
-        )  # two blanks are behind «cd»: both of «e»
+        )
 
 
 def made(texts, classes=5, **more) -> Ngrams:
@@ -177,7 +178,8 @@ class TestVectors:
                 + [("window", "m "), ("pair", "farm servant")],
                 [one for one in ngrams_of("servant")],
             )
-            # a blank belongs to the word behind it: windows that end with one are of the word before, that begin with one of that behind
+            # a blank belongs to the word behind it: windows that end with one are of the word before, that
+            # begin with one of that behind
             for place, word in ((8, begins[0]), (14, begins[1])):
                 of_word = ngrams.word_to_memory(plain_vector(ngrams, word))
                 assert torch.allclose(farm[0, place], of_word, atol=1e-12)

@@ -1,4 +1,6 @@
-"""Several machines: nodes without a shared file system prepare their own data, and must agree. Two launchers stand for two nodes."""
+"""Several machines: nodes without a shared file system prepare their own data, and must agree. Two launchers
+stand for two nodes.
+"""
 
 import contextlib
 import os
@@ -18,10 +20,31 @@ def run_on_nodes(folders, *args, code):
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    nodes = [subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1",
-         "--master_addr=127.0.0.1", f"--master_port={port}", str(TRAIN_MIXER), "--distributed", *map(str, args)],
-        env=environment(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank, folder in enumerate(folders)]
+    nodes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "torch.distributed.run",
+                "--nnodes=2",
+                f"--node_rank={rank}",
+                "--nproc_per_node=1",
+                "--master_addr=127.0.0.1",
+                f"--master_port={port}",
+                str(TRAIN_MIXER),
+                "--distributed",
+                *map(str, args),
+            ],
+            env=environment(),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, folder in enumerate(folders)
+    ]
     outputs = [node.communicate(timeout=120)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [code, code], "\n".join(outputs)
     return outputs
@@ -36,7 +59,19 @@ def folders(tmp_path):
     return [tmp_path / "a", tmp_path / "b"]
 
 
-FLAGS = ["--train-data", "train.csv", "--val-data", "val.csv", "--save-dir", "run", *TINY, "--batch-size", 4, "--num-epochs", 1]
+FLAGS = [
+    "--train-data",
+    "train.csv",
+    "--val-data",
+    "val.csv",
+    "--save-dir",
+    "run",
+    *TINY,
+    "--batch-size",
+    4,
+    "--num-epochs",
+    1,
+]
 
 
 def test_each_node_prepares_its_own_and_they_train_together(folders):
@@ -44,7 +79,7 @@ def test_each_node_prepares_its_own_and_they_train_together(folders):
     assert "Nodes: 2" in first and "Finished at step 2" in first and "Finished" not in second
     prepared = [os.listdir(folder / "run" / "prepared") for folder in folders]
     assert prepared[0] == prepared[1] and len(prepared[0]) == 1
-    assert os.listdir(folders[1] / "run") == ["prepared"]               # rank 0 alone writes the files of the run
+    assert os.listdir(folders[1] / "run") == ["prepared"]  # rank 0 alone writes the files of the run
 
 
 def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
@@ -55,18 +90,27 @@ def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
     first, second = run_on_nodes(folders[::-1], *flags, code=0)
     assert "Resuming from step 1" in first and "Finished at step 2" in first and "Finished" not in second
     assert "the checkpoint to go on from lies on the node of rank 1 alone" in first
-    whole, other = (torch.load(path, weights_only=True) for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin"))
-    assert other["step"] == 2 and all(torch.equal(whole["model"][name], other["model"][name]) for name in whole["model"])
-    first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)      # what is replaced is so on every node
+    whole, other = (
+        torch.load(path, weights_only=True)
+        for path in (folders[0] / "whole" / "last.bin", folders[1] / "run" / "last.bin")
+    )
+    assert other["step"] == 2 and all(
+        torch.equal(whole["model"][name], other["model"][name]) for name in whole["model"]
+    )
+    # what is replaced is so on every node
+    first, _ = run_on_nodes(folders, *flags, "--overwrite", "--seed", 7, "--max-steps", 1, code=0)
     assert "Resuming" not in first and not (folders[1] / "run" / "last.bin").exists()
     assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
 
 
 def test_other_data_on_a_node_and_no_data_are_named(folders):
     write_rows(folders[1] / "train.csv", 13)
-    first, second = run_on_nodes(folders, *FLAGS, code=1)              # torchrun's own code
+    first, second = run_on_nodes(folders, *FLAGS, code=1)  # torchrun's own code
     assert first.count("error:") == 1 and "error:" not in second
-    assert "the nodes of ranks 1 have other data files than that of rank 0: copy the same train.csv, val.csv to every node" in first
+    assert (
+        "the nodes of ranks 1 have other data files than that of rank 0: copy the same train.csv, val.csv to"
+        " every node" in first
+    )
     os.unlink(folders[1] / "val.csv")
     first, _ = run_on_nodes(folders, *FLAGS, code=1)
     assert "error: on the node of rank 1: val.csv: no such file" in first

@@ -1,4 +1,6 @@
-"""The order of an epoch: every row once, micro-batches of similar length, and nothing but (seed, epoch, batch, total) decides it."""
+"""The order of an epoch: every row once, micro-batches of similar length, and nothing but (seed, epoch,
+batch, total) decides it.
+"""
 
 import itertools
 
@@ -14,7 +16,9 @@ def lengths_of(rows):
     return (np.asarray(rows) * 7919) % 61 + 3
 
 
-@given(rows=st.integers(1, 3000), total=st.integers(1, 40), seed=st.integers(0, 2**32), epoch=st.integers(0, 3))
+@given(
+    rows=st.integers(1, 3000), total=st.integers(1, 40), seed=st.integers(0, 2**32), epoch=st.integers(0, 3)
+)
 @settings(max_examples=60, deadline=None)
 def test_every_row_comes_once_and_any_batch_can_be_asked_first(rows, total, seed, epoch):
     plan = BatchPlan(rows, total)
@@ -27,14 +31,19 @@ def test_every_row_comes_once_and_any_batch_can_be_asked_first(rows, total, seed
 
 
 def test_the_number_of_processes_and_micro_batches_plays_no_part():
-    one, four = (EpochOrder(BatchPlan(1000, 32, processes, micro), 5, lengths_of) for processes, micro in ((1, 32), (4, 3)))
+    one, four = (
+        EpochOrder(BatchPlan(1000, 32, processes, micro), 5, lengths_of)
+        for processes, micro in ((1, 32), (4, 3))
+    )
     assert all(np.array_equal(one.batch(2, b), four.batch(2, b)) for b in (0, 7, 31))
 
 
 def test_seed_and_epoch_change_the_batches():
     plan = BatchPlan(1000, 32)
     first = EpochOrder(plan, 5, lengths_of).batch(0, 3)
-    assert set(first) != set(EpochOrder(plan, 5, lengths_of).batch(1, 3)) and set(first) != set(EpochOrder(plan, 6, lengths_of).batch(0, 3))
+    assert set(first) != set(EpochOrder(plan, 5, lengths_of).batch(1, 3)) and set(first) != set(
+        EpochOrder(plan, 6, lengths_of).batch(0, 3)
+    )
 
 
 def test_rows_of_a_batch_stand_by_length_and_the_order_is_otherwise_free_of_it():
@@ -44,7 +53,7 @@ def test_rows_of_a_batch_stand_by_length_and_the_order_is_otherwise_free_of_it()
         rows = sorted_.batch(0, batch)
         assert set(rows) == set(plain.batch(0, batch)) and (np.diff(lengths_of(rows)) >= 0).all()
     means = [lengths_of(sorted_.batch(0, b)).mean() for b in range(100)]
-    assert np.std(means) < 2 * np.std(lengths_of(np.arange(61))) / 8             # batches differ as random samples do
+    assert np.std(means) < 2 * np.std(lengths_of(np.arange(61))) / 8  # batches differ as random samples do
 
 
 def padding(shares: list[np.ndarray]) -> float:
@@ -58,11 +67,19 @@ def test_a_share_is_cut_into_micro_batches_with_little_padding():
     order = EpochOrder(plan, 1, lengths_of)
     whole = [order.batch(0, b) for b in range(50)]
     widths = [np.array([padded_width(int(n)) for n in lengths_of(rows)]) for rows in whole]
-    cut = [rows[piece] for rows, w in zip(whole, widths) for piece in cut_by_width(w, plan.micro_batches(0), plan.micro)]
+    cut = [
+        rows[piece]
+        for rows, w in zip(whole, widths)
+        for piece in cut_by_width(w, plan.micro_batches(0), plan.micro)
+    ]
     assert padding(cut) < 0.15 < 0.3 < padding(whole)
 
 
-@given(st.lists(st.sampled_from([16, 24, 32, 40, 48, 64, 128]), min_size=1, max_size=60), st.integers(1, 20), st.integers(1, 5))
+@given(
+    st.lists(st.sampled_from([16, 24, 32, 40, 48, 64, 128]), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 5),
+)
 @settings(max_examples=200, deadline=None)
 def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, groups):
     widths = np.array(widths)
@@ -76,8 +93,14 @@ def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, grou
 @settings(max_examples=100, deadline=None)
 def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
     ordered = np.sort(widths)
-    cost = lambda bounds: sum((b - a) * ordered[b - 1] for a, b in zip(bounds, bounds[1:]) if b > a)
-    best = min(cost([0, *middle, len(widths)]) for middle in itertools.combinations_with_replacement(range(len(widths) + 1), groups - 1))
+
+    def cost(bounds):
+        return sum((b - a) * ordered[b - 1] for a, b in zip(bounds, bounds[1:]) if b > a)
+
+    best = min(
+        cost([0, *middle, len(widths)])
+        for middle in itertools.combinations_with_replacement(range(len(widths) + 1), groups - 1)
+    )
     pieces = cut_by_width(np.array(widths), groups, len(widths))
     assert sum(len(piece) * np.array(widths)[piece].max() for piece in pieces if len(piece)) == best
 

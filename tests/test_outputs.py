@@ -6,12 +6,12 @@ import json
 import os
 import stat
 
-import finetune
 import pytest
 from helpers import TINY, mutations, run_inside, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import finetune
 from histocc import evaluate, export, outputs, plot, predict, prepare, run_files
 from histocc.checkpoint import SECOND_NAME
 from histocc.errors import UserError

@@ -29,11 +29,15 @@ def test_optimizer_state_of_one_process_loads_as_ever():
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
         return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
     (model, optimizer), (_, resumed) = trained(), trained()
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     parallel.load_optimizer_state(resumed, optimizer.state_dict())
-    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(optimizer.state.values(), resumed.state.values()))
+    assert all(
+        torch.equal(a["exp_avg"], b["exp_avg"])
+        for a, b in zip(optimizer.state.values(), resumed.state.values())
+    )
 
 
 def test_one_process_waits_for_nobody():

@@ -3,13 +3,15 @@
 import importlib.util
 
 import pytest
-import train_mixer
 from helpers import TINY, run_inside, write_rows
 
+import train_mixer
 from histocc import plot
 from histocc.run_log import RunLog
 
-needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -17,7 +19,17 @@ def a_run(folder, steps=5):
     folder.mkdir()
     log = RunLog(str(folder), 100, bar=False)
     for step in range(1, steps + 1):
-        log.row({"step": step, "epoch": 0, "samples": step * 8, "train_loss": 2.0 / step, "lr": 1e-3, "samples_per_sec": 50.0, "data_share": 0.0})
+        log.row(
+            {
+                "step": step,
+                "epoch": 0,
+                "samples": step * 8,
+                "train_loss": 2.0 / step,
+                "lr": 1e-3,
+                "samples_per_sec": 50.0,
+                "data_share": 0.0,
+            }
+        )
     log.row({"step": steps, "epoch": 0, "val_loss": 1.0, "seq_acc": 0.5})
     return str(folder)
 
@@ -45,8 +57,22 @@ def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch
 
 @needs_matplotlib
 def test_a_run_draws_its_own(tmp_path):
-    code, _ = run_inside(train_mixer.main, "--train-data", write_rows(tmp_path / "train.csv", 16), "--val-data", write_rows(tmp_path / "val.csv", 6, 100), *TINY,
-                         "--language-col", "lang", "--batch-size", 8, "--num-epochs", 1, "--save-dir", tmp_path / "run")
+    code, _ = run_inside(
+        train_mixer.main,
+        "--train-data",
+        write_rows(tmp_path / "train.csv", 16),
+        "--val-data",
+        write_rows(tmp_path / "val.csv", 6, 100),
+        *TINY,
+        "--language-col",
+        "lang",
+        "--batch-size",
+        8,
+        "--num-epochs",
+        1,
+        "--save-dir",
+        tmp_path / "run",
+    )
     assert code == 0 and (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
 
 
@@ -55,7 +81,11 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.setattr(plot, "available", lambda: True)
-    for argv, words in (([one, one], "--output names its file"), ([str(empty)], "no run there"), ([str(tmp_path / "nothing")], "no run there")):
+    for argv, words in (
+        ([one, one], "--output names its file"),
+        ([str(empty)], "no run there"),
+        ([str(tmp_path / "nothing")], "no run there"),
+    ):
         assert plot.main(argv) == 2 and words in capsys.readouterr().err
     RunLog(str(empty), 100, bar=False)
     assert plot.main([str(empty)]) == 2 and "has no rows yet" in capsys.readouterr().err

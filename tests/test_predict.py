@@ -1,4 +1,6 @@
-"""Coding a file: what comes out, in which order, through interruptions and on several processes; and what is refused."""
+"""Coding a file: what comes out, in which order, through interruptions and on several processes; and what is
+refused.
+"""
 
 import csv
 import math
@@ -20,14 +22,20 @@ from histocc.coder import Coded, Coder
 from histocc.distributed import World
 from histocc.errors import UserError
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.outputs import OwnFiles
-from histocc.published import Given
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.outputs import OwnFiles
 from histocc.precision import Precision
+from histocc.published import Given
 from histocc.search import CodeTree, full
 from histocc.text import encode
 
-SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128, "num_hash_buckets": 256}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "num_hash_buckets": 256,
+}
 CODES = ["-1", "22222", "22233", "33333", "33344", "44444", "55555"]
 HEADER = ["id", "occ1", "lang", "note"]
 
@@ -35,7 +43,9 @@ HEADER = ["id", "occ1", "lang", "note"]
 def make_model(memory_mask: bool = True) -> Seq2SeqMixerOccCANINE:
     """Writes none to five codes, depending on the text."""
     torch.manual_seed(11)
-    model = Seq2SeqMixerOccCANINE(hisco_blocky5().num_classes, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask).eval()
+    model = Seq2SeqMixerOccCANINE(
+        hisco_blocky5().num_classes, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask
+    ).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
         model.decoder.head.bias[PAD_IDX] += 2
@@ -53,9 +63,23 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     made = make_model()
     config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
-    checkpoint.save(OwnFiles(str(folder)), ["last.bin"], {
-        "model": made.state_dict(), "config": config, "formatter": hisco_blocky5().to_dict(), "key": {code: i for i, code in enumerate(CODES)},
-        "system": "hisco", "languages": ["unk", "en", "da"], "format": checkpoint.FORMAT, "args": {}, "rng": {}, "position": {}, "step": 1})
+    checkpoint.save(
+        OwnFiles(str(folder)),
+        ["last.bin"],
+        {
+            "model": made.state_dict(),
+            "config": config,
+            "formatter": hisco_blocky5().to_dict(),
+            "key": {code: i for i, code in enumerate(CODES)},
+            "system": "hisco",
+            "languages": ["unk", "en", "da"],
+            "format": checkpoint.FORMAT,
+            "args": {},
+            "rng": {},
+            "position": {},
+            "step": 1,
+        },
+    )
     return str(folder)
 
 
@@ -64,7 +88,12 @@ def table(path, n: int, distinct: int = 10**6) -> str:
     rows = []
     for i in range(n):
         j = i if i % 8 == 0 else i % distinct
-        text = ["", "smed", "fisker og\nhusmand", 'a "quoted" one'][j % 4] + f" {'abcdefghij'[j % 10] * (j % 7)} {j}" if j % 11 else " "
+        text = (
+            ["", "smed", "fisker og\nhusmand", 'a "quoted" one'][j % 4]
+            + f" {'abcdefghij'[j % 10] * (j % 7)} {j}"
+            if j % 11
+            else " "
+        )
         rows.append((i, text, ("en", "da", " en", "xx", "")[j % 5], ("Å", "NA", "", " 007 ")[i % 4]))
     return write_csv(path, HEADER, rows)
 
@@ -85,24 +114,59 @@ def predict_here(*args) -> str:
 
 
 def flags(model, source, output, *more) -> list:
-    return ["--model", model, "--input", source, "--column", "occ1", "--language-column", "lang", "--output", output, *more]
+    return [
+        "--model",
+        model,
+        "--input",
+        source,
+        "--column",
+        "occ1",
+        "--language-column",
+        "lang",
+        "--output",
+        output,
+        *more,
+    ]
 
 
 def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     source = table(tmp_path / "in.csv", 60)
-    key = write_csv(tmp_path / "key.csv", ["hisco", "en_hisco_text"], [(code, f"what {code} is") for code in CODES[:-1]])
-    output = predict_here(*flags(model, source, tmp_path / "out.csv", "--descriptions", key, "--min_prob", "0.01", "--batch_size", "7"))
+    key = write_csv(
+        tmp_path / "key.csv", ["hisco", "en_hisco_text"], [(code, f"what {code} is") for code in CODES[:-1]]
+    )
+    output = predict_here(
+        *flags(
+            model,
+            source,
+            tmp_path / "out.csv",
+            "--descriptions",
+            key,
+            "--min_prob",
+            "0.01",
+            "--batch_size",
+            "7",
+        )
+    )
     before, rows = read(source), read(tmp_path / "out.csv")
-    assert list(rows[0]) == HEADER + [f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "desc")] + ["conf", "needs_review"]
+    assert list(rows[0]) == HEADER + [
+        f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "desc")
+    ] + ["conf", "needs_review"]
     assert [{name: row[name] for name in HEADER} for row in rows] == before
     coder = Coder.load(model)
     coded = coder.code([row["occ1"] for row in before], [row["lang"] for row in before])
-    assert len({len(one.codes) for one in coded}) >= 3                                   # or this shows little
+    assert len({len(one.codes) for one in coded}) >= 3  # or this shows little
     for row, one in zip(rows, coded):
         assert [row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] == one.codes
-        assert [float(row[f"prob_{i}"]) for i in range(1, len(one.codes) + 1)] == pytest.approx(one.probs, rel=1e-4)
-        assert all(row[f"desc_{i}"] == (f"what {code} is" if code in CODES[:-1] else "") for i, code in enumerate(one.codes, start=1))
-        assert row["conf"] == "" if one.conf is None else float(row["conf"]) == pytest.approx(one.conf, rel=1e-4)
+        assert [float(row[f"prob_{i}"]) for i in range(1, len(one.codes) + 1)] == pytest.approx(
+            one.probs, rel=1e-4
+        )
+        assert all(
+            row[f"desc_{i}"] == (f"what {code} is" if code in CODES[:-1] else "")
+            for i, code in enumerate(one.codes, start=1)
+        )
+        assert (
+            row["conf"] == "" if one.conf is None else float(row["conf"]) == pytest.approx(one.conf, rel=1e-4)
+        )
         assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01))
     assert "60 rows" in output and "6 texts are empty" in output and "24 rows: xx (12), none (12)" in output
     assert "1 of 7 codes have no description" in output
@@ -113,7 +177,9 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
 def test_other_decoders(model, tmp_path, decoder):
     source = table(tmp_path / "in.csv", 30)
     more = ["--threshold", "en=0.9", "0.4"] if decoder == "flat" else []
-    predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", decoder, "--k", 3, "--system", "mine", *more))
+    predict_here(
+        *flags(model, source, tmp_path / "out.csv", "--decoder", decoder, "--k", 3, "--system", "mine", *more)
+    )
     rows, loaded = read(tmp_path / "out.csv"), model_io.load_model(model)[0]
     counts = set()
     for row in (row for row in rows if row["occ1"].strip()):
@@ -122,10 +188,20 @@ def test_other_decoders(model, tmp_path, decoder):
         with torch.no_grad():
             flat = loaded.classify(loaded.encode(ids, mask)[1]).sigmoid()[0]
         probs = flat if decoder == "flat" else full(loaded, ids, mask, CodeTree(CODES, hisco_blocky5()))[0]
-        best = [(CODES[i], float(probs[i])) for i in probs.argsort(descending=True)[:3] if decoder != "flat" or probs[i] > (0.9 if language == "en" else 0.4)]
+        best = [
+            (CODES[i], float(probs[i]))
+            for i in probs.argsort(descending=True)[:3]
+            if decoder != "flat" or probs[i] > (0.9 if language == "en" else 0.4)
+        ]
         assert [row[f"mine_{i}"] for i in (1, 2, 3) if row[f"mine_{i}"]] == [code for code, _ in best]
-        assert [float(row[f"prob_{i}"]) for i in range(1, len(best) + 1)] == pytest.approx([prob for _, prob in best], rel=1e-3)
-        of_set = math.prod(p if CODES[i] in dict(best) else 1 - p for i, p in enumerate(flat.tolist())) if decoder == "flat" else best[0][1]
+        assert [float(row[f"prob_{i}"]) for i in range(1, len(best) + 1)] == pytest.approx(
+            [prob for _, prob in best], rel=1e-3
+        )
+        of_set = (
+            math.prod(p if CODES[i] in dict(best) else 1 - p for i, p in enumerate(flat.tolist()))
+            if decoder == "flat"
+            else best[0][1]
+        )
         assert float(row["conf"]) == pytest.approx(of_set, rel=1e-3)
         counts.add(len(best))
     assert counts == {3} if decoder != "flat" else len(counts) > 1
@@ -134,7 +210,11 @@ def test_other_decoders(model, tmp_path, decoder):
 def test_confidence_does_not_depend_on_the_order():
     """Greedy: the sum over all orders of the codes of the probability to write them and stop."""
     model, formatter = make_model(), hisco_blocky5()
-    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["unk"],
+        "config": {"max_len": 128},
+    }
     texts = [f"smed {'x' * (i % 9)} {i}" for i in range(40)]
     coded = Coder(model, formatter, state).code(texts, ["unk"] * 40)
     assert {len(one.codes) for one in coded} >= {1, 2, 3}
@@ -142,27 +222,60 @@ def test_confidence_does_not_depend_on_the_order():
         ids, mask = map(torch.from_numpy, encode([text], ["unk"]))
         total = 0.0
         for order in permutations(one.codes):
-            target = torch.from_numpy(formatter.transform_label("&".join(order))).long()[None] if order else torch.tensor([[2, *[PAD_IDX] * 25, 3]])
+            target = (
+                torch.from_numpy(formatter.transform_label("&".join(order))).long()[None]
+                if order
+                else torch.tensor([[2, *[PAD_IDX] * 25, 3]])
+            )
             with torch.no_grad():
                 logits = model(ids, mask, target[:, :-1])[0].double().log_softmax(-1)[0]
             written = len(order) * 5 + (len(order) < 5)
-            total += float(logits[:written].gather(1, target[0, 1:1 + written, None]).sum().exp())
+            total += float(logits[:written].gather(1, target[0, 1 : 1 + written, None]).sum().exp())
         assert one.conf == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
 def test_half_precision_is_used_and_close(decoder):
-    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["unk"],
+        "config": {"max_len": 128},
+    }
     texts = [f"smed {'x' * (i % 9)} {i}" for i in range(12)]
-    exact, half = (Coder(make_model(), hisco_blocky5(), state, precision=Precision(name)).code(texts, ["unk"] * 12, decoder) for name in ("float64", "bf16"))
+    exact, half = (
+        Coder(make_model(), hisco_blocky5(), state, precision=Precision(name)).code(
+            texts, ["unk"] * 12, decoder
+        )
+        for name in ("float64", "bf16")
+    )
     differences = [abs(a.conf - b.conf) / a.conf for a, b in zip(exact, half) if a.codes == b.codes]
     assert len(differences) > 6 and 1e-5 < max(differences) < 0.5
 
 
 def start(*args, processes=1) -> subprocess.Popen:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    return subprocess.Popen([sys.executable, "-W", "ignore", *launcher, "-m", "histocc.predict", *map(str, args), "--device", "cpu"],
-                            env=environment(), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        if processes > 1
+        else []
+    )
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            *launcher,
+            "-m",
+            "histocc.predict",
+            *map(str, args),
+            "--device",
+            "cpu",
+        ],
+        env=environment(),
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.mark.processes
@@ -187,7 +300,9 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     assert two.wait(timeout=120) == 0, two.stdout.read()
     assert (tmp_path / "two.csv").read_bytes() == whole and "2 processes" in two.stdout.read()
 
-    code, said = run_inside(predict.main, *flags(model, source, tmp_path / "again.csv", "--decoder", "flat", "--device", "cpu"))
+    code, said = run_inside(
+        predict.main, *flags(model, source, tmp_path / "again.csv", "--decoder", "flat", "--device", "cpu")
+    )
     assert code == 2 and "unfinished output with other settings (decoder differ)" in said
     again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
     assert first == (parts / "000000.csv").stat().st_mtime_ns
@@ -207,76 +322,138 @@ def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
             raise stopping.Stopped
         calls.append(number)
         write(self, number, rows, noted)
+
     monkeypatch.setattr(coded_file.CodedFile, "write_part", stop_at_second)
     assert "Stopped" in predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
     predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
     assert calls == [0, 1, 1, 2]
     predict_here(*flags(model, source, tmp_path / "every.csv", "--decoder", "flat", "--no-deduplicate"))
     deduplicated, every = read(tmp_path / "out.csv"), read(tmp_path / "every.csv")
-    assert [row["hisco_1"] for row in deduplicated] == [row["hisco_1"] for row in every] and len(every) == 9_000
+    assert [row["hisco_1"] for row in deduplicated] == [row["hisco_1"] for row in every] and len(
+        every
+    ) == 9_000
 
 
-@pytest.mark.parametrize("error, message", [(OSError(28, "No space left on device"), "make room, or choose another folder. The same command continues"),
-                                            (torch.OutOfMemoryError("CUDA out of memory"), "out of memory with --batch-size 256: take a smaller one")])
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        (
+            OSError(28, "No space left on device"),
+            "make room, or choose another folder. The same command continues",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            "out of memory with --batch-size 256: take a smaller one",
+        ),
+    ],
+)
 def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, message):
     def fail(*_):
         raise error
+
     with monkeypatch.context() as patch:
         patch.setattr(coded_file.CodedFile, "write_part", fail)
-        code, said = run_inside(predict.main, *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"))
+        code, said = run_inside(
+            predict.main,
+            *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"),
+        )
     assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
-    assert "resuming with what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
+    assert "resuming with what is there" in predict_here(
+        *flags(model, tmp_path / "in.csv", tmp_path / "out.csv")
+    )
 
 
 def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
     source = table(tmp_path / "in.csv", 9)
     write = coded_file.CodedFile.write_part
-    monkeypatch.setattr(coded_file.CodedFile, "write_part", lambda self, *rest: os.utime(source, (1, 1)) or write(self, *rest))
+    monkeypatch.setattr(
+        coded_file.CodedFile, "write_part", lambda self, *rest: os.utime(source, (1, 1)) or write(self, *rest)
+    )
     code, said = run_inside(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"))
-    assert code == 2 and "in.csv was changed while it was coded; start anew with --overwrite" in said and not (tmp_path / "out.csv").exists()
+    assert (
+        code == 2
+        and "in.csv was changed while it was coded; start anew with --overwrite" in said
+        and not (tmp_path / "out.csv").exists()
+    )
 
 
 def test_what_fails_on_one_process_ends_all(model, tmp_path, monkeypatch):
-    """Reading the model and the first look at the parts are led: what goes wrong there is heard on every process."""
+    """Reading the model and the first look at the parts are led: what goes wrong there is heard on every
+    process.
+    """
     led, asked = World.led, []
-    monkeypatch.setattr(World, "led", lambda self, name, leaders, work: asked.append(name) or led(self, name, leaders, work))
+    monkeypatch.setattr(
+        World, "led", lambda self, name, leaders, work: asked.append(name) or led(self, name, leaders, work)
+    )
     inside = []
     for what in ("open_scan", "frequent", "join"):
         own = getattr(coded_file.CodedFile, what)
-        monkeypatch.setattr(coded_file.CodedFile, what, lambda self, *rest, own=own: inside.append(asked[-1]) or own(self, *rest))
+        monkeypatch.setattr(
+            coded_file.CodedFile,
+            what,
+            lambda self, *rest, own=own: inside.append(asked[-1]) or own(self, *rest),
+        )
     predict_here(*flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv"))
     assert inside == ["ready", "parts", "join"]
 
 
 def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
     source = table(tmp_path / "in.csv", 9_000, distinct=20)
-    distinct = {(row["occ1"].strip(), row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk") for row in read(source) if row["occ1"].strip()}
+    distinct = {
+        (row["occ1"].strip(), row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk")
+        for row in read(source)
+        if row["occ1"].strip()
+    }
     coded = []
     batch = Coder._batch
-    monkeypatch.setattr(Coder, "_batch", lambda self, ids, *rest: coded.append(len(ids)) or batch(self, ids, *rest))
+    monkeypatch.setattr(
+        Coder, "_batch", lambda self, ids, *rest: coded.append(len(ids)) or batch(self, ids, *rest)
+    )
     predict_here(*flags(model, source, tmp_path / "out.csv", "--decoder", "flat"))
     assert sum(coded) == len(distinct) < 1200
 
 
 def test_a_confidence_that_is_no_number_asks_for_review():
     job = types.SimpleNamespace(most=1, descriptions=None, args=types.SimpleNamespace(min_prob=0.0))
-    assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [0, 0, 1]
+    assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [
+        0,
+        0,
+        1,
+    ]
     assert predict.Job.cells(job, Coded([], [], None)) == ["", "", "", 1]
 
 
 def test_equal_probabilities_have_one_order(monkeypatch):
-    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["unk"], "config": {"max_len": 128}}
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["unk"],
+        "config": {"max_len": 128},
+    }
     coder = Coder(make_model(), hisco_blocky5(), state)
-    monkeypatch.setattr(coder.search(), "full", lambda ids, mask: torch.tensor([[0.1, 0.2, 0.1, 0.2, 0.1, 0.1, 0.2]]))
+    monkeypatch.setattr(
+        coder.search(), "full", lambda ids, mask: torch.tensor([[0.1, 0.2, 0.1, 0.2, 0.1, 0.1, 0.2]])
+    )
     assert coder.code(["smed"], ["unk"], "full", k=5)[0].codes == [CODES[i] for i in (1, 3, 6, 0, 2)]
 
 
 def test_progress_is_shown(model, tmp_path, monkeypatch):
     begin = coded_file.Progress.__init__
     monkeypatch.setattr(coded_file.Progress, "__init__", lambda self, *args: begin(self, *args, every=0.0))
-    said = predict_here(*flags(model, table(tmp_path / "in.csv", 9_000, distinct=20), tmp_path / "out.csv", "--decoder", "flat", "--batch-size", "40"))
+    said = predict_here(
+        *flags(
+            model,
+            table(tmp_path / "in.csv", 9_000, distinct=20),
+            tmp_path / "out.csv",
+            "--decoder",
+            "flat",
+            "--batch-size",
+            "40",
+        )
+    )
     often = re.findall(r"([\d,]+) of (\d+) texts that occur often, [\d,]+/s", said)
-    rows = [int(done.replace(",", "")) for done in re.findall(r"([\d,]+) of 9,000 rows, [\d,]+/s, \S+ left", said)]
+    rows = [
+        int(done.replace(",", "")) for done in re.findall(r"([\d,]+) of 9,000 rows, [\d,]+/s, \S+ left", said)
+    ]
     assert often and rows == sorted(rows) and 6000 < rows[-1] <= 9000
 
 
@@ -294,10 +471,15 @@ def test_rows_that_cannot_be_read_are_listed(model, tmp_path):
 def test_parquet_is_read(model, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
-    parquet.write_table(pyarrow.table({"n": [1, 2], "occ1": ["smed", None], "lang": ["da", "da"]}), tmp_path / "in.parquet")
+
+    parquet.write_table(
+        pyarrow.table({"n": [1, 2], "occ1": ["smed", None], "lang": ["da", "da"]}), tmp_path / "in.parquet"
+    )
     predict_here(*flags(model, tmp_path / "in.parquet", tmp_path / "out.csv"))
     rows = read(tmp_path / "out.csv")
-    assert [(row["n"], row["occ1"]) for row in rows] == [("1", "smed"), ("2", "")] and rows[1]["prob_1"] == rows[1]["hisco_1"] == "" != rows[0]["conf"]
+    assert [(row["n"], row["occ1"]) for row in rows] == [("1", "smed"), ("2", "")] and rows[1][
+        "prob_1"
+    ] == rows[1]["hisco_1"] == "" != rows[0]["conf"]
 
 
 def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
@@ -309,13 +491,22 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     coded = write_csv(tmp_path / "coded.csv", ["occ1", "lang", "hisco_1"], [("smed", "da", "22222")])
     (tmp_path / "damaged.bin").write_bytes(open(os.path.join(model, "last.bin"), "rb").read()[:-5000])
     for arguments, message in [
-        (flags(model, source, output, "--column", "occ"), "has no column 'occ'; it has 'id', 'occ1', 'lang', 'note'"),
+        (
+            flags(model, source, output, "--column", "occ"),
+            "has no column 'occ'; it has 'id', 'occ1', 'lang', 'note'",
+        ),
         (flags(model, source, source), "is the input, and inputs are never written to"),
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
         (flags(model, source, output, "--language", "en"), "--language and --language-column"),
-        (["--model", model, "--input", source, "--output", output, "--language", "en-GB"], "does not know 'en-GB'; it knows unk, en, da"),
+        (
+            ["--model", model, "--input", source, "--output", output, "--language", "en-GB"],
+            "does not know 'en-GB'; it knows unk, en, da",
+        ),
         (flags(model, source, output, "--threshold", "0.3"), "--threshold is for --decoder flat"),
-        (flags(model, source, output, "--decoder", "flat", "--threshold", "se=0.3"), "does not know the language se"),
+        (
+            flags(model, source, output, "--decoder", "flat", "--threshold", "se=0.3"),
+            "does not know the language se",
+        ),
         (flags(model, source, output, "--decoder", "flat", "--threshold", "1.3"), "not a probability"),
         (flags(model, source, output, "--descriptions", bad_key), "none of the 7 codes of the model"),
         (flags(model, source, output, "--descriptions", source), "needs a column of codes"),
@@ -334,12 +525,22 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
     assert len(read(existing)) == 5
 
 
-@pytest.mark.parametrize("damage", [
-    lambda weights, key: key.update({"33333": "x"}), lambda weights, key: key.update({"33333": None}),
-    lambda weights, key: weights.pop("encoder.initial_char_encoder.layer.0.intermediate.dense.weight"),
-    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3)}),
-    lambda weights, key: weights.update({"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3, 63)}),
-    lambda weights, key: weights.update({"encoder.encoder.layer.x": torch.zeros(3)}), lambda weights, key: weights.update({"linear_decoder.weight": torch.tensor(1.0)})])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda weights, key: key.update({"33333": "x"}),
+        lambda weights, key: key.update({"33333": None}),
+        lambda weights, key: weights.pop("encoder.initial_char_encoder.layer.0.intermediate.dense.weight"),
+        lambda weights, key: weights.update(
+            {"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3)}
+        ),
+        lambda weights, key: weights.update(
+            {"encoder.char_embeddings.char_position_embeddings.weight": torch.zeros(3, 63)}
+        ),
+        lambda weights, key: weights.update({"encoder.encoder.layer.x": torch.zeros(3)}),
+        lambda weights, key: weights.update({"linear_decoder.weight": torch.tensor(1.0)}),
+    ],
+)
 def test_damaged_published_models_are_said(tmp_path, damage):
     (tmp_path / "config.json").write_text('{"num_attention_heads": 2, "num_hash_buckets": 256}')
     weights, key = make_model(memory_mask=False).state_dict(), {code: i for i, code in enumerate(CODES)}
@@ -353,7 +554,11 @@ def test_published_models_code(tmp_path):
     made = make_model(memory_mask=False)
     weights, key = made.state_dict(), {code: i for i, code in enumerate(CODES)}
     torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
-    flat = {name.replace("encoder.", "basemodel.", 1).replace("linear_decoder", "out"): value for name, value in weights.items() if not name.startswith("decoder.")}
+    flat = {
+        name.replace("encoder.", "basemodel.", 1).replace("linear_decoder", "out"): value
+        for name, value in weights.items()
+        if not name.startswith("decoder.")
+    }
     torch.save({"model": flat, "key": key}, tmp_path / "flat.bin")
     torch.save({"model": flat, "key": {}}, tmp_path / "keyless.bin")
     texts, languages = ["smed", "wine merchant", "x" * 60], ["da", "en", "se"]
@@ -367,12 +572,16 @@ def test_published_models_code(tmp_path):
     assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
 
     coder = Coder.load(str(tmp_path / "flat.bin"))
-    assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [CODES[i] for i in made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]]
+    assert coder.code(texts, languages, "flat", threshold=0.0)[0].codes == [
+        CODES[i] for i in made.classify(made.encode(ids, mask)[1])[0].argsort(descending=True)[:5]
+    ]
     with pytest.raises(UserError, match="flat classifier"):
         coder.code(texts, languages, "greedy")
     with pytest.raises(UserError, match="7 outputs, and its key 0 different codes; --key"):
         Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco"))
-    key_file = write_csv(tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)])
+    key_file = write_csv(
+        tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)]
+    )
     assert Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", key_file)).codes == CODES
     with pytest.raises(UserError, match="formatter occ1950 are others"):
         Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))

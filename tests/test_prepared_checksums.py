@@ -395,10 +395,8 @@ def test_what_stands_in_the_way_is_said_and_stays(tmp_path, where, what):
 
 def test_waiting_for_another_job_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared_folder, "POLL_SECONDS", 0.01)
-    path, root = (
-        write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")]),
-        tmp_path / "out" / "prepared",
-    )
+    path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
+    root = tmp_path / "out" / "prepared"
     leftover = fill(root / LEFTOVER, "train.codes")
     said, looked = [], []
     with open(root / ".lock", "w") as lock:
@@ -469,7 +467,11 @@ def test_a_limit_of_file_sizes_is_said(tmp_path, request, beside):
     ],
 )
 def test_what_fails_in_the_second_process_is_said(
-    tmp_path, second_process, monkeypatch, error, words  # noqa: F811
+    tmp_path,
+    second_process,
+    monkeypatch,
+    error,
+    words,  # noqa: F811
 ):
     path, reader, add = write_csv(tmp_path / "data.csv", HEADER, ROWS), os.getpid(), row_writer.PartFiles.add
 

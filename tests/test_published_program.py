@@ -1,4 +1,6 @@
-"""Published models behave as published: codes as a plain reference of the published program gives them, from every form of weights."""
+"""Published models behave as published: codes as a plain reference of the published program gives them, from
+every form of weights.
+"""
 
 import json
 import os
@@ -35,15 +37,29 @@ def save(program: PublishedProgram, path, **more) -> str:
     return str(path)
 
 
-def general_program(key: list[str], separator: str, tokens: list[str] | None = None, kind: str = "mix") -> PublishedProgram:
+def general_program(
+    key: list[str], separator: str, tokens: list[str] | None = None, kind: str = "mix"
+) -> PublishedProgram:
     size = max(len(code.split(",") if separator else code) for code in key)
-    return PublishedProgram(tokens or list(GENERAL.map_char_idx), key, 2, size, hisco=False, separator=separator, kind=kind, **TINY).spread(5)
+    return PublishedProgram(
+        tokens or list(GENERAL.map_char_idx),
+        key,
+        2,
+        size,
+        hisco=False,
+        separator=separator,
+        kind=kind,
+        **TINY,
+    ).spread(5)
 
 
 def check(program: PublishedProgram, coder: Coder, pairs: list, full: int = 6) -> dict:
     """The same codes in every row, but for ties that the last bits decide."""
     found = compared(program, coder, pairs, 64, full)
-    assert all(found["equal"][name] + found["ties"][name] == rows and found["ties"][name] <= max(1, rows / 100) for name, rows in found["rows"].items()), found
+    assert all(
+        found["equal"][name] + found["ties"][name] == rows and found["ties"][name] <= max(1, rows / 100)
+        for name, rows in found["rows"].items()
+    ), found
     assert max(found["difference"].values()) < 1e-3
     return found
 
@@ -55,7 +71,9 @@ def load(path, **given) -> Coder:
 @pytest.fixture(scope="module")
 def made_up():
     pairs = rows_to_code(None, 120)
-    assert len({language for _, language in pairs}) >= 5 and all(text != text.lower() or not text.isascii() for text, _ in pairs)
+    assert len({language for _, language in pairs}) >= 5 and all(
+        text != text.lower() or not text.isascii() for text, _ in pairs
+    )
     return pairs + [(" blanks around ", "en"), ("x" * 300, "da"), ("a", "unk"), ("3 farmers, £5", "fr")]
 
 
@@ -64,15 +82,26 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     program = hisco_program("tiny", kind)
     path = save(program, tmp_path / "model.bin")
     weights = torch.load(path, weights_only=True)
-    torch.save({name: value for name, value in weights.items() if name != "key"}, path)          # as the published ones, which bring none
+    # as the published ones, which bring none
+    torch.save({name: value for name, value in weights.items() if name != "key"}, path)
     coder = load(path)
-    assert coder.codes == list(hisco_key()) and coder.system == "hisco" and coder.thresholds.source == "published"
+    assert (
+        coder.codes == list(hisco_key())
+        and coder.system == "hisco"
+        and coder.thresholds.source == "published"
+    )
     found = check(program, coder, made_up)
-    assert found["rows"] == {"greedy": len(made_up) * (kind != "flat"), "flat": len(made_up) * (kind != "seq2seq"), "full": 6 * (kind != "flat")}
+    assert found["rows"] == {
+        "greedy": len(made_up) * (kind != "flat"),
+        "flat": len(made_up) * (kind != "seq2seq"),
+        "full": 6 * (kind != "flat"),
+    }
     assert kind == "flat" or found["distinct"] > 30
     for decoder, lacking in (("greedy", "flat"), ("full", "flat"), ("flat", "seq2seq")):
         if kind == lacking:
-            with pytest.raises(UserError, match=f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"):
+            with pytest.raises(
+                UserError, match=f"decoder {decoder}: this model (has no linear decoder|is a flat classifier)"
+            ):
                 coder.code(["smed"], ["da"], decoder)
         else:
             assert coder.code(["smed"], ["da"], decoder)[0].conf is not None
@@ -92,7 +121,11 @@ def test_the_size_that_is_published(tmp_path, made_up):
 
 
 def test_general_purpose_weights(tmp_path, made_up):
-    for name, key, separator, tokens in (("comma", COMMA_KEY, ",", None), ("plain", PLAIN_KEY, "", None), ("chars", PLAIN_KEY[:60], "", DIGITS)):
+    for name, key, separator, tokens in (
+        ("comma", COMMA_KEY, ",", None),
+        ("plain", PLAIN_KEY, "", None),
+        ("chars", PLAIN_KEY[:60], "", DIGITS),
+    ):
         program = general_program(key, separator, tokens)
         chars = {"chars": tokens} if tokens else {}
         path = save(program, tmp_path / f"{name}.bin", **chars)
@@ -106,28 +139,51 @@ def test_general_purpose_weights(tmp_path, made_up):
 def test_a_folder_as_the_hub_has_it(tmp_path, made_up):
     """Weights, config.json with the positions, key.json and chars.json beside it."""
     from safetensors.torch import save_file
+
     program = general_program(PLAIN_KEY[:60], "", DIGITS)
     weights = program.published()
-    save_file({name: value.contiguous() for name, value in weights["model"].items()}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_domain": "Multilingual_CANINE", "num_classes": [16] * 8, "num_classes_flat": 60}))
+    save_file(
+        {name: value.contiguous() for name, value in weights["model"].items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_domain": "Multilingual_CANINE", "num_classes": [16] * 8, "num_classes_flat": 60})
+    )
     (tmp_path / "key.json").write_text(json.dumps(weights["key"]))
     (tmp_path / "chars.json").write_text(json.dumps(DIGITS))
     coder = load(tmp_path, system="ISCO68A")
     assert coder.system == "ISCO68A" and coder.formatter.target_cols == ["ISCO68A_1", "ISCO68A_2"]
     check(program, coder, made_up[:40])
-    for content, message in (({"001": 0, "002": 0}, "must number its 2 different codes 0 … 1"), ([1], "names and values"),
-                             ({str(i): i for i in range(59)}, "60 outputs, and its key 59 different codes")):
+    for content, message in (
+        ({"001": 0, "002": 0}, "must number its 2 different codes 0 … 1"),
+        ([1], "names and values"),
+        ({str(i): i for i in range(59)}, "60 outputs, and its key 59 different codes"),
+    ):
         (tmp_path / "key.json").write_text(json.dumps(content))
         with pytest.raises(UserError, match=message):
             load(tmp_path)
 
 
 def test_names_on_the_hub():
-    assert [hub_name(name) for name in ("OccCANINE_s2s_mix", "OccCANINE", "Christianvedel/OccCANINE_s2s", "occ-canine-v1", "google/canine-s")] == [
-        "Christianvedel/OccCANINE_s2s_mix", "Christianvedel/OccCANINE", "Christianvedel/OccCANINE_s2s", "Christianvedel/OccCANINE", "google/canine-s"]
+    assert [
+        hub_name(name)
+        for name in (
+            "OccCANINE_s2s_mix",
+            "OccCANINE",
+            "Christianvedel/OccCANINE_s2s",
+            "occ-canine-v1",
+            "google/canine-s",
+        )
+    ] == [
+        "Christianvedel/OccCANINE_s2s_mix",
+        "Christianvedel/OccCANINE",
+        "Christianvedel/OccCANINE_s2s",
+        "Christianvedel/OccCANINE",
+        "google/canine-s",
+    ]
 
 
 # ---- what goes out comes in again
+
 
 def codes_of(path, pairs, **given) -> dict:
     coder = Coder.load(str(path), given=Given(**given))
@@ -145,61 +201,136 @@ def codes_of(path, pairs, **given) -> dict:
 @pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat", "general"])
 def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, form, name):
     general = kind == "general"
-    path = save(general_program(COMMA_KEY, ",") if general else hisco_program("tiny", kind), tmp_path / "first.bin")
+    path = save(
+        general_program(COMMA_KEY, ",") if general else hisco_program("tiny", kind), tmp_path / "first.bin"
+    )
     given = {"target_cols": ["x_1", "x_2"]} if general else {}
     before = codes_of(path, made_up[:60], **given)
     out, again = tmp_path / "out" / name, tmp_path / "again" / name
-    assert "published program would code otherwise" in export.export(path, form, str(out), given=Given(**given))[1]      # its size alone
+    # its size alone
+    assert (
+        "published program would code otherwise"
+        in export.export(path, form, str(out), given=Given(**given))[1]
+    )
     export.export(str(out), form, str(again))
     assert codes_of(out, made_up[:60]) == codes_of(again, made_up[:60]) == before and any(before.values())
     with pytest.raises(UserError, match="exists; choose another"):
         export.export(path, form, str(out), given=Given(**given))
 
 
-def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(tmp_path, made_up, monkeypatch):
+def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
+    tmp_path, made_up, monkeypatch
+):
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
-    with pytest.raises(UserError, match="otherwise with it:\n  its encoder has another size than google/canine-s: --model-size base$"):
+    with pytest.raises(
+        UserError,
+        match="otherwise with it:\n  its encoder has another size than google/canine-s: --model-size base$",
+    ):
         export.export(path, "published", str(tmp_path / "no.bin"), for_published_program=True)
     assert not (tmp_path / "no.bin").exists()
-    monkeypatch.setattr(model_io, "has_size", lambda *_: True)                                      # else as large as the published ones
-    for kind, given in (("mix", {}), ("seq2seq", {}), ("flat", {}), ("general", {"target_cols": ["x_1", "x_2"]})):
-        program = general_program([f"{i:03d}" for i in range(60)], "") if kind == "general" else hisco_program("tiny", kind)
+    monkeypatch.setattr(model_io, "has_size", lambda *_: True)  # else as large as the published ones
+    for kind, given in (
+        ("mix", {}),
+        ("seq2seq", {}),
+        ("flat", {}),
+        ("general", {"target_cols": ["x_1", "x_2"]}),
+    ):
+        program = (
+            general_program([f"{i:03d}" for i in range(60)], "")
+            if kind == "general"
+            else hisco_program("tiny", kind)
+        )
         path = save(program, tmp_path / f"{kind}.bin")
-        said = export.export(path, "published", str(tmp_path / f"{kind} out.bin"), for_published_program=True, given=Given(**given))
+        said = export.export(
+            path,
+            "published",
+            str(tmp_path / f"{kind} out.bin"),
+            for_published_program=True,
+            given=Given(**given),
+        )
         content = torch.load(tmp_path / f"{kind} out.bin", weights_only=True)
-        assert len(content) < 10 or "basemodel.pooler.dense.bias" in content               # by which that program tells its formats apart
-        other = general_program([f"{i:03d}" for i in range(60)], "") if kind == "general" else hisco_program("tiny", kind)
+        # by which that program tells its formats apart
+        assert len(content) < 10 or "basemodel.pooler.dense.bias" in content
+        other = (
+            general_program([f"{i:03d}" for i in range(60)], "")
+            if kind == "general"
+            else hisco_program("tiny", kind)
+        )
         with torch.no_grad():
             for value in other.parameters():
                 value.zero_()
-        weights = content["model"] if kind != "flat" else {export.published.flat_name(name): value for name, value in content.items()}
+        weights = (
+            content["model"]
+            if kind != "flat"
+            else {export.published.flat_name(name): value for name, value in content.items()}
+        )
         other.load_state_dict(weights, strict=True)
         check(other, load(tmp_path / f"{kind} out.bin"), made_up[:30], full=2)
-        assert any("OccCANINE(" in line and "target_cols=['x_1', 'x_2']" in line for line in said) == (kind == "general")
+        assert any("OccCANINE(" in line and "target_cols=['x_1', 'x_2']" in line for line in said) == (
+            kind == "general"
+        )
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"config": {"memory_mask": True}}, "--no-memory-mask"), ({"config": {"target_mask": True}}, "--published-target-mask"),
-    ({"config": {"text": "as-is"}}, "--clean-text ascii-lower"), ({"config": {"max_len": 64}}, "leave --max-len out"),
-    ({"key": {"01110": 0, "61110": 1}}, "--key hisco"), ({"config": {"decoder_dim_feedforward": 64}}, "--decoder-dim-feedforward")])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"config": {"memory_mask": True}}, "--no-memory-mask"),
+        ({"config": {"target_mask": True}}, "--published-target-mask"),
+        ({"config": {"text": "as-is"}}, "--clean-text ascii-lower"),
+        ({"config": {"max_len": 64}}, "leave --max-len out"),
+        ({"key": {"01110": 0, "61110": 1}}, "--key hisco"),
+        ({"config": {"decoder_dim_feedforward": 64}}, "--decoder-dim-feedforward"),
+    ],
+)
 def test_each_difference_to_the_published_program_is_named(change, reason):
-    config = {**model_config("base").to_dict(), "memory_mask": False, "target_mask": False, "text": "ascii-lower", "max_len": 128, "decoder_dim_feedforward": 768}
-    state = {"config": config | change.get("config", {}), "key": change.get("key", {code: i for i, code in enumerate(hisco_key())})}
+    config = {
+        **model_config("base").to_dict(),
+        "memory_mask": False,
+        "target_mask": False,
+        "text": "ascii-lower",
+        "max_len": 128,
+        "decoder_dim_feedforward": 768,
+    }
+    state = {
+        "config": config | change.get("config", {}),
+        "key": change.get("key", {code: i for i, code in enumerate(hisco_key())}),
+    }
     found = export.differences(state, BlockyFormatter("hisco"))
     assert len(found) == 1 and reason in found[0]
-    assert export.differences({"config": config, "key": {code: i for i, code in enumerate(hisco_key())}}, BlockyFormatter("hisco")) == []
+    assert (
+        export.differences(
+            {"config": config, "key": {code: i for i, code in enumerate(hisco_key())}},
+            BlockyFormatter("hisco"),
+        )
+        == []
+    )
     general = BlockyFormatter("gpf", ["a"], 5, allow_short=True)
-    assert "fills them up with zeros" in export.differences({"config": config, "key": {"12345": 0, "12": 1}}, general)[0]
-    assert "no code fills its block: --block-size 3" in export.differences({"config": config, "key": {"123": 0}}, general)[0]
+    assert (
+        "fills them up with zeros"
+        in export.differences({"config": config, "key": {"12345": 0, "12": 1}}, general)[0]
+    )
+    assert (
+        "no code fills its block: --block-size 3"
+        in export.differences({"config": config, "key": {"123": 0}}, general)[0]
+    )
 
 
 def test_a_text_rule_or_a_format_that_is_not_known_is_refused_by_name(tmp_path):
     export.export(save(hisco_program("tiny"), tmp_path / "first.bin"), "published", str(tmp_path / "out.bin"))
     content = torch.load(tmp_path / "out.bin", weights_only=True)
-    for change, message in (({"config": {**content["histocc"]["config"], "text": "rot13"}}, "out.bin: histocc: config: text: found 'rot13', expected one of 'as-is'"),
-                            ({"format": 2}, "written by a newer histocc: format 2; this version reads 1"), ({"kind": "ensemble"}, "kind: found 'ensemble', expected one of 'mixer'"),
-                            ({"languages": None}, "languages: found None, expected a list"),
-                            ({"thresholds": {"default": 2.0, "by_language": {}, "source": "x"}}, "thresholds: default: found 2.0, expected a number 0 … 1")):
+    for change, message in (
+        (
+            {"config": {**content["histocc"]["config"], "text": "rot13"}},
+            "out.bin: histocc: config: text: found 'rot13', expected one of 'as-is'",
+        ),
+        ({"format": 2}, "written by a newer histocc: format 2; this version reads 1"),
+        ({"kind": "ensemble"}, "kind: found 'ensemble', expected one of 'mixer'"),
+        ({"languages": None}, "languages: found None, expected a list"),
+        (
+            {"thresholds": {"default": 2.0, "by_language": {}, "source": "x"}},
+            "thresholds: default: found 2.0, expected a number 0 … 1",
+        ),
+    ):
         content.pop("checksums", None)
         torch.save({**content, "histocc": content["histocc"] | change}, tmp_path / "out.bin")
         with pytest.raises(UserError, match=message):
@@ -208,6 +339,7 @@ def test_a_text_rule_or_a_format_that_is_not_known_is_refused_by_name(tmp_path):
 
 def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files_beside_it(tmp_path, made_up):
     from safetensors.torch import load_file, save_file
+
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
     out = tmp_path / "out" / "model.safetensors"
     export.export(path, "safetensors", str(out))
@@ -215,53 +347,105 @@ def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files
     save_file(load_file(out), out, {"format": "pt"})
     assert codes_of(out, made_up[:20]) == before
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    (tmp_path / "out" / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "histocc"}))
-    with pytest.raises(UserError, match="exported by an earlier version of histocc.*export it again from its run"):
+    (tmp_path / "out" / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name != "histocc"})
+    )
+    with pytest.raises(
+        UserError, match="exported by an earlier version of histocc.*export it again from its run"
+    ):
         Coder.load(str(out))
 
 
 def test_a_run_of_an_earlier_version_is_exported_and_read_back(tmp_path, made_up):
     """Its config names neither text rule nor target mask: as-is, and PAD masked."""
     from test_predict import CODES, make_model
-    state = {"format": 1, "model": make_model().state_dict(), "key": {code: i for i, code in enumerate(CODES)}, "system": "hisco", "step": 3,
-             "languages": ["unk", "en", "da"], "formatter": BlockyFormatter("hisco").to_dict(), "args": {"seq2seq_weight": 0.3}, "rng": {}, "position": {}}
+
+    state = {
+        "format": 1,
+        "model": make_model().state_dict(),
+        "key": {code: i for i, code in enumerate(CODES)},
+        "system": "hisco",
+        "step": 3,
+        "languages": ["unk", "en", "da"],
+        "formatter": BlockyFormatter("hisco").to_dict(),
+        "args": {"seq2seq_weight": 0.3},
+        "rng": {},
+        "position": {},
+    }
     model = make_model()
-    state["config"] = {**model.config.to_dict(), "decoder_dim_feedforward": 64, "memory_mask": True, "max_len": 128}
+    state["config"] = {
+        **model.config.to_dict(),
+        "decoder_dim_feedforward": 64,
+        "memory_mask": True,
+        "max_len": 128,
+    }
     torch.save(state, tmp_path / "run.bin")
     before = codes_of(tmp_path / "run.bin", made_up[:30])
     for form, name in (("published", "model.bin"), ("safetensors", "model.safetensors")):
         export.export(str(tmp_path / "run.bin"), form, str(tmp_path / form / name))
         assert codes_of(tmp_path / form / name, made_up[:30]) == before and before["greedy"]
         found = model_io.load_model(str(tmp_path / form / name))[2]
-        assert found["config"]["text"] == "as-is" and found["config"]["target_mask"] is True and found["args"]["seq2seq_weight"] == 0.3
+        assert (
+            found["config"]["text"] == "as-is"
+            and found["config"]["target_mask"] is True
+            and found["args"]["seq2seq_weight"] == 0.3
+        )
         assert found["languages"] == state["languages"]
 
 
-@pytest.mark.parametrize("key", [{"000": 0.0, "001": 1.0}, {"000": [0], "001": [1]}, {"000": -1, "001": 0}, {"000": True, "001": False}, {"000": 0, "001": 2},
-                                 {"000": None, "001": 1}])
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"000": 0.0, "001": 1.0},
+        {"000": [0], "001": [1]},
+        {"000": -1, "001": 0},
+        {"000": True, "001": False},
+        {"000": 0, "001": 2},
+        {"000": None, "001": 1},
+    ],
+)
 def test_a_key_whose_numbers_are_none_is_refused(key):
-    with pytest.raises(UserError, match="its key must number its 2 different codes 0 … 1, each once; it begins with '000'"):
+    with pytest.raises(
+        UserError, match="its key must number its 2 different codes 0 … 1, each once; it begins with '000'"
+    ):
         checked_key("x.bin", key)
 
 
 def test_a_key_is_read_in_either_direction():
     expected = {"000": 0, "001": 1, "-1": 2}
-    for key in (expected, {"0": "000", "1": "001", "2": "-1"}, {0: "000", 1: "001", 2: "-1"}, {"001": "1", "-1": "2", "000": "0"}):
+    for key in (
+        expected,
+        {"0": "000", "1": "001", "2": "-1"},
+        {0: "000", 1: "001", 2: "-1"},
+        {"001": "1", "-1": "2", "000": "0"},
+    ):
         assert checked_key("x.bin", key) == expected
 
 
 def test_damaged_exports_are_said(tmp_path):
     export.export(save(hisco_program("tiny"), tmp_path / "first.bin"), "published", str(tmp_path / "out.bin"))
     content = torch.load(tmp_path / "out.bin", weights_only=True)
-    for change, message in (({"formatter": {}}, "formatter: kind: found nothing"), ({"languages": 5}, "languages: found 5, expected a list"),
-                            ({"config": {"hidden_size": 128}}, "config: num_hidden_layers: found nothing, expected this entry"),
-                            ({}, None)):
+    for change, message in (
+        ({"formatter": {}}, "formatter: kind: found nothing"),
+        ({"languages": 5}, "languages: found 5, expected a list"),
+        ({"config": {"hidden_size": 128}}, "config: num_hidden_layers: found nothing, expected this entry"),
+        ({}, None),
+    ):
         if message is None:
             torch.save({**content, "histocc": content["histocc"] | {"system": "other"}}, tmp_path / "bad.bin")
-            with pytest.raises(UserError, match="histocc: found another content.*removes the entry checksums"):
+            with pytest.raises(
+                UserError, match="histocc: found another content.*removes the entry checksums"
+            ):
                 Coder.load(str(tmp_path / "bad.bin"))
             continue
-        torch.save({name: value for name, value in {**content, "histocc": content["histocc"] | change}.items() if name != "checksums"}, tmp_path / "bad.bin")
+        torch.save(
+            {
+                name: value
+                for name, value in {**content, "histocc": content["histocc"] | change}.items()
+                if name != "checksums"
+            },
+            tmp_path / "bad.bin",
+        )
         with pytest.raises(UserError, match=message):
             Coder.load(str(tmp_path / "bad.bin"))
 

@@ -16,7 +16,9 @@ def as_pairs(sets, digits=5):
     number, _ = rm.numbered([rm.cut(code, digits) for code in CODES])
     place = dict(zip(CODES, number.tolist()))
     rows = [(row, place[code]) for row, codes in enumerate(sets) for code in codes]
-    rows, codes = (np.array(values, dtype=np.int64) for values in zip(*rows)) if rows else (np.zeros(0, np.int64),) * 2
+    rows, codes = (
+        (np.array(values, dtype=np.int64) for values in zip(*rows)) if rows else (np.zeros(0, np.int64),) * 2
+    )
     return rm.distinct_pairs(rows, codes)
 
 
@@ -25,9 +27,21 @@ def brute(pred, true):
 
 
 class TestCutting:
-    @pytest.mark.parametrize("code, digits, separator, expected", [
-        ("61110", 1, None, "6"), ("61110", 3, None, "611"), ("61110", 5, None, "61110"), ("-1", 1, None, "-1"), ("-3", 5, None, "-3"),
-        ("?", 2, None, "?"), ("a1", 3, None, "a1"), ("10,2,-1", 1, ",", "10"), ("10,2,-1", 2, ",", "10,2"), ("-1", 1, ",", "-1")])
+    @pytest.mark.parametrize(
+        "code, digits, separator, expected",
+        [
+            ("61110", 1, None, "6"),
+            ("61110", 3, None, "611"),
+            ("61110", 5, None, "61110"),
+            ("-1", 1, None, "-1"),
+            ("-3", 5, None, "-3"),
+            ("?", 2, None, "?"),
+            ("a1", 3, None, "a1"),
+            ("10,2,-1", 1, ",", "10"),
+            ("10,2,-1", 2, ",", "10,2"),
+            ("-1", 1, ",", "-1"),
+        ],
+    )
     def test_prefixes(self, code, digits, separator, expected):
         assert rm.cut(code, digits, separator) == expected
 
@@ -50,7 +64,10 @@ class TestCounts:
         assert found.tolist() == [list(map(float, brute(p, t))) for p, t in zip(*short)]
 
     def test_no_codes_at_all(self):
-        assert rm.row_counts(2, as_pairs([set(), set()]), as_pairs([set(), {"-1"}])).tolist() == [[1, 1, 0, 0, 0], [1, 0, 0, 0, 1]]
+        assert rm.row_counts(2, as_pairs([set(), set()]), as_pairs([set(), {"-1"}])).tolist() == [
+            [1, 1, 0, 0, 0],
+            [1, 0, 0, 0, 1],
+        ]
 
     def test_a_group(self):
         rng = np.random.default_rng(5)
@@ -65,13 +82,17 @@ class TestCounts:
 
     def test_ratios(self):
         assert rm.ratios(np.array([10.0, 4, 6, 2, 3])).tolist() == pytest.approx([0.4, 0.75, 6 / 9, 12 / 17])
-        assert rm.ratios(np.array([1.0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0] and np.isnan(rm.ratios(np.zeros(5))[0])
+        assert rm.ratios(np.array([1.0, 0, 0, 0, 0])).tolist() == [0, 0, 0, 0] and np.isnan(
+            rm.ratios(np.zeros(5))[0]
+        )
 
 
 def rows_of(right, copies):
     """COLUMNS of rows of one code each, and the number of each row's text."""
     right = np.repeat(np.asarray(right, dtype=float), copies)
-    return np.stack([np.ones_like(right), right, right, 1 - right, 1 - right], axis=1), np.repeat(np.arange(len(copies)), copies)
+    return np.stack([np.ones_like(right), right, right, 1 - right, 1 - right], axis=1), np.repeat(
+        np.arange(len(copies)), copies
+    )
 
 
 class TestBootstrap:
@@ -88,14 +109,22 @@ class TestBootstrap:
 
     def test_over_texts_each_text_weighs_the_same(self):
         columns, text = rows_of([1, 0, 0], [10, 1, 1])
-        columns[:5, 1] = 0                                                   # the first text is right in half of its rows
+        columns[:5, 1] = 0  # the first text is right in half of its rows
         found = rm.measured(columns, text, 10, 1)
-        assert found["over_rows"]["accuracy"][0] == pytest.approx(5 / 12) and found["over_texts"]["accuracy"][0] == pytest.approx(0.5 / 3)
+        assert found["over_rows"]["accuracy"][0] == pytest.approx(5 / 12) and found["over_texts"]["accuracy"][
+            0
+        ] == pytest.approx(0.5 / 3)
 
     def test_repeated_rows_make_nothing_surer(self):
         right = np.random.default_rng(2).random(80) < 0.5
-        once, often, alone = (rm.measured(*rows, 2000, 3)["over_rows"]["accuracy"] for rows in (
-            rows_of(right, [1] * 80), rows_of(right, [9] * 80), rows_of(np.repeat(right, 9), [1] * 720)))
+        once, often, alone = (
+            rm.measured(*rows, 2000, 3)["over_rows"]["accuracy"]
+            for rows in (
+                rows_of(right, [1] * 80),
+                rows_of(right, [9] * 80),
+                rows_of(np.repeat(right, 9), [1] * 720),
+            )
+        )
         assert often == pytest.approx(once) and alone[2] - alone[1] < 0.5 * (once[2] - once[1])
 
     def test_is_seeded(self):
@@ -123,27 +152,37 @@ def test_calibration():
     for each in found["bins"]:
         inside = (confidence <= each["to"]) & ((confidence > each["from"]) | (each["from"] == 0))
         assert each["rows"] == inside.sum() and each["accuracy"] == pytest.approx(right[inside].mean())
-        error, rows = error + inside.sum() * abs(right[inside].mean() - confidence[inside].mean()), rows + inside.sum()
+        error = error + inside.sum() * abs(right[inside].mean() - confidence[inside].mean())
+        rows = rows + inside.sum()
     assert rows == 304 and found["expected_calibration_error"] == pytest.approx(error / 304) and error > 0
 
 
 def test_top_k():
     best, worst = np.array([0, 0, 2, 7]), np.array([0, 3, 2, 9])
-    assert rm.top_k(best, worst, 4) == [{"k": 1, "one": 0.5, "all": 0.25}, {"k": 2, "one": 0.5, "all": 0.25},
-                                        {"k": 3, "one": 0.75, "all": 0.5}, {"k": 4, "one": 0.75, "all": 0.75}]
+    assert rm.top_k(best, worst, 4) == [
+        {"k": 1, "one": 0.5, "all": 0.25},
+        {"k": 2, "one": 0.5, "all": 0.25},
+        {"k": 3, "one": 0.75, "all": 0.5},
+        {"k": 4, "one": 0.75, "all": 0.75},
+    ]
 
 
 def test_best_threshold():
-    counts = np.array([[2, 6, 14, 10], [5, 6, 7, 10], [6, 5, 5, 10], [6, 4, 4, 10]])       # right, tp, predicted, true
+    # right, tp, predicted, true
+    counts = np.array([[2, 6, 14, 10], [5, 6, 7, 10], [6, 5, 5, 10], [6, 4, 4, 10]])
     found = rm.best_threshold(counts, np.array([0.2, 0.4, 0.6, 0.8]))
-    assert (found["threshold_f1"], found["threshold_accuracy"], found["right"]) == (0.4, 0.6, 6) and found["f1"] == pytest.approx(12 / 17)
+    assert (found["threshold_f1"], found["threshold_accuracy"], found["right"]) == (0.4, 0.6, 6) and found[
+        "f1"
+    ] == pytest.approx(12 / 17)
 
 
 def test_confusions_count_texts_before_rows():
     true, pred = ["a", "a", "a", "b", "b"], ["b", "b", "b", "", ""]
     found = rm.confusions(true, pred, np.array([7, 7, 7, 1, 2]), lambda i: f"text {i}")
-    assert found == [{"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
-                     {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]}]
+    assert found == [
+        {"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
+        {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]},
+    ]
     assert rm.confusions(true, pred, np.arange(5), str, most=1)[0]["true"] == "a"
 
 

@@ -1,4 +1,6 @@
-"""From a file to the ranks' shares and back: every row exactly once, whatever the rows, ranks, batch, accumulation and start."""
+"""From a file to the ranks' shares and back: every row exactly once, whatever the rows, ranks, batch,
+accumulation and start.
+"""
 
 import csv
 import tempfile
@@ -21,24 +23,43 @@ from histocc.table_files import read_chunks
 
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
 # Whatever a cell may hold; no NUL, which is rejected, and nothing that reads like rows of the table.
-TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0,\r"), min_size=1, max_size=12).filter(str.strip)
-CODES = st.sampled_from([("61110", ""), ("1110", "83110"), ("-1", ""), ("83110", "83110"), ("99999", " 61110 ")])
+TEXT = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0,\r"), min_size=1, max_size=12
+).filter(str.strip)
+CODES = st.sampled_from(
+    [("61110", ""), ("1110", "83110"), ("-1", ""), ("83110", "83110"), ("99999", " 61110 ")]
+)
 ROWS = st.lists(st.tuples(TEXT, CODES, st.sampled_from(["en", "da", ""])), min_size=1, max_size=40)
 
 
 def codes_of(codes: tuple[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(code.strip().zfill(5) if code != "-1" else code for code in codes if code.strip()))
+    return tuple(
+        dict.fromkeys(code.strip().zfill(5) if code != "-1" else code for code in codes if code.strip())
+    )
 
 
 def prepared(folder: str, rows) -> PreparedData:
-    path = write_csv(Path(folder) / "data.csv", ("occ1", "hisco_1", "hisco_2", "lang"), [(text, *codes, lang) for text, codes, lang in rows])
-    settings_ = PrepareSettings([path], HISCO.to_dict(), HISCO.target_cols, share_val=0.0, language_col="lang")
+    path = write_csv(
+        Path(folder) / "data.csv",
+        ("occ1", "hisco_1", "hisco_2", "lang"),
+        [(text, *codes, lang) for text, codes, lang in rows],
+    )
+    settings_ = PrepareSettings(
+        [path], HISCO.to_dict(), HISCO.target_cols, share_val=0.0, language_col="lang"
+    )
     return PreparedData.open(prep.prepare(settings_, folder, lambda *_: None))
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=ROWS, total=st.integers(1, 17), processes=st.integers(1, 4), micro=st.integers(0, 5), groups=st.integers(1, 4),
-       epoch=st.integers(0, 2), data=st.data())
+@given(
+    rows=ROWS,
+    total=st.integers(1, 17),
+    processes=st.integers(1, 4),
+    micro=st.integers(0, 5),
+    groups=st.integers(1, 4),
+    epoch=st.integers(0, 2),
+    data=st.data(),
+)
 def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups, epoch, data):
     with tempfile.TemporaryDirectory() as folder:
         found = prepared(folder, rows)
@@ -53,35 +74,60 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
                 for batch in batches:
                     counter.update(observations(batch, found.codes))
         assert len(steps) == len({start for start, *_ in steps}), "ranks must meet in every pass"
-        assert before == Counter((f"{lang or 'unk'}[SEP]{text.strip()}", codes_of(codes)) for text, codes, lang in rows)
+        assert before == Counter(
+            (f"{lang or 'unk'}[SEP]{text.strip()}", codes_of(codes)) for text, codes, lang in rows
+        )
         assert joined.total() == len(rows) - min(first * total, len(rows)) and not joined - before
 
 
 def observations(batch: dict, codes: list[str]):
-    for ids, mask, numbers, weight in zip(batch["input_ids"], batch["attention_mask"], batch["targets_linear"], batch["weights"]):
+    for ids, mask, numbers, weight in zip(
+        batch["input_ids"], batch["attention_mask"], batch["targets_linear"], batch["weights"]
+    ):
         if weight:
-            yield "".join(map(chr, ids[mask].tolist()[1:-1])), tuple(codes[n] for n in numbers.tolist() if n >= 0)
+            yield (
+                "".join(map(chr, ids[mask].tolist()[1:-1])),
+                tuple(codes[n] for n in numbers.tolist() if n >= 0),
+            )
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     """Makes a rank's noisy micro-batches of 37 rows."""
-    found = prepared(str(tmp_path_factory.mktemp("data")), [(f"{'gammel ' * (i % 5)}smed nr {i}", ("61110", ""), "da") for i in range(37)])
+    found = prepared(
+        str(tmp_path_factory.mktemp("data")),
+        [(f"{'gammel ' * (i % 5)}smed nr {i}", ("61110", ""), "da") for i in range(37)],
+    )
 
     def steps(plan: BatchPlan, epoch: int, start: int) -> list[Counter]:
         """Rows of each step from `start` on, whichever rank has them."""
         joined = [Counter() for _ in range(plan.steps_per_epoch - start)]
         for rank in range(plan.processes):
-            dataset = MicroBatches(found.train, plan, rank, HISCO, found, shuffle_seed=7, augmenter=Augmenter(3, augmentation_prob=0.8))
+            dataset = MicroBatches(
+                found.train,
+                plan,
+                rank,
+                HISCO,
+                found,
+                shuffle_seed=7,
+                augmenter=Augmenter(3, augmentation_prob=0.8),
+            )
             for number, rows in enumerate(joined):
                 for batch in dataset[epoch, start + number]:
                     rows.update(observations(batch, found.codes))
         return joined
+
     return steps
 
 
 @settings(max_examples=25, deadline=None)
-@given(total=st.integers(1, 17), processes=st.integers(1, 4), micro=st.integers(1, 5), epoch=st.integers(0, 2), first=st.integers(0, 3))
+@given(
+    total=st.integers(1, 17),
+    processes=st.integers(1, 4),
+    micro=st.integers(1, 5),
+    epoch=st.integers(0, 2),
+    first=st.integers(0, 3),
+)
 def test_noise_of_a_resumed_epoch_is_that_of_a_whole_one(noisy, total, processes, micro, epoch, first):
     one, many = BatchPlan(37, total), BatchPlan(37, total, processes, micro, 3, 1)
     first = min(first, one.steps_per_epoch)
@@ -106,11 +152,14 @@ def test_lines_are_those_where_rows_begin(rows, line_end, chunk):
         expected = dict(zip([end + 1 for end in ends[:-1]], rows))
         with_chunks = {}
         import histocc.table_files as table_files
+
         whole, table_files.CHUNK = table_files.CHUNK, chunk
         try:
             for part in read_chunks(str(path), ["a", "b"]):
                 with_chunks.update(zip(part.lines.tolist(), zip(*part.columns)))
-                with_chunks.update({line: expected[line] for line, kind, _ in part.faults if kind == "rows inside a cell"})
+                with_chunks.update(
+                    {line: expected[line] for line, kind, _ in part.faults if kind == "rows inside a cell"}
+                )
         finally:
             table_files.CHUNK = whole
         assert with_chunks == expected

@@ -7,9 +7,27 @@ import pytest
 
 from histocc.run_log import COLUMNS, RunLog, duration
 
-VALUES = {"step": 1200, "epoch": 1, "samples": 153600, "train_loss": 1 / 3, "train_loss_linear": 2 / 3, "train_loss_seq2seq": 1e-9 / 3,
-          "grad_norm": 1.23456789, "lr": 2e-5 / 3, "samples_per_sec": 1234.5678, "seconds_data": 0.0123456789, "data_share": 0.034}
-VALIDATION = {"val_loss": 1 / 7, "val_loss_linear": 2 / 7, "val_loss_seq2seq": 3 / 7, "seq_acc": 0.5, "token_acc": 2 / 3, "flat_acc": 1 / 3}
+VALUES = {
+    "step": 1200,
+    "epoch": 1,
+    "samples": 153600,
+    "train_loss": 1 / 3,
+    "train_loss_linear": 2 / 3,
+    "train_loss_seq2seq": 1e-9 / 3,
+    "grad_norm": 1.23456789,
+    "lr": 2e-5 / 3,
+    "samples_per_sec": 1234.5678,
+    "seconds_data": 0.0123456789,
+    "data_share": 0.034,
+}
+VALIDATION = {
+    "val_loss": 1 / 7,
+    "val_loss_linear": 2 / 7,
+    "val_loss_seq2seq": 3 / 7,
+    "seq_acc": 0.5,
+    "token_acc": 2 / 3,
+    "flat_acc": 1 / 3,
+}
 
 
 def rows(folder):
@@ -31,8 +49,9 @@ def log_with(folder, *steps, **options):
 def test_columns_and_their_order(tmp_path):
     RunLog(str(tmp_path), 10)
     assert (tmp_path / "logs.csv").read_bytes() == (
-        b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,seconds_data,"
-        b"val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps\n")
+        b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,"
+        b"seconds_data,val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps\n"
+    )
     assert ",".join(COLUMNS) + "\n" == (tmp_path / "logs.csv").read_text()
 
 
@@ -43,12 +62,29 @@ def test_row(tmp_path):
     log.close()
     trained, validated = rows(tmp_path)
     assert trained == {
-        **dict.fromkeys(COLUMNS, ""), "step": "1200", "epoch": "1", "samples": "153600", "train_loss": "0.333333333333",
-        "train_loss_linear": "0.666666666667", "train_loss_seq2seq": "3.33333333333e-10", "grad_norm": "1.23457",
-        "lr": "6.66667e-06", "samples_per_sec": "1234.57", "seconds_data": "0.0123457"}
+        **dict.fromkeys(COLUMNS, ""),
+        "step": "1200",
+        "epoch": "1",
+        "samples": "153600",
+        "train_loss": "0.333333333333",
+        "train_loss_linear": "0.666666666667",
+        "train_loss_seq2seq": "3.33333333333e-10",
+        "grad_norm": "1.23457",
+        "lr": "6.66667e-06",
+        "samples_per_sec": "1234.57",
+        "seconds_data": "0.0123457",
+    }
     assert validated == {
-        **dict.fromkeys(COLUMNS, ""), "step": "1300", "epoch": "2", "val_loss": "0.142857142857", "val_loss_linear": "0.285714285714",
-        "val_loss_seq2seq": "0.428571428571", "seq_acc": "0.5", "token_acc": "0.666666666667", "flat_acc": "0.333333333333"}
+        **dict.fromkeys(COLUMNS, ""),
+        "step": "1300",
+        "epoch": "2",
+        "val_loss": "0.142857142857",
+        "val_loss_linear": "0.285714285714",
+        "val_loss_seq2seq": "0.428571428571",
+        "seq_acc": "0.5",
+        "token_acc": "0.666666666667",
+        "flat_acc": "0.333333333333",
+    }
 
 
 def test_each_row_is_in_the_file_at_once(tmp_path):
@@ -94,15 +130,22 @@ def test_train_line(tmp_path, capsys, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
     log = RunLog(str(tmp_path), 5000, step=1100)
-    now[0] += 50.0                                                   # 100 steps in 50 s: 3,800 more take 1,900 s
+    now[0] += 50.0  # 100 steps in 50 s: 3,800 more take 1,900 s
     log.row(VALUES)
-    assert capsys.readouterr().out == ("step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
-                                       "waiting for data 3% · 31m40s left\n")
+    assert (
+        capsys.readouterr().out
+        == "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
+        "waiting for data 3% · 31m40s left\n"
+    )
 
 
-@pytest.mark.parametrize("total_steps, is_main, said", [
-    (5000, True, "5 steps took 10s: about 2h16m left\n"), (1105, True, ""), (5000, False, "")])
-def test_time_is_estimated_once_after_the_first_steps(tmp_path, capsys, monkeypatch, total_steps, is_main, said):
+@pytest.mark.parametrize(
+    "total_steps, is_main, said",
+    [(5000, True, "5 steps took 10s: about 2h16m left\n"), (1105, True, ""), (5000, False, "")],
+)
+def test_time_is_estimated_once_after_the_first_steps(
+    tmp_path, capsys, monkeypatch, total_steps, is_main, said
+):
     now = [1000.0]
     monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
     log = RunLog(str(tmp_path), total_steps, is_main, step=900 if total_steps == 5000 else 1100)
@@ -114,17 +157,30 @@ def test_time_is_estimated_once_after_the_first_steps(tmp_path, capsys, monkeypa
 
 def test_validation_line(tmp_path, capsys):
     RunLog(str(tmp_path), 5000).row({"step": 1300, "epoch": 2, **VALIDATION})
-    assert capsys.readouterr().out == ("validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · "
-                                       "flat_acc 33.3%\n")
+    assert (
+        capsys.readouterr().out
+        == "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3%\n"
+    )
 
 
 def test_long_validations_are_said_with_an_interval_that_would_do(tmp_path, capsys):
     """1,000 steps took 80 s and the validation 20 s: 19 times as long as it, 380 s, are 4,750 steps."""
     log = RunLog(str(tmp_path), 50000)
     for step, took, share in ((1000, 4.0, 0.2), (2000, 20.0, 0.04), (3000, 20.0, 0.2), (4000, 20.0, 0.2)):
-        log.row({"step": step, "epoch": 2, **VALIDATION, "seconds_val": took, "val_share": share, "val_steps": 1000})
+        log.row(
+            {
+                "step": step,
+                "epoch": 2,
+                **VALIDATION,
+                "seconds_val": took,
+                "val_share": share,
+                "val_steps": 1000,
+            }
+        )
     said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if "Note" in line] == ["Note: 20% of the time goes into validation; with --eval-interval 4,750 it would be 5%"]
+    assert [line for line in said if "Note" in line] == [
+        "Note: 20% of the time goes into validation; with --eval-interval 4,750 it would be 5%"
+    ]
     assert said[0].endswith("flat_acc 33.3% · took 4s") and said.index(said[-2]) == 3
 
 
@@ -155,9 +211,21 @@ def test_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == [] and "loss 0.3333" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (0, "0s"), (59.9, "59s"), (60, "1m00s"), (190, "3m10s"), (3599, "59m59s"), (3600, "1h00m"), (7500, "2h05m"),
-    (86399, "23h59m"), (86400, "1d00h"), (86400 * 3 + 4 * 3600 + 59, "3d04h")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0s"),
+        (59.9, "59s"),
+        (60, "1m00s"),
+        (190, "3m10s"),
+        (3599, "59m59s"),
+        (3600, "1h00m"),
+        (7500, "2h05m"),
+        (86399, "23h59m"),
+        (86400, "1d00h"),
+        (86400 * 3 + 4 * 3600 + 59, "3d04h"),
+    ],
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text
 

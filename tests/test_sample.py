@@ -31,15 +31,26 @@ def many():
 @pytest.fixture(scope="module")
 def title_codes():
     """The codes of each (title, language tag) of the table."""
-    return {(form.title, tag): form.code for tag, occupations in forms().items() for each in occupations for form in each}
+    return {
+        (form.title, tag): form.code
+        for tag, occupations in forms().items()
+        for each in occupations
+        for form in each
+    }
 
 
 def run(*arguments, hash_seed="0"):
-    return subprocess.run([sys.executable, "-m", "histocc.sample", *map(str, arguments)], cwd=ROOT, capture_output=True,
-                          text=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
+    return subprocess.run(
+        [sys.executable, "-m", "histocc.sample", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
 
 
 # The table
+
 
 def test_table_codes_are_five_digits_and_stand_once():
     codes = [row["hisco"] for row in read_table()]
@@ -76,8 +87,10 @@ def test_every_code_is_in_the_published_key():
 
 # Rows
 
+
 def test_rows_have_known_codes_and_published_languages(many):
     from histocc.text import LANGUAGES
+
     codes = {row["hisco"] for row in read_table()}
     assert {row[1] for row in many} == set(TAGS.values()) <= set(LANGUAGES)
     assert {row[2] for row in many} <= codes
@@ -156,14 +169,16 @@ def test_shares_leave_plain_titles_the_largest_kind():
 
 # Forms
 
+
 def test_abbreviations_are_of_several_hands():
     titles = [(title, row["hisco"]) for row in read_table() for title in row["en"].split("|")]
     short = abbreviations(titles, "en")
-    assert {"carp.", "carpr."} <= set(short["carpenter"])                        # as clerks usually write it
-    assert {"blacks.", "blacksm."} <= set(short["blacksmith"])                   # cut after a consonant
-    assert "gardnr" in short["gardener"]                                         # without the vowels of the middle
-    assert {"f. knitter", "f.knitter"} <= set(short["framework knitter"])        # the first letters of the first words
-    assert "f. labourer" not in short["farm labourer"]                           # nor is it "forest labourer"
+    assert {"carp.", "carpr."} <= set(short["carpenter"])  # as clerks usually write it
+    assert {"blacks.", "blacksm."} <= set(short["blacksmith"])  # cut after a consonant
+    assert "gardnr" in short["gardener"]  # without the vowels of the middle
+    # the first letters of the first words
+    assert {"f. knitter", "f.knitter"} <= set(short["framework knitter"])
+    assert "f. labourer" not in short["farm labourer"]  # nor is it "forest labourer"
     for tag, occupations in forms().items():
         working = [form for each in occupations for form in each if form.code not in NO_OCCUPATION]
         assert sum(len(form.short) > 1 for form in working) > 0.5 * len(working), tag
@@ -171,17 +186,33 @@ def test_abbreviations_are_of_several_hands():
 
 
 def test_abbreviations_that_could_be_two_codes_are_not_made():
-    short = abbreviations([("barometer maker", "1"), ("barrel maker", "2"), ("carpenter", "3"), ("carpeter", "4"),
-                           ("carpentry", "3"), ("cordwainer", "5")], "en")
+    short = abbreviations(
+        [
+            ("barometer maker", "1"),
+            ("barrel maker", "2"),
+            ("carpenter", "3"),
+            ("carpeter", "4"),
+            ("carpentry", "3"),
+            ("cordwainer", "5"),
+        ],
+        "en",
+    )
     assert not {"b. maker", "b.m."} & {*short["barometer maker"], *short["barrel maker"]}
-    assert "carpen." in short["carpentry"] and not {"carper", "carpr"} & {*short["carpenter"][3:], *short["carpeter"]}
-    assert "cordwn." not in short["cordwainer"] and "cordwain." not in short["carpenter"] and short["cordwainer"]
+    assert "carpen." in short["carpentry"] and not {"carper", "carpr"} & {
+        *short["carpenter"][3:],
+        *short["carpeter"],
+    }
+    assert (
+        "cordwn." not in short["cordwainer"] and "cordwain." not in short["carpenter"] and short["cordwainer"]
+    )
 
 
 def test_slips_are_those_of_handwriting():
     english = {form.title: form for each in forms()["en"] for form in each}
     assert {"fanmer", "farner", "farmcr", "famer", "farrmer", "famrer"} <= set(english["farmer"].slips)
-    assert {"btacksmith", "blocksmith", "blaeksmith", "backsmith", "balcksmith"} <= set(english["blacksmith"].slips)
+    assert {"btacksmith", "blocksmith", "blaeksmith", "backsmith", "balcksmith"} <= set(
+        english["blacksmith"].slips
+    )
     assert "schoolrnaster" in english["schoolmaster"].slips and "joumalist" in english["journalist"].slips
     assert {"lab ourer", "labo-urer", "labourer."} <= set(english["labourer"].careless)
     assert {"daylabourer", "day-labourer"} <= set(english["day labourer"].careless)
@@ -194,7 +225,9 @@ def test_strays_cannot_make_another_way_of_writing(many):
     for language in languages():
         texts = {text for each in forms()[language.tag] for form in each for text in form.all()}
         for before, after in language.strays:
-            assert (before or after) and not any(text.startswith(before) and text.endswith(after) for text in texts)
+            assert (before or after) and not any(
+                text.startswith(before) and text.endswith(after) for text in texts
+            )
     met = {text.lower() for text, *_ in many}
     assert any(text.endswith(" do.") for text in met) and any(text.startswith("(") for text in met)
 
@@ -204,16 +237,27 @@ def test_places_are_many_in_each_language_and_their_templates_begin_with_the_tit
         assert len(set(TOWNS[column])) >= 30 and len(set(PEOPLE[column])) >= 10
         templates = [*IN_TOWN[column], *(text for kind in EMPLOYER.values() for text in kind[column])]
         assert all(text.startswith("{}") and text.count("{}") == 1 for text in templates)
-        assert not any(set(text.split()) & {*AND[column]} for text in (*templates, *PEOPLE[column], *TOWNS[column]))
+        assert not any(
+            set(text.split()) & {*AND[column]} for text in (*templates, *PEOPLE[column], *TOWNS[column])
+        )
     assert {kind for _, some in EMPLOYED for kind in some} == set(EMPLOYER)
     met = {town for text, *_ in rows(30_000, 4) for town in TOWNS["da"] if town in text.lower()}
     assert len(met) >= 30
-    employed = {entry.code for language in languages() for titles in language.common for entry in titles
-                if entry.employers}
-    assert {"83110", "54010", "62105", "33110", "98135", "58340", "99910"} <= employed and not {"61110", "06105"} & employed
+    employed = {
+        entry.code
+        for language in languages()
+        for titles in language.common
+        for entry in titles
+        if entry.employers
+    }
+    assert {"83110", "54010", "62105", "33110", "98135", "58340", "99910"} <= employed and not {
+        "61110",
+        "06105",
+    } & employed
 
 
 # Order and amount
+
 
 def test_fewer_rows_are_the_first_of_more_and_another_seed_makes_others():
     assert list(islice(rows(10**9, 7), 500)) == list(rows(500, 7))
@@ -228,6 +272,7 @@ def test_negative_numbers_are_refused(n, seed):
 
 
 # The demonstration
+
 
 def test_demo_rows_are_twelve_in_six_languages_with_codes_of_the_table():
     demo, codes = demo_rows(), {row["hisco"] for row in read_table()}
@@ -255,17 +300,38 @@ def test_a_title_that_is_a_demo_text_is_refused(monkeypatch):
 
 # Files and the command
 
+
 def test_same_seed_same_bytes_in_two_processes(tmp_path):
     outputs = []
     for hash_seed in ("1", "2"):
-        done = run("--rows", 3000, "--seed", 5, "--output", tmp_path / f"{hash_seed}.csv", "--split-dir", tmp_path / hash_seed,
-                   hash_seed=hash_seed)
+        done = run(
+            "--rows",
+            3000,
+            "--seed",
+            5,
+            "--output",
+            tmp_path / f"{hash_seed}.csv",
+            "--split-dir",
+            tmp_path / hash_seed,
+            hash_seed=hash_seed,
+        )
         assert done.returncode == 0, done.stderr
-        outputs.append([path.read_bytes() for path in (tmp_path / f"{hash_seed}.csv", tmp_path / hash_seed / "train.csv",
-                                                       tmp_path / hash_seed / "val.csv")])
+        outputs.append(
+            [
+                path.read_bytes()
+                for path in (
+                    tmp_path / f"{hash_seed}.csv",
+                    tmp_path / hash_seed / "train.csv",
+                    tmp_path / hash_seed / "val.csv",
+                )
+            ]
+        )
     assert outputs[0] == outputs[1]
     whole, train, val = (part.decode().split("\n") for part in outputs[0])
-    assert "\r" not in outputs[0][0].decode() and whole[0] == train[0] == val[0] == "occ1,lang,hisco_1,hisco_2,hisco_3"
+    assert (
+        "\r" not in outputs[0][0].decode()
+        and whole[0] == train[0] == val[0] == "occ1,lang,hisco_1,hisco_2,hisco_3"
+    )
     assert sorted(whole[1:-1]) == sorted(train[1:-1] + val[1:-1]) and len(whole) == 3002
     texts = [{row[0].casefold() for row in csv.reader(part[1:-1])} for part in (train, val)]
     assert not texts[0] & texts[1] and 0.07 < len(val) / 3000 < 0.14
@@ -289,7 +355,11 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write(failing(), str(path), str(tmp_path / "split"))
-    assert path.read_text() == "older" and list((tmp_path / "split").iterdir()) == [] and len(list(tmp_path.iterdir())) == 2
+    assert (
+        path.read_text() == "older"
+        and list((tmp_path / "split").iterdir()) == []
+        and len(list(tmp_path.iterdir())) == 2
+    )
 
 
 def test_the_split_looks_at_the_text_alone():
@@ -297,19 +367,23 @@ def test_the_split_looks_at_the_text_alone():
     assert 900 < sum(in_validation(str(n)) for n in range(10_000)) < 1100
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (("--rows", "0", "--output", "{}/x.csv"), "at least 1"),
-    (("--rows", "many", "--output", "{}/x.csv"), "'many' is not a whole number"),
-    (("--seed", "-1", "--output", "{}/x.csv"), "at least 0"),
-    (("--rows", "5"), "--output FILE"),
-    (("--rows", "5", "--output", "{}/file/x.csv"), "file is not a folder"),
-    (("--rows", "5", "--output", "{}"), "is not a regular file"),
-    (("--rows", "5", "--split-dir", "{}/file"), "file is not a folder"),
-    (("--rows", "5", "--split-dir", "{}", "--output", "{}/val.csv"), "also a file of --split-dir"),
-    (("--rows", "5", "--colour", "red"), "unrecognized arguments"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("--rows", "0", "--output", "{}/x.csv"), "at least 1"),
+        (("--rows", "many", "--output", "{}/x.csv"), "'many' is not a whole number"),
+        (("--seed", "-1", "--output", "{}/x.csv"), "at least 0"),
+        (("--rows", "5"), "--output FILE"),
+        (("--rows", "5", "--output", "{}/file/x.csv"), "file is not a folder"),
+        (("--rows", "5", "--output", "{}"), "is not a regular file"),
+        (("--rows", "5", "--split-dir", "{}/file"), "file is not a folder"),
+        (("--rows", "5", "--split-dir", "{}", "--output", "{}/val.csv"), "also a file of --split-dir"),
+        (("--rows", "5", "--colour", "red"), "unrecognized arguments"),
+    ],
+)
 def test_bad_arguments_end_with_one_line(tmp_path, arguments, said, capsys):
     from histocc.sample.__main__ import main
+
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as stopped:
         main([part.format(tmp_path) for part in arguments])
@@ -326,4 +400,9 @@ def test_help_is_printed():
 def test_the_command_itself_ends_with_code_2_and_no_traceback(tmp_path):
     (tmp_path / "file").write_text("")
     done = run("--rows", 5, "--output", tmp_path / "file" / "x.csv")
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and done.stdout == ""
+        and done.stderr.count("\n") == 1
+        and "Traceback" not in done.stderr
+    )

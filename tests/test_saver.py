@@ -25,8 +25,13 @@ def said():
 @pytest.fixture
 def saver(tmp_path, said):
     weights = torch.zeros(3)
-    made = Saver(OwnFiles(str(tmp_path / "run")), 3, World(), lambda step,
-                 position: {"model": {"w": weights}, "step": step, **position}, said.append)
+    made = Saver(
+        OwnFiles(str(tmp_path / "run")),
+        3,
+        World(),
+        lambda step, position: {"model": {"w": weights}, "step": step, **position},
+        said.append,
+    )
     made.weights = weights
     return made
 
@@ -36,18 +41,23 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(saver, said, mo
     monkeypatch.setattr(checkpoint, "save", lambda *args: time.sleep(0.3) or write(*args))
     started = time.monotonic()
     saver(4, ["4.bin", "last.bin"], {})
-    assert time.monotonic() - started < 0.25                            # the disk is not waited for
+    assert time.monotonic() - started < 0.25  # the disk is not waited for
     saver.weights += 1
     assert saver.finish() == "" and saver.seconds > 0.3 > saver.waited
     state = torch.load(os.path.join(saver.own.folder, "4.bin"), weights_only=True)
     assert state["step"] == 4 and state["model"]["w"].tolist() == [0, 0, 0]
-    assert said == [f"Saved 4.bin, last.bin of step 4: 0 MB, training waited {saver.waited:.2f} s of {saver.seconds:.2f} s"]
+    assert said == [
+        f"Saved 4.bin, last.bin of step 4: 0 MB, training waited {saver.waited:.2f} s of"
+        f" {saver.seconds:.2f} s"
+    ]
 
 
 def test_last_comes_first(saver, monkeypatch):
     """So that a kill in the middle of a save leaves something to go on from under its name."""
+
     def killed(own, source, name):
         raise KeyboardInterrupt
+
     monkeypatch.setattr(OwnFiles, "link", killed)
     with pytest.raises(KeyboardInterrupt):
         os.makedirs(saver.own.folder)
@@ -57,28 +67,48 @@ def test_last_comes_first(saver, monkeypatch):
 
 def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkeypatch, said):
     losses = iter([3.0, 1.0, 2.0, 2.5])
-    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=1, stop_step=9, save=saver, evaluate=lambda: {"val_loss": next(losses)})
+    boundary = Boundary(
+        World(),
+        Meter(),
+        log_interval=None,
+        eval_interval=1,
+        stop_step=9,
+        save=saver,
+        evaluate=lambda: {"val_loss": next(losses)},
+    )
     write = checkpoint.save
 
     def full(own, names, state):
         if state["step"] == 2:
             raise OSError(28, "No space left on device")
         return write(own, names, state)
+
     monkeypatch.setattr(checkpoint, "save", full)
     for step in (1, 2, 3, 4):
         boundary(step, 0, 0.1)
         saver.close()
     assert "WARNING: the checkpoint of step 2 could not be saved: " in said[1]
     assert "best.bin: no space left on the device, 12 bytes needed" in said[1]
-    assert torch.load(os.path.join(saver.own.folder, "best.bin"),
-                      weights_only=True)["step"] == 3 and boundary.best_val_loss == 2.0
+    assert (
+        torch.load(os.path.join(saver.own.folder, "best.bin"), weights_only=True)["step"] == 3
+        and boundary.best_val_loss == 2.0
+    )
 
 
-@pytest.mark.parametrize("losses, best", [([3.0, math.nan, 2.0, 2.5], 3), ([math.nan, 3.0, math.inf], 2),
-                                          ([math.nan, 2.0, math.nan, 3.0], 2)])
+@pytest.mark.parametrize(
+    "losses, best",
+    [([3.0, math.nan, 2.0, 2.5], 3), ([math.nan, 3.0, math.inf], 2), ([math.nan, 2.0, math.nan, 3.0], 2)],
+)
 def test_a_loss_that_is_no_number_is_never_the_best(saver, losses, best):
     found = iter(losses)
-    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=1, save=saver, evaluate=lambda: {"val_loss": next(found)})
+    boundary = Boundary(
+        World(),
+        Meter(),
+        log_interval=None,
+        eval_interval=1,
+        save=saver,
+        evaluate=lambda: {"val_loss": next(found)},
+    )
     for step, loss in enumerate(losses, 1):
         boundary(step, 0, 0.1)
         saver.close()
@@ -94,8 +124,10 @@ def test_weights_that_are_not_finite_are_not_written(saver, said, wrong):
     saver(2, ["2.bin", "best.bin", "last.bin"], {})
     assert "no longer finite" in saver.finish() and saver.lost_best
     assert "WARNING: the checkpoint of step 2 could not be saved" in said[-1]
-    assert sorted(os.listdir(saver.own.folder)) == ["1.bin", "histocc.json",
-                                                    "last.bin"] and saver.newest_until(9)[1] == 1
+    assert (
+        sorted(os.listdir(saver.own.folder)) == ["1.bin", "histocc.json", "last.bin"]
+        and saver.newest_until(9)[1] == 1
+    )
 
 
 def test_the_newest_checkpoint_until_a_step(saver):
@@ -104,27 +136,40 @@ def test_the_newest_checkpoint_until_a_step(saver):
         saver(step, names, {})
         saver.close()
     assert saver.newest_until(1) is None and saver.newest_until(3)[1] == 2
-    assert saver.newest_until(5) == (os.path.join(saver.own.folder, "4.bin"),
-                                     4) and saver.newest_until(9)[1] == 6
+    assert (
+        saver.newest_until(5) == (os.path.join(saver.own.folder, "4.bin"), 4)
+        and saver.newest_until(9)[1] == 6
+    )
 
 
 def test_a_copy_that_does_not_fit_into_memory_is_a_save_that_failed(saver, said, monkeypatch):
     def too_much(*args, **kwargs):
         raise MemoryError
+
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "to_cpu", too_much)
         saver(2, ["best.bin"], {})
-    assert saver.lost_best and said == ["WARNING: the checkpoint of step 2 could not be saved: out of "
-                                        "memory; its copy in memory takes 12 bytes. "
-                                        "Training goes on, and the next save is tried all the same."]
+    assert saver.lost_best and said == [
+        "WARNING: the checkpoint of step 2 could not be saved: out of "
+        "memory; its copy in memory takes 12 bytes. "
+        "Training goes on, and the next save is tried all the same."
+    ]
     saver(3, ["last.bin"], {})
     assert saver.finish() == ""
 
 
 def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(saver):
     rows = []
-    boundary = Boundary(World(), Meter(), log_interval=None, eval_interval=10, log=rows.append, evaluate=lambda: {"val_loss": 1.0}, started=(20, 0.0))
-    boundary(20, 0, 0.1)                                                 # the run goes on with the validation itself
+    boundary = Boundary(
+        World(),
+        Meter(),
+        log_interval=None,
+        eval_interval=10,
+        log=rows.append,
+        evaluate=lambda: {"val_loss": 1.0},
+        started=(20, 0.0),
+    )
+    boundary(20, 0, 0.1)  # the run goes on with the validation itself
     boundary(30, 0, 0.1)
     assert "val_share" not in rows[0] and rows[1]["val_steps"] == 10 and 0 < rows[1]["val_share"] < 1
 
@@ -143,7 +188,10 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
         os._exit(0)
     worker = int(os.read(reader, 20))
     try:
-        with pytest.raises(UserError, match=f"in use by another job: host .*, process {owner}, since"), run_lock(str(tmp_path)):
+        with (
+            pytest.raises(UserError, match=f"in use by another job: host .*, process {owner}, since"),
+            run_lock(str(tmp_path)),
+        ):
             pass
         os.kill(owner, signal.SIGKILL)
         os.waitpid(owner, 0)
@@ -163,6 +211,7 @@ def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
 
     def work(seconds):
         clock[0] += seconds
+
     meter = Meter()
     work(2.0)
     meter.leave_out(lambda: work(50.0))

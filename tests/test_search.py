@@ -6,18 +6,50 @@ import pytest
 import torch
 
 from histocc import search
-from histocc.formatter import BOS_IDX, CodeError, construct_general_purpose_formatter, hisco_blocky5, occ1950_blocky2
+from histocc.formatter import (
+    BOS_IDX,
+    CodeError,
+    construct_general_purpose_formatter,
+    hisco_blocky5,
+    occ1950_blocky2,
+)
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.search import CodeSearch, CodeTree
 from histocc.text import encode
 
-SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128, "num_hash_buckets": 256}
-HISCO = ["-3", "61110", "-1", "61115", "83110", "64100", "64101", "61120", "00001", "99999", "-2", "83190", "02100"]
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "num_hash_buckets": 256,
+}
+HISCO = [
+    "-3",
+    "61110",
+    "-1",
+    "61115",
+    "83110",
+    "64100",
+    "64101",
+    "61120",
+    "00001",
+    "99999",
+    "-2",
+    "83190",
+    "02100",
+]
 KEYS = {
     "hisco": (hisco_blocky5(), HISCO),
     "occ1950": (occ1950_blocky2(), ["000", "123", "124", "905", "130", "999", "100"]),
-    "general": (construct_general_purpose_formatter(4, ["x_1", "x_2"], allow_short=True), ["1", "12", "123", "1234", "1a", "b", "-1", "?", "12.3", "zz"]),
-    "tokens": (construct_general_purpose_formatter(3, ["x_1"], use_within_block_sep=True, allow_short=True), ["10,2", "10", "10,2,-1", "999,3", "3"]),
+    "general": (
+        construct_general_purpose_formatter(4, ["x_1", "x_2"], allow_short=True),
+        ["1", "12", "123", "1234", "1a", "b", "-1", "?", "12.3", "zz"],
+    ),
+    "tokens": (
+        construct_general_purpose_formatter(3, ["x_1"], use_within_block_sep=True, allow_short=True),
+        ["10,2", "10", "10,2,-1", "999,3", "3"],
+    ),
 }
 TEXTS = ["farmer", "wine and spirit merchant", "", "huusmand og væver", "x" * 140, "smed"]
 LANGUAGES = ["en", "en", "unk", "da", "se", "da"]
@@ -25,10 +57,12 @@ LANGUAGES = ["en", "en", "unk", "da", "se", "da"]
 
 def make_model(formatter, memory_mask=True, sharp=3.0) -> Seq2SeqMixerOccCANINE:
     torch.manual_seed(5)
-    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 3, config=model_config("tiny", **SMALL), memory_mask=memory_mask).double()
+    model = Seq2SeqMixerOccCANINE(
+        formatter.num_classes, 3, config=model_config("tiny", **SMALL), memory_mask=memory_mask
+    ).double()
     with torch.no_grad():
         for parameter in model.decoder.parameters():
-            if parameter.dim() == 1:                 # biases start at zero, where an error in them would not show
+            if parameter.dim() == 1:  # biases start at zero, where an error in them would not show
                 parameter.add_(0.1 * torch.randn_like(parameter))
         model.decoder.head.weight.mul_(sharp)
         for layer in model.decoder.decoder.layers:
@@ -60,7 +94,7 @@ def test_full_and_topk_equal_the_plain_search(system, memory_mask):
     formatter, codes = KEYS[system]
     model = make_model(formatter, memory_mask)
     expected = plain(model, *inputs(model), codes, formatter)
-    assert expected.log().std() > 0.5                                                    # not all the same, or this shows nothing
+    assert expected.log().std() > 0.5  # not all the same, or this shows nothing
     tree = CodeTree(codes, formatter)
     found = search.full(model, *inputs(model), tree)
     assert ((found - expected).abs() / expected).max() < 1e-10
@@ -69,7 +103,9 @@ def test_full_and_topk_equal_the_plain_search(system, memory_mask):
         best, order = expected.topk(min(k, len(codes)))
         assert torch.equal(numbers, order) and ((probabilities - best).abs() / best).max() < 1e-10
     numbers, probabilities = search.topk(model.float(), *inputs(model), tree, 4)
-    assert (probabilities / expected.topk(4).values - 1).abs().max() < 1e-4 and probabilities.dtype == torch.float32
+    assert (
+        probabilities / expected.topk(4).values - 1
+    ).abs().max() < 1e-4 and probabilities.dtype == torch.float32
     assert (search.full(model, *inputs(model), tree) / expected - 1).abs().max() < 1e-3
 
 
@@ -86,7 +122,7 @@ def test_results_do_not_depend_on_how_rows_are_put_together(monkeypatch):
         again = one.topk(ids, mask, 3)
         assert torch.equal(again[0], best[0]) and (again[1] - best[1]).abs().max() < 1e-12
     assert (one.full(ids, mask) - together).abs().max() < 1e-12
-    assert torch.equal(best[0][:6], best[0][6:12])                                       # the same texts again
+    assert torch.equal(best[0][:6], best[0][6:12])  # the same texts again
 
 
 def test_equal_probabilities_stand_in_the_order_of_the_key():
@@ -94,11 +130,14 @@ def test_equal_probabilities_stand_in_the_order_of_the_key():
     codes = ["99999", "83110", "12345", "00001", "12346"]
     model = make_model(formatter)
     with torch.no_grad():
-        model.decoder.head.weight.zero_()                                                # every token has the same probability
+        model.decoder.head.weight.zero_()  # every token has the same probability
         model.decoder.head.bias.zero_()
     ids, mask = inputs(model)
     numbers, probabilities = search.topk(model, ids, mask, CodeTree(codes, formatter), 3)
-    assert numbers.tolist() == [[0, 1, 2]] * len(ids) and (probabilities.log() + 5 * torch.tensor(model.vocab_size).log()).abs().max() < 1e-6
+    assert (
+        numbers.tolist() == [[0, 1, 2]] * len(ids)
+        and (probabilities.log() + 5 * torch.tensor(model.vocab_size).log()).abs().max() < 1e-6
+    )
 
 
 def test_a_sure_model_opens_few_prefixes(monkeypatch):
@@ -108,7 +147,11 @@ def test_a_sure_model_opens_few_prefixes(monkeypatch):
     tree = CodeTree(codes, formatter)
     assert tree.inner == 1 + 4 + 16 + 64 + 192 and len(tree.token) == tree.inner + len(codes)
     one, opened, step = CodeSearch(model, tree), [], CodeSearch._open
-    monkeypatch.setattr(CodeSearch, "_open", lambda self, nodes, *rest: opened.append(nodes.numel()) or step(self, nodes, *rest))
+    monkeypatch.setattr(
+        CodeSearch,
+        "_open",
+        lambda self, nodes, *rest: opened.append(nodes.numel()) or step(self, nodes, *rest),
+    )
     ids, mask = inputs(model)
     numbers, _ = one.topk(ids, mask, 1)
     few = sum(opened)
@@ -139,6 +182,8 @@ def test_trees_that_cannot_be():
 def test_a_tree_holds_each_prefix_once():
     formatter, _ = KEYS["general"]
     codes = [a + b for a in string.ascii_lowercase for b in "123"]
-    tree = CodeTree(codes, formatter)                                                    # two letters, and EOS twice behind each code
+    tree = CodeTree(codes, formatter)  # two letters, and EOS twice behind each code
     assert [b - a for a, b in zip(tree.levels, tree.levels[1:])] == [1, 26, 78, 78, 78]
-    assert sorted(tree.code_of_leaf.tolist()) == list(range(78)) and tree.children.sum() == len(tree.token) - 1
+    assert (
+        sorted(tree.code_of_leaf.tolist()) == list(range(78)) and tree.children.sum() == len(tree.token) - 1
+    )

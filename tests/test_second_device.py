@@ -1,32 +1,64 @@
-"""On a device that is not the CPU: the CPU's figures, no operation on tensors of two places, and no step that waits for the device."""
+"""On a device that is not the CPU: the CPU's figures, no operation on tensors of two places, and no step that
+waits for the device.
+"""
 
 import json
 from collections import Counter
 
-import finetune
 import numpy as np
 import pytest
 import torch
 from helpers import read_logs, run_inside, write_rows
 from second_device import DEVICE, Elsewhere, second_device, waits
-
 from test_predict import CODES, make_model
 
+import finetune
 from histocc import evaluate
 from histocc.coder import DECODERS, Coder
 from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import settings_of_torch
 
-TEXTS = ["wine merchant", "huusmand og væver", "farmer", "", "keeper of a very long description " * 5, "smith"]
+TEXTS = [
+    "wine merchant",
+    "huusmand og væver",
+    "farmer",
+    "",
+    "keeper of a very long description " * 5,
+    "smith",
+]
 TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--length-groups", 2, "--float64"]
 
 
 def train(rows, folder, *more):
     """On the device that the scripts choose; the epoch is two steps long."""
     with settings_of_torch():
-        code, output = run_inside(finetune.main, "--dataset", rows, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco", "--language-col", "lang",
-                                  "--model-size", "tiny", "--batch-size", 64, "--dropout", 0, "--encoder-dropout", 0, "--learning-rate", 1e-3, "--ngrams", "none",
-                                  "--save-path", folder, *more)
+        code, output = run_inside(
+            finetune.main,
+            "--dataset",
+            rows,
+            "--target-cols",
+            "hisco_1",
+            "hisco_2",
+            "--formatter",
+            "hisco",
+            "--language-col",
+            "lang",
+            "--model-size",
+            "tiny",
+            "--batch-size",
+            64,
+            "--dropout",
+            0,
+            "--encoder-dropout",
+            0,
+            "--learning-rate",
+            1e-3,
+            "--ngrams",
+            "none",
+            "--save-path",
+            folder,
+            *more,
+        )
     assert code == 0, output
 
 
@@ -46,8 +78,15 @@ def on_cpu(rows, tmp_path_factory):
 def test_operations_on_tensors_of_two_devices_and_numpy_are_refused_and_waits_are_counted(monkeypatch):
     with second_device(monkeypatch):
         x = torch.arange(6).to(DEVICE)
-        assert type(x) is Elsewhere and x.device == DEVICE and torch.equal(x.reshape(2, 3).sum(1).cpu(), torch.tensor([3, 12])) and waits == {"_to_copy": 1}
-        assert torch.ones(2, device=DEVICE).tolist() == [1, 1] and torch.tensor([3], device=DEVICE).item() == 3
+        assert (
+            type(x) is Elsewhere
+            and x.device == DEVICE
+            and torch.equal(x.reshape(2, 3).sum(1).cpu(), torch.tensor([3, 12]))
+            and waits == {"_to_copy": 1}
+        )
+        assert (
+            torch.ones(2, device=DEVICE).tolist() == [1, 1] and torch.tensor([3], device=DEVICE).item() == 3
+        )
         assert waits == {"_to_copy": 1, "tolist": 1, "_local_scalar_dense": 1}
         with pytest.raises(RuntimeError, match="tensors of two devices"):
             x + torch.arange(6)
@@ -58,50 +97,98 @@ def test_operations_on_tensors_of_two_devices_and_numpy_are_refused_and_waits_ar
 def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     with second_device(monkeypatch):
         train(rows, tmp_path, *TWO_EPOCHS, "--max-steps", 3)
-        assert waits["_to_copy"] > 0                            # the weights, to save them
+        assert waits["_to_copy"] > 0  # the weights, to save them
         train(rows, tmp_path, *TWO_EPOCHS)
     here, there = read_logs(on_cpu), read_logs(tmp_path)
     assert [row["step"] for row in there] == [row["step"] for row in here] == [1, 2, 3, 4]
     for row, other in zip(here, there):
         for name in ("train_loss", "train_loss_linear", "grad_norm", "val_loss", "token_acc", "seq_acc"):
-            assert row[name] is None or abs(row[name] - other[name]) <= 1e-8 * abs(row[name]), (row["step"], name)
+            assert row[name] is None or abs(row[name] - other[name]) <= 1e-8 * abs(row[name]), (
+                row["step"],
+                name,
+            )
     assert here[1]["val_loss"] and here[3]["val_loss"]
     models = [torch.load(folder / "last.bin", weights_only=True)["model"] for folder in (on_cpu, tmp_path)]
-    assert all(type(value) is torch.Tensor and float((value - models[0][name]).abs().max()) < 1e-6 for name, value in models[1].items())
+    assert all(
+        type(value) is torch.Tensor and float((value - models[0][name]).abs().max()) < 1e-6
+        for name, value in models[1].items()
+    )
 
 
 def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch):
     def count(epochs):
         with second_device(monkeypatch):
-            train(rows, tmp_path / f"epochs{epochs}", "--num-epochs", epochs, "--share-val", 0, "--length-groups", 1)
+            train(
+                rows,
+                tmp_path / f"epochs{epochs}",
+                "--num-epochs",
+                epochs,
+                "--share-val",
+                0,
+                "--length-groups",
+                1,
+            )
         return Counter(waits)
+
     assert count(1) == count(2)
 
 
 def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
-    state = {"key": {code: i for i, code in enumerate(CODES)}, "languages": ["en", "da"], "config": {"max_len": 128}}
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": ["en", "da"],
+        "config": {"max_len": 128},
+    }
 
     def found(device):
         coder = Coder(make_model().to(device), hisco_blocky5(), state, batch_size=3)
-        return ({decoder: coder.code(TEXTS, ["en", "da", "xx", "en", "en", "en"], decoder, threshold={"da": 0.3, None: 0.5}) for decoder in DECODERS},
-                [coder.probabilities(TEXTS, ["en"] * 6, decoder) for decoder in ("flat", "full")], coder.embeddings(TEXTS, ["en"] * 6))
+        return (
+            {
+                decoder: coder.code(
+                    TEXTS, ["en", "da", "xx", "en", "en", "en"], decoder, threshold={"da": 0.3, None: 0.5}
+                )
+                for decoder in DECODERS
+            },
+            [coder.probabilities(TEXTS, ["en"] * 6, decoder) for decoder in ("flat", "full")],
+            coder.embeddings(TEXTS, ["en"] * 6),
+        )
+
     codes, probabilities, vectors = found("cpu")
     with second_device(monkeypatch):
         there, probabilities_there, vectors_there = found(DEVICE)
     for decoder, texts in codes.items():
         assert [text.codes for text in texts] == [text.codes for text in there[decoder]]
-        assert all(np.allclose(text.probs, other.probs, atol=1e-6) for text, other in zip(texts, there[decoder]))
-    assert len({len(text.codes) for text in codes["greedy"]}) > 2 and len({len(text.codes) for text in codes["flat"]}) > 1
+        assert all(
+            np.allclose(text.probs, other.probs, atol=1e-6) for text, other in zip(texts, there[decoder])
+        )
+    assert (
+        len({len(text.codes) for text in codes["greedy"]}) > 2
+        and len({len(text.codes) for text in codes["flat"]}) > 1
+    )
     assert np.allclose(vectors, vectors_there, atol=1e-4, equal_nan=True)
-    assert all(np.allclose(one, other, atol=1e-6, equal_nan=True) for one, other in zip(probabilities, probabilities_there))
+    assert all(
+        np.allclose(one, other, atol=1e-6, equal_nan=True)
+        for one, other in zip(probabilities, probabilities_there)
+    )
 
 
 def test_evaluation_reports_the_figures_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     def report(name):
         with settings_of_torch():
-            code, output = run_inside(evaluate.main, "--model", on_cpu, "--data", rows, "--output", tmp_path / name, "--resamples", 5)
+            code, output = run_inside(
+                evaluate.main,
+                "--model",
+                on_cpu,
+                "--data",
+                rows,
+                "--output",
+                tmp_path / name,
+                "--resamples",
+                5,
+            )
         assert code == 0, output
         return json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))
+
     here = report("cpu")
     with second_device(monkeypatch):
         there = report("there")

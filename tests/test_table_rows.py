@@ -1,4 +1,6 @@
-"""Rows of files that are out of the ordinary: each comes back as it was written, or is refused with its line."""
+"""Rows of files that are out of the ordinary: each comes back as it was written, or is refused with its
+line.
+"""
 
 import contextlib
 import csv
@@ -72,7 +74,9 @@ TABLES = st.integers(1, 4).flatmap(
 
 
 def written(rows, end, quoting, encoding) -> bytes | None:
-    """The file, and the line on which each of its rows begins; None where the encoding has not all letters."""
+    """The file, and the line on which each of its rows begins; None where the encoding has not all
+    letters.
+    """
     text, begins = io.StringIO(newline=""), []
     writer = csv.writer(text, lineterminator=end, quoting=quoting)
     for row in rows:
@@ -200,7 +204,9 @@ def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
             file.write(begin + b"x" * (1 << 18))
         with pytest.raises(
             UserError,
-            match=f"line {line}: more than 1,048,576 characters without a line end|NUL byte in the first line",
+            match=(
+                f"line {line}: more than 1,048,576 characters without a line end|NUL byte in the first line"
+            ),
         ):
             list(read_chunks(str(path), None, encoding="utf-8-sig"))
     path.write_bytes(b"a," + b"x" * (3 << 20))

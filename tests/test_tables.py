@@ -11,15 +11,27 @@ from histocc.errors import UserError
 def test_target_columns_that_a_file_has():
     def find(*names, **options):
         return tables.find_target_columns(["occ1", *names], **options)
-    assert find("hisco_1", "hisco_2", "hisco_4", "OCC1950_1", "code1") == ("hisco", ["hisco_1", "hisco_2", "hisco_4"])
+
+    assert find("hisco_1", "hisco_2", "hisco_4", "OCC1950_1", "code1") == (
+        "hisco",
+        ["hisco_1", "hisco_2", "hisco_4"],
+    )
     assert find("code1", "code2", "hisco_1", has_key=True) == ("hisco", ["code1", "code2"])
     assert find("code1", "code2") is None and find("hisco_2") is None
     assert find("OCC1950_2", "OCC1950_1") == ("occ1950", ["OCC1950_1", "OCC1950_2"])
     assert find("icem_1", "icem_2", naming="icem") == ("gpf", ["icem_1", "icem_2"])
 
 
-@pytest.mark.parametrize("columns, numbers", [(["code1"], True), (["code1", "code2"], True), (["code1", "hisco_1"], False),
-                                              (["code"], False), (["code1x"], False)])
+@pytest.mark.parametrize(
+    "columns, numbers",
+    [
+        (["code1"], True),
+        (["code1", "code2"], True),
+        (["code1", "hisco_1"], False),
+        (["code"], False),
+        (["code1x"], False),
+    ],
+)
 def test_columns_that_hold_numbers(columns, numbers):
     assert tables.hold_numbers(columns) is numbers
 
@@ -29,17 +41,31 @@ def write_key(tmp_path, text: str) -> str:
     return str(tmp_path / "key.csv")
 
 
-@pytest.mark.parametrize("text", [
-    "system_code,code\n-3,0\n01110,1\n61110,2\n", "en_hisco_text,hisco,code\nempty, ,NA\nx,01110,1\n\"y, z\",61110,2\nw,-3,0\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "system_code,code\n-3,0\n01110,1\n61110,2\n",
+        'en_hisco_text,hisco,code\nempty, ,NA\nx,01110,1\n"y, z",61110,2\nw,-3,0\n',
+    ],
+)
 def test_key_file(tmp_path, text):
     assert tables.read_key(write_key(tmp_path, text)) == ["-3", "01110", "61110"]
 
 
-@pytest.mark.parametrize("text, words", [
-    ("hisco\n61110\n", "'code' and 'system_code'"), ("code,x\n0,61110\n", "'code' and 'system_code'"),
-    ("system_code,code\n", "number the codes"), ("system_code,code\na,0\nb,2\n", "without a gap"), ("system_code,code\na,1\n", "without a gap"),
-    ("system_code,code\na,0\nb,0\n", "each once"), ("system_code,code\na,x\n", "'x'"), ("system_code,code\na,-1\n", "'-1'"),
-    ("system_code,code\na,\n", "''")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("hisco\n61110\n", "'code' and 'system_code'"),
+        ("code,x\n0,61110\n", "'code' and 'system_code'"),
+        ("system_code,code\n", "number the codes"),
+        ("system_code,code\na,0\nb,2\n", "without a gap"),
+        ("system_code,code\na,1\n", "without a gap"),
+        ("system_code,code\na,0\nb,0\n", "each once"),
+        ("system_code,code\na,x\n", "'x'"),
+        ("system_code,code\na,-1\n", "'-1'"),
+        ("system_code,code\na,\n", "''"),
+    ],
+)
 def test_key_file_with_faults(tmp_path, text, words):
     with pytest.raises(UserError, match=words) as caught:
         tables.read_key(write_key(tmp_path, text))
@@ -60,7 +86,17 @@ def test_word_file(tmp_path):
     assert tables.read_words(write_key(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
 
 
-@pytest.mark.parametrize("text", ["word,freq\n", "word,freq\na,x\n", "word,freq\n,3\n", "word,freq\na,1.5\n", "word,freq\na,1\nb\nc,2\n", "a,b\n1,2\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word,freq\n",
+        "word,freq\na,x\n",
+        "word,freq\n,3\n",
+        "word,freq\na,1.5\n",
+        "word,freq\na,1\nb\nc,2\n",
+        "a,b\n1,2\n",
+    ],
+)
 def test_word_file_with_faults(tmp_path, text):
     with pytest.raises(UserError, match="key.csv"):
         tables.read_words(write_key(tmp_path, text))
@@ -69,8 +105,17 @@ def test_word_file_with_faults(tmp_path, text):
 def test_flags_for_the_launchers(tmp_path, capsys):
     path = write_csv(tmp_path / "a.csv", ("occ1", "OCC1950_1", "OCC1950_2"), [])
     assert tables.main([path]) == 0
-    assert capsys.readouterr().out.split() == ["--formatter", "occ1950", "--target-cols", "OCC1950_1", "OCC1950_2"]
-    for file, words in ((write_csv(tmp_path / "b.csv", ("occ1", "x"), []), "--target-cols"), (str(tmp_path / "none"), "no such file")):
+    assert capsys.readouterr().out.split() == [
+        "--formatter",
+        "occ1950",
+        "--target-cols",
+        "OCC1950_1",
+        "OCC1950_2",
+    ]
+    for file, words in (
+        (write_csv(tmp_path / "b.csv", ("occ1", "x"), []), "--target-cols"),
+        (str(tmp_path / "none"), "no such file"),
+    ):
         assert tables.main([file]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and words in err
@@ -78,12 +123,26 @@ def test_flags_for_the_launchers(tmp_path, capsys):
 
 # ---- words of the training texts
 
+
 def test_words_of_the_training_texts(tmp_path):
     val = write_csv(tmp_path / "v.csv", HEADER, [("unseen word", "61110", "")])
     content = 'occ1,hisco_1\nfarm hand,61110\n"hand, old\thand",61110\nFarm,61110\nrejected,\n'
     result = prepare(tmp_path, content, val_files=[val])
-    assert result.table("words.csv") == [["word", "freq"], ["hand", "2"], ["Farm", "1"], ["farm", "1"], ["hand,", "1"], ["old", "1"]]
-    assert tables.read_words(str(result.folder / "words.csv")) == {"hand": 2, "Farm": 1, "farm": 1, "hand,": 1, "old": 1}
+    assert result.table("words.csv") == [
+        ["word", "freq"],
+        ["hand", "2"],
+        ["Farm", "1"],
+        ["farm", "1"],
+        ["hand,", "1"],
+        ["old", "1"],
+    ]
+    assert tables.read_words(str(result.folder / "words.csv")) == {
+        "hand": 2,
+        "Farm": 1,
+        "farm": 1,
+        "hand,": 1,
+        "old": 1,
+    }
 
 
 def test_the_most_frequent_words_alone(tmp_path, monkeypatch):

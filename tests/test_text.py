@@ -5,7 +5,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from histocc.text import LANGUAGES, code_points, encode, encode_batch, join_texts, language_table, padded_width
+from histocc.text import (
+    LANGUAGES,
+    code_points,
+    encode,
+    encode_batch,
+    join_texts,
+    language_table,
+    padded_width,
+)
 
 CLS, SEP = 0xE000, 0xE001
 texts = st.text(st.characters(codec="utf-8"), max_size=60) | st.text("abcæ 🙂", max_size=200)
@@ -14,7 +22,7 @@ rows = st.lists(st.tuples(texts, st.sampled_from(LANGUAGES)), min_size=1, max_si
 
 def plain(text: str, language: str, max_len: int = 128) -> list[int]:
     """Real positions of one input."""
-    return ([CLS] + [ord(char) for char in f"{language}[SEP]{text}"])[:max_len - 1] + [SEP]
+    return ([CLS] + [ord(char) for char in f"{language}[SEP]{text}"])[: max_len - 1] + [SEP]
 
 
 def check(ids, mask, expected):
@@ -59,7 +67,7 @@ def test_batch_takes_languages_by_their_number():
 @pytest.mark.parametrize("extra, cut", [(-1, False), (0, False), (1, True), (50, True)])
 def test_longer_descriptions_are_cut_and_end_with_sep(extra, cut):
     text = "abcdefghij" * 20
-    text = text[:128 - len("xen[SEP]x") + extra]
+    text = text[: 128 - len("xen[SEP]x") + extra]
     ids, mask = encode([text], ["en"])
     real = ids[0, mask[0]].tolist()
     assert real[-1] == SEP and len(real) == min(128, 128 + extra)
@@ -73,9 +81,20 @@ def test_language_longer_than_the_input():
 
 def test_published_tokenizer():
     tokenizer = pytest.importorskip("transformers").CanineTokenizer()
-    rows = [("wine and spirit merchant", "en"), ("huusmand  og væver ", "da"), ("", "unk"), ("γεωργός 𝔊🙂", "gr"), ("y" * 200, "se")]
-    published = tokenizer([f"{language}[SEP]{text}" for text, language in rows], padding="max_length", truncation=True,
-                          max_length=128, return_tensors="np")
+    rows = [
+        ("wine and spirit merchant", "en"),
+        ("huusmand  og væver ", "da"),
+        ("", "unk"),
+        ("γεωργός 𝔊🙂", "gr"),
+        ("y" * 200, "se"),
+    ]
+    published = tokenizer(
+        [f"{language}[SEP]{text}" for text, language in rows],
+        padding="max_length",
+        truncation=True,
+        max_length=128,
+        return_tensors="np",
+    )
     ids, mask = encode(*zip(*rows), width=128)
     assert (ids == published["input_ids"]).all() and (mask == published["attention_mask"]).all()
 
@@ -91,7 +110,8 @@ def test_padded_width(max_len):
     most = -(-max_len // 4) * 4
     widths = [padded_width(n, max_len) for n in range(max_len - 1)]
     for n, width in enumerate(widths):
-        enough = 4 * ((n + 3) // 4) + (4 if width < 128 else 8)    # a whole block, two positions beyond the text; from 128 on one more
+        # a whole block, two positions beyond the text; from 128 on one more
+        enough = 4 * ((n + 3) // 4) + (4 if width < 128 else 8)
         assert n + 2 <= width <= most and width % 4 == 0
         assert width >= min(enough, most), f"{n} characters need {enough} positions, not {width}"
         assert width < max(17, enough + (12 if width < 128 else 128))

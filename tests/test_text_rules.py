@@ -1,4 +1,6 @@
-"""What happens to a text before a model reads it: parity with the package Unidecode, and what is said where that is needed."""
+"""What happens to a text before a model reads it: parity with the package Unidecode, and what is said where
+that is needed.
+"""
 
 import sys
 import unicodedata
@@ -13,14 +15,20 @@ from histocc.errors import UserError
 from histocc.text_rules import ascii_lower, cleaner
 
 unidecode = pytest.importorskip("unidecode").unidecode
-LETTERS = [char for char in map(chr, range(0x80, sys.maxunicode + 1))
-           if unicodedata.name(char, "").startswith(("LATIN", "GREEK", "CYRILLIC")) and unicodedata.category(char)[0] in "LM"]
-OTHERS = [chr(i) for i in (*range(0x80, 0xC0), *range(0x2000, 0x2800), *range(0x300, 0x370), *range(0xFF00, 0xFF5F))]
+LETTERS = [
+    char
+    for char in map(chr, range(0x80, sys.maxunicode + 1))
+    if unicodedata.name(char, "").startswith(("LATIN", "GREEK", "CYRILLIC"))
+    and unicodedata.category(char)[0] in "LM"
+]
+OTHERS = [
+    chr(i) for i in (*range(0x80, 0xC0), *range(0x2000, 0x2800), *range(0x300, 0x370), *range(0xFF00, 0xFF5F))
+]
 
 
 def by_the_package(text: str) -> str:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")              # of surrogates
+        warnings.simplefilter("ignore")  # of surrogates
         return unidecode(text.lower())
 
 
@@ -44,9 +52,19 @@ def test_punctuation_and_symbols_too(without_the_package):
     assert [char for char in OTHERS if ascii_lower(char) != EXPECTED[char]] == []
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("Væver og Smed", "vaever og smed"), ("STRASSENKEHRER IN GROẞ-MÜNSTER", "strassenkehrer in gross-munster"), ("Ålesund", "alesund"),
-    ("  ouvrière — « lingère »", "  ouvriere -- << lingere >>"), ("Þjónn", "thjonn"), ("γεωργός", "georgos"), ("№ 3", "No.  3"), ("farmer", "farmer")])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Væver og Smed", "vaever og smed"),
+        ("STRASSENKEHRER IN GROẞ-MÜNSTER", "strassenkehrer in gross-munster"),
+        ("Ålesund", "alesund"),
+        ("  ouvrière — « lingère »", "  ouvriere -- << lingere >>"),
+        ("Þjónn", "thjonn"),
+        ("γεωργός", "georgos"),
+        ("№ 3", "No.  3"),
+        ("farmer", "farmer"),
+    ],
+)
 def test_texts(text, expected):
     assert ascii_lower(text) == cleaner("ascii-lower")(text) == expected == by_the_package(text)
     assert cleaner("as-is")(text) == text.strip()
@@ -67,5 +85,7 @@ def test_other_scripts_with_the_package():
 
 
 def test_an_unknown_rule_is_refused():
-    with pytest.raises(UserError, match="'rot13' is not known to this version, which has as-is and ascii-lower"):
+    with pytest.raises(
+        UserError, match="'rot13' is not known to this version, which has as-is and ascii-lower"
+    ):
         cleaner("rot13")

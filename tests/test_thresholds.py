@@ -1,11 +1,12 @@
-"""Which outputs of the linear decoder count: published thresholds, fitted ones, the usual one, and those that are given."""
+"""Which outputs of the linear decoder count: published thresholds, fitted ones, the usual one, and those that
+are given.
+"""
 
 import json
 
 import pytest
 import torch
 from helpers import run_inside, write_csv
-
 from test_evaluate import VALIDATION, trained  # noqa: F401  a run whose linear decoder knows some rows
 from test_predict import read
 
@@ -26,21 +27,55 @@ def test_what_a_checkpoint_holds_and_what_is_given():
     assert fitted.with_given(None) is fitted and fitted.with_given(0.7).least("da") == 0.7
     partly = fitted.with_given({"en": 0.9})
     assert [partly.least(language) for language in ("da", "en", "fr")] == [0.2, 0.9, 0.3]
-    assert [fitted.with_given({"en": 0.9, None: 0.1}).least(language) for language in ("da", "en")] == [0.1, 0.9]
+    assert [fitted.with_given({"en": 0.9, None: 0.1}).least(language) for language in ("da", "en")] == [
+        0.1,
+        0.9,
+    ]
     always = Thresholds.of({"thresholds": {**FITTED, "at_least_one": True}})
-    assert not fitted.at_least_one and always.at_least_one and always.with_given(0.7).at_least_one and always.with_given({"en": 0.9}).at_least_one
+    assert (
+        not fitted.at_least_one
+        and always.at_least_one
+        and always.with_given(0.7).at_least_one
+        and always.with_given({"en": 0.9}).at_least_one
+    )
     assert str(always) == f"{fitted}, and in any case the most probable code"
     published = Thresholds.of({"thresholds": PUBLISHED})
-    assert [published.least(language) for language in ("unk", "da", "no", "is", "xx")] == [0.31, 0.24, 0.34, 0.17, 0.31]
-    for wrong in ({}, {"default": 0.5}, {"default": 2.0, "by_language": {}, "source": "x"}, {"default": 0.5, "by_language": {"da": "x"}, "source": "x"}, [0.5]):
+    assert [published.least(language) for language in ("unk", "da", "no", "is", "xx")] == [
+        0.31,
+        0.24,
+        0.34,
+        0.17,
+        0.31,
+    ]
+    for wrong in (
+        {},
+        {"default": 0.5},
+        {"default": 2.0, "by_language": {}, "source": "x"},
+        {"default": 0.5, "by_language": {"da": "x"}, "source": "x"},
+        [0.5],
+    ):
         with pytest.raises(UserError, match="are not probabilities by language"):
             Thresholds.of({"thresholds": wrong})
 
 
 def flat_rows(model, folder, name, *flags):
     source = write_csv(folder / "in.csv", ("occ1", "lang"), [(row[0], row[3]) for row in VALIDATION])
-    code, said = run_inside(predict.main, "--model", model, "--input", source, "--language-column", "lang", "--output", folder / name, "--decoder", "flat",
-                            "--device", "cpu", *flags)
+    code, said = run_inside(
+        predict.main,
+        "--model",
+        model,
+        "--input",
+        source,
+        "--language-column",
+        "lang",
+        "--output",
+        folder / name,
+        "--decoder",
+        "flat",
+        "--device",
+        "cpu",
+        *flags,
+    )
     assert code == 0, said
     return read(folder / name), said
 
@@ -50,29 +85,67 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     torch.save(content, tmp_path / "model.bin")
     before, said = flat_rows(tmp_path / "model.bin", tmp_path, "before.csv")
     assert "Thresholds of the linear decoder: 0.5 (the usual one" in said
-    code, said = run_inside(evaluate.main, "--model", tmp_path / "model.bin", "--data", trained / "val.csv", "--output", tmp_path / "out", "--device", "cpu",
-                            "--resamples", 20, "--fit-thresholds")
+    code, said = run_inside(
+        evaluate.main,
+        "--model",
+        tmp_path / "model.bin",
+        "--data",
+        trained / "val.csv",
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        "--resamples",
+        20,
+        "--fit-thresholds",
+    )
     assert code == 0 and f"Thresholds stored in {tmp_path}/model.bin: " in said, said
     rows = len((trained / "val.csv").read_text().splitlines()) - 1
     assert (f"WARNING: they are fitted on {rows} rows; take 100 or more" in said) == (rows < 100)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     stored = torch.load(tmp_path / "model.bin", weights_only=True)
     best = report["decoders"]["linear"]["thresholds"]["all"]
-    kept = {name: value for name, value in (content.get("thresholds") or {}).items() if name in ("at_least_one", "at_most")}
+    kept = {
+        name: value
+        for name, value in (content.get("thresholds") or {}).items()
+        if name in ("at_least_one", "at_most")
+    }
     always = ", and in any case the most probable code" if kept.get("at_least_one") else ""
     always += f", at most {kept['at_most']} of a text" if kept.get("at_most") else ""
-    assert stored["thresholds"] == {"default": best["threshold_f1"], "by_language": {}, "source": "fitted", **kept}       # no language has rows enough
-    assert all(torch.equal(value, content["model"][name]) for name, value in stored["model"].items()) and stored["step"] == content["step"]
+    # no language has rows enough
+    assert stored["thresholds"] == {
+        "default": best["threshold_f1"],
+        "by_language": {},
+        "source": "fitted",
+        **kept,
+    }
+    assert (
+        all(torch.equal(value, content["model"][name]) for name, value in stored["model"].items())
+        and stored["step"] == content["step"]
+    )
     after, said = flat_rows(tmp_path / "model.bin", tmp_path, "after.csv")
     limit = best["threshold_f1"]
     assert f"Thresholds of the linear decoder: {limit:g} (fitted)" in said
     given, _ = flat_rows(tmp_path / "model.bin", tmp_path, "given.csv", "--threshold", "0.5")
     assert given == before and (always or all(float(row["prob_1"]) > limit for row in after if row["prob_1"]))
     assert all(float(row["prob_2"]) > limit for row in after if row["prob_2"])
-    code, said = run_inside(evaluate.main, "--model", tmp_path / "model.bin", "--data", trained / "val.csv", "--output", tmp_path / "again", "--device", "cpu",
-                            "--resamples", 20)
+    code, said = run_inside(
+        evaluate.main,
+        "--model",
+        tmp_path / "model.bin",
+        "--data",
+        trained / "val.csv",
+        "--output",
+        tmp_path / "again",
+        "--device",
+        "cpu",
+        "--resamples",
+        20,
+    )
     again = json.loads((tmp_path / "again" / "report.json").read_text())["decoders"]["linear"]
-    assert again["codes_above"] == f"{limit:g} (fitted){always}" and again["by_digits"][-1]["over_rows"]["f1"][0] == pytest.approx(best["f1"])
+    assert again["codes_above"] == f"{limit:g} (fitted){always}" and again["by_digits"][-1]["over_rows"][
+        "f1"
+    ][0] == pytest.approx(best["f1"])
     assert f"Thresholds: {limit:g} (fitted){always}." in (tmp_path / "again" / "report.md").read_text()
 
 
@@ -80,12 +153,23 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
 def published(tmp_path_factory):
     """Files of a mixer, a seq2seq model and a flat classifier, with the outputs of the HISCO key."""
     torch.manual_seed(1)
-    weights = Seq2SeqMixerOccCANINE(BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny")).state_dict()
+    weights = Seq2SeqMixerOccCANINE(
+        BlockyFormatter("hisco").num_classes, 1919, config=model_config("tiny")
+    ).state_dict()
     folder = tmp_path_factory.mktemp("published")
     torch.save({"model": weights}, folder / "mixer.bin")
-    torch.save({"model": {name: value for name, value in weights.items() if not name.startswith("linear_decoder")}}, folder / "seq2seq.bin")
-    torch.save({name.replace("encoder.", "basemodel.", 1).replace("linear_decoder.", "out."): value for name, value in weights.items()
-                if not name.startswith("decoder.")}, folder / "flat.bin")
+    torch.save(
+        {"model": {name: value for name, value in weights.items() if not name.startswith("linear_decoder")}},
+        folder / "seq2seq.bin",
+    )
+    torch.save(
+        {
+            name.replace("encoder.", "basemodel.", 1).replace("linear_decoder.", "out."): value
+            for name, value in weights.items()
+            if not name.startswith("decoder.")
+        },
+        folder / "flat.bin",
+    )
     return folder
 
 
@@ -94,20 +178,54 @@ def test_published_ones(published, tmp_path):
     rows, said = flat_rows(published / "mixer.bin", tmp_path, "out.csv")
     assert "da 0.24, en 0.26" in said and "others 0.31 (published)" in said
     rows, said = flat_rows(published / "flat.bin", tmp_path, "all.csv", "--threshold", "da=0", "en=0")
-    assert all(row["hisco_5"] in hisco_key() for row in rows) and "(given)" in said.replace("as given", "given")
+    assert all(row["hisco_5"] in hisco_key() for row in rows) and "(given)" in said.replace(
+        "as given", "given"
+    )
 
 
-@pytest.mark.parametrize("kind, there, figures", [("flat", "linear", ["val_loss_linear", "flat_acc"]),
-                                                  ("seq2seq", "seq2seq", ["val_loss_seq2seq", "seq_acc", "token_acc"])])
+@pytest.mark.parametrize(
+    "kind, there, figures",
+    [
+        ("flat", "linear", ["val_loss_linear", "flat_acc"]),
+        ("seq2seq", "seq2seq", ["val_loss_seq2seq", "seq_acc", "token_acc"]),
+    ],
+)
 def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, there, figures):
-    data = write_csv(tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", hisco_key()[i * 7]) for i in range(9)])
-    code, said = run_inside(evaluate.main, "--model", published / f"{kind}.bin", "--data", data, "--target-cols", "hisco_1", "--output", tmp_path / "out",
-                            "--device", "cpu", "--resamples", 20)
+    data = write_csv(
+        tmp_path / "data.csv", ("occ1", "hisco_1"), [(f"smed {i}", hisco_key()[i * 7]) for i in range(9)]
+    )
+    code, said = run_inside(
+        evaluate.main,
+        "--model",
+        published / f"{kind}.bin",
+        "--data",
+        data,
+        "--target-cols",
+        "hisco_1",
+        "--output",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        "--resamples",
+        20,
+    )
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert code == 0 and "the report is on the decoder that it has" in said, said
     assert list(report["decoders"]) == [there] and list(report["validation"]) == figures
-    code, said = run_inside(evaluate.main, "--model", published / f"{kind}.bin", "--data", data, "--target-cols", "hisco_1", "--output", tmp_path / "no",
-                            "--device", "cpu", "--fit-thresholds")
+    code, said = run_inside(
+        evaluate.main,
+        "--model",
+        published / f"{kind}.bin",
+        "--data",
+        data,
+        "--target-cols",
+        "hisco_1",
+        "--output",
+        tmp_path / "no",
+        "--device",
+        "cpu",
+        "--fit-thresholds",
+    )
     assert code == 2 and "is not a .bin of histocc" in said
 
 
@@ -117,12 +235,35 @@ def test_columns_of_numbers_are_evaluated(trained, published, tmp_path):  # noqa
     rows = [(row[0], row[3], row[1]) for row in VALIDATION if row[1] in numbers]
     common = ["--language-col", "lang", "--device", "cpu", "--resamples", 20]
     figures = []
-    for name, cells, flags in (("codes", lambda code: code, ["--target-cols", "hisco_1"]), ("numbers", numbers.get, ["--target-cols", "code1"]),
-                               ("own", {code: i for i, code in enumerate(sorted(numbers))}.get, ["--target-cols", "code1", "--key", tmp_path / "key.csv"])):
+    for name, cells, flags in (
+        ("codes", lambda code: code, ["--target-cols", "hisco_1"]),
+        ("numbers", numbers.get, ["--target-cols", "code1"]),
+        (
+            "own",
+            {code: i for i, code in enumerate(sorted(numbers))}.get,
+            ["--target-cols", "code1", "--key", tmp_path / "key.csv"],
+        ),
+    ):
         column = flags[1]
-        data = write_csv(tmp_path / f"{name}.csv", ("occ1", "lang", column), [(*row[:2], cells(row[2])) for row in rows])
-        write_csv(tmp_path / "key.csv", ("system_code", "code"), [(code, i) for i, code in enumerate(sorted(numbers))])
-        code, said = run_inside(evaluate.main, "--model", trained / "run", "--data", data, "--output", tmp_path / name, *common, *flags)
+        data = write_csv(
+            tmp_path / f"{name}.csv", ("occ1", "lang", column), [(*row[:2], cells(row[2])) for row in rows]
+        )
+        write_csv(
+            tmp_path / "key.csv",
+            ("system_code", "code"),
+            [(code, i) for i, code in enumerate(sorted(numbers))],
+        )
+        code, said = run_inside(
+            evaluate.main,
+            "--model",
+            trained / "run",
+            "--data",
+            data,
+            "--output",
+            tmp_path / name,
+            *common,
+            *flags,
+        )
         assert code == 0, said
         figures.append(json.loads((tmp_path / name / "report.json").read_text())["validation"])
     assert figures[0] == figures[1] == figures[2]
@@ -130,8 +271,27 @@ def test_columns_of_numbers_are_evaluated(trained, published, tmp_path):  # noqa
 
 def test_the_flags_of_the_published_script(trained, tmp_path):  # noqa: F811
     source = write_csv(tmp_path / "in.csv", ("title", "x"), [(row[0], 1) for row in VALIDATION])
-    code, said = run_inside(predict.main, "--model", trained / "run", "--fn-in", source, "--fn_out", tmp_path / "out.csv", "--col", "title", "--language", "en",
-                            "--device", "cpu", "--non-verbose")
+    code, said = run_inside(
+        predict.main,
+        "--model",
+        trained / "run",
+        "--fn-in",
+        source,
+        "--fn_out",
+        tmp_path / "out.csv",
+        "--col",
+        "title",
+        "--language",
+        "en",
+        "--device",
+        "cpu",
+        "--non-verbose",
+    )
     assert code == 0 and said == "" and len(read(tmp_path / "out.csv")) == len(VALIDATION)
     code, said = run_inside(predict.main, "--fn-inn", source)
-    assert code == 2 and "unrecognized arguments: --fn-inn" in said and "--fn-in" in said.partition("meant")[0] and "required" not in said
+    assert (
+        code == 2
+        and "unrecognized arguments: --fn-inn" in said
+        and "--fn-in" in said.partition("meant")[0]
+        and "required" not in said
+    )

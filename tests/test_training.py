@@ -1,4 +1,6 @@
-"""The contracts of a run, with real processes: same result on any number, nothing lost or repeated by a restart."""
+"""The contracts of a run, with real processes: same result on any number, nothing lost or repeated by a
+restart.
+"""
 
 import json
 import os
@@ -9,7 +11,14 @@ import torch
 from helpers import FINETUNE, TINY, TRAIN_MIXER, greatest_difference, read_logs, run, write_rows
 
 pytestmark = pytest.mark.processes
-LOSSES = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss", "val_loss_linear", "val_loss_seq2seq")
+LOSSES = (
+    "train_loss",
+    "train_loss_linear",
+    "train_loss_seq2seq",
+    "val_loss",
+    "val_loss_linear",
+    "val_loss_seq2seq",
+)
 FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
 
 
@@ -17,33 +26,96 @@ FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
 def files(tmp_path_factory):
     """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on."""
     folder = tmp_path_factory.mktemp("data")
-    return ["--train-data", write_rows(folder / "train.csv", 25), "--val-data", write_rows(folder / "val.csv", 7, 100)]
+    return [
+        "--train-data",
+        write_rows(folder / "train.csv", 25),
+        "--val-data",
+        write_rows(folder / "val.csv", 7, 100),
+    ]
 
 
 @pytest.fixture(scope="module")
 def curves(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("curves")
-    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0, "--encoder-dropout", 0, "--float64",
-              "--num-epochs", 3, "--log-interval", 1, "--eval-interval", 4, "--learning-rate", 1e-3,
-              "--augmentation-prob", 0.9, "--linear-loss", "mean", "--block-loss", "best-fit", "--empty-blocks", "all"]
-    ways = {"one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
-            "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
-            "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),                       # the legacy launcher
-            "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128]),
-            "sharded": (3, False, ["--parallel", "fsdp", "--max-steps", 4, "--global-batch-size", 12, "--batch-size", 2])}
-    outputs = {name: run(TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy)
-               for name, (processes, legacy, flags) in ways.items()}
-    outputs["ddp after fsdp"] = run(TRAIN_MIXER, *common, "--global-batch-size", 12, "--batch-size", 6, "--max-steps", 8, "--save-dir",
-                                    folder / "sharded", processes=2)
-    outputs["fsdp after ddp"] = run(TRAIN_MIXER, *common, "--global-batch-size", 12, "--batch-size", 6, "--parallel", "fsdp", "--save-dir",
-                                    folder / "sharded", processes=2)
+    common = [
+        *files,
+        *TINY,
+        "--language-col",
+        "lang",
+        "--dropout",
+        0,
+        "--encoder-dropout",
+        0,
+        "--float64",
+        "--num-epochs",
+        3,
+        "--log-interval",
+        1,
+        "--eval-interval",
+        4,
+        "--learning-rate",
+        1e-3,
+        "--augmentation-prob",
+        0.9,
+        "--linear-loss",
+        "mean",
+        "--block-loss",
+        "best-fit",
+        "--empty-blocks",
+        "all",
+    ]
+    ways = {
+        "one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
+        "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
+        "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),  # the legacy launcher
+        "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128]),
+        "sharded": (
+            3,
+            False,
+            ["--parallel", "fsdp", "--max-steps", 4, "--global-batch-size", 12, "--batch-size", 2],
+        ),
+    }
+    outputs = {
+        name: run(
+            TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy
+        )
+        for name, (processes, legacy, flags) in ways.items()
+    }
+    outputs["ddp after fsdp"] = run(
+        TRAIN_MIXER,
+        *common,
+        "--global-batch-size",
+        12,
+        "--batch-size",
+        6,
+        "--max-steps",
+        8,
+        "--save-dir",
+        folder / "sharded",
+        processes=2,
+    )
+    outputs["fsdp after ddp"] = run(
+        TRAIN_MIXER,
+        *common,
+        "--global-batch-size",
+        12,
+        "--batch-size",
+        6,
+        "--parallel",
+        "fsdp",
+        "--save-dir",
+        folder / "sharded",
+        processes=2,
+    )
     return folder, outputs
 
 
 class TestAnyNumberOfProcesses:
-    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In one
-    process the rows of a step stay together, in the others they are cut into micro-batches of similar length. "sharded"
-    trains in three processes with FSDP, goes on in two with DDP, and ends in two with FSDP."""
+    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In
+    one process the rows of a step stay together, in the others they are cut into micro-batches of similar
+    length. "sharded" trains in three processes with FSDP, goes on in two with DDP, and ends in two with
+    FSDP.
+    """
 
     @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_losses_are_those_of_one_process(self, curves, other):
@@ -52,7 +124,9 @@ class TestAnyNumberOfProcesses:
     @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
     def test_accuracies_samples_and_rates_are_equal(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
-        assert [[row[name] for name in FIGURES] for row in rows] == [[row[name] for name in FIGURES] for row in others]
+        assert [[row[name] for name in FIGURES] for row in rows] == [
+            [row[name] for name in FIGURES] for row in others
+        ]
 
     def test_no_row_is_dropped_or_repeated(self, curves):
         samples = [row["samples"] for row in read_logs(curves[0] / "four")]
@@ -68,38 +142,78 @@ class TestAnyNumberOfProcesses:
 
     def test_banner_and_files(self, curves):
         folder, outputs = curves
-        for words in ("Distributed environment: MULTI_CPU", "Number of processes: 4", "Number of GPUs: 0", "Backend: gloo",
-                      "Total batch size: 12", "Steps per epoch: 3", "Vocabulary size: 19", "Starting training for 3 epochs",
-                      "Training on 4 CPU processes"):
+        for words in (
+            "Distributed environment: MULTI_CPU",
+            "Number of processes: 4",
+            "Number of GPUs: 0",
+            "Backend: gloo",
+            "Total batch size: 12",
+            "Steps per epoch: 3",
+            "Vocabulary size: 19",
+            "Starting training for 3 epochs",
+            "Training on 4 CPU processes",
+        ):
             assert words in outputs["four"], words
-            assert outputs["four"].count(words) == 1                     # rank 0 alone speaks
+            assert outputs["four"].count(words) == 1  # rank 0 alone speaks
         assert "Distributed environment: SINGLE" in outputs["one"]
-        assert {"last.bin", "best.bin", "args.json", "logs.csv", "key.csv", "rejected_rows.csv", "prepared"} <= set(
-            os.listdir(folder / "four"))
+        assert {
+            "last.bin",
+            "best.bin",
+            "args.json",
+            "logs.csv",
+            "key.csv",
+            "rejected_rows.csv",
+            "prepared",
+        } <= set(os.listdir(folder / "four"))
 
     def test_the_log_says_how_long_processes_waited_for_each_other(self, curves):
         assert "for other processes" in curves[1]["four"] and "for other processes" not in curves[1]["one"]
 
     def test_how_the_model_is_spread_is_said(self, curves):
         assert "Parallel: FSDP" in curves[1]["sharded"] and "Parallel: DDP" in curves[1]["ddp after fsdp"]
-        assert "Resuming from step 4" in curves[1]["ddp after fsdp"] and "Resuming from step 8" in curves[1]["fsdp after ddp"]
+        assert (
+            "Resuming from step 4" in curves[1]["ddp after fsdp"]
+            and "Resuming from step 8" in curves[1]["fsdp after ddp"]
+        )
 
     def test_checkpoints_of_sharded_weights_are_whole(self, curves):
         """Names, shapes and values; in Adam's second moments, which are tiny, the last digits count less."""
-        one, sharded = (torch.load(curves[0] / name / "last.bin", weights_only=True) for name in ("one", "sharded"))
-        assert one["model"].keys() == sharded["model"].keys() and one["optimizer"]["state"].keys() == sharded["optimizer"]["state"].keys()
+        one, sharded = (
+            torch.load(curves[0] / name / "last.bin", weights_only=True) for name in ("one", "sharded")
+        )
+        assert (
+            one["model"].keys() == sharded["model"].keys()
+            and one["optimizer"]["state"].keys() == sharded["optimizer"]["state"].keys()
+        )
         torch.testing.assert_close(sharded["model"], one["model"], rtol=1e-6, atol=1e-9)
-        torch.testing.assert_close(sharded["optimizer"]["state"], one["optimizer"]["state"], rtol=1e-6, atol=1e-12)
+        torch.testing.assert_close(
+            sharded["optimizer"]["state"], one["optimizer"]["state"], rtol=1e-6, atol=1e-12
+        )
 
     @pytest.mark.parametrize("name", ["four", "sharded"])
     def test_checkpoint_is_plain_and_enough(self, curves, name):
         state = torch.load(curves[0] / name / "last.bin", weights_only=True)
-        assert {"model", "optimizer", "scheduler", "step", "key", "format", "config", "formatter", "system", "languages",
-                "args", "rng", "position"} <= state.keys()
+        assert {
+            "model",
+            "optimizer",
+            "scheduler",
+            "step",
+            "key",
+            "format",
+            "config",
+            "formatter",
+            "system",
+            "languages",
+            "args",
+            "rng",
+            "position",
+        } <= state.keys()
         assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
         assert not any(name.startswith("module.") for name in state["model"])
         best = torch.load(curves[0] / name / "best.bin", weights_only=True)
-        validated = {row["step"]: row["val_loss"] for row in read_logs(curves[0] / name) if row["val_loss"] is not None}
+        validated = {
+            row["step"]: row["val_loss"] for row in read_logs(curves[0] / name) if row["val_loss"] is not None
+        }
         assert best["step"] == min(validated, key=validated.get)
 
 
@@ -107,9 +221,28 @@ class TestAnyNumberOfProcesses:
 def runs(request, files, tmp_path_factory):
     processes, mode = request.param
     folder = tmp_path_factory.mktemp("resume")
-    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", 3, "--batch-size",
-              12 // processes, "--log-interval", 2, "--eval-interval", 4, "--save-interval", 1000,
-              "--learning-rate", 1e-3, "--parallel", mode]
+    common = [
+        *files,
+        *TINY,
+        "--language-col",
+        "lang",
+        "--dropout",
+        0.1,
+        "--num-epochs",
+        3,
+        "--batch-size",
+        12 // processes,
+        "--log-interval",
+        2,
+        "--eval-interval",
+        4,
+        "--save-interval",
+        1000,
+        "--learning-rate",
+        1e-3,
+        "--parallel",
+        mode,
+    ]
     run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
     run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=processes)
     output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=processes)
@@ -117,10 +250,14 @@ def runs(request, files, tmp_path_factory):
 
 
 class TestGoingOn:
-    """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one. Two processes: tests/faults."""
+    """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one. Two
+    processes: tests/faults.
+    """
 
     def test_weights_and_optimizer_are_bitwise_equal(self, runs):
-        whole, parts = (torch.load(runs[0] / name / "last.bin", weights_only=True) for name in ("whole", "parts"))
+        whole, parts = (
+            torch.load(runs[0] / name / "last.bin", weights_only=True) for name in ("whole", "parts")
+        )
         assert whole["step"] == parts["step"] == 9
         assert all(torch.equal(whole["model"][name], parts["model"][name]) for name in whole["model"])
         for index, values in whole["optimizer"]["state"].items():
@@ -140,16 +277,38 @@ class TestGoingOn:
         before = {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
         output = run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
         assert "is finished (9 steps): nothing to do" in output
-        assert before == {name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")}
+        assert before == {
+            name: (folder / "whole" / name).stat().st_mtime_ns for name in os.listdir(folder / "whole")
+        }
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A finished run of finetune.py in one process, with its flags."""
     folder = tmp_path_factory.mktemp("finetune")
-    flags = ["--dataset", write_rows(folder / "data.csv", 60), "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco",
-             "--language-col", "lang", *TINY, "--batch-size", 16, "--num-epochs", 1, "--save-interval", 1,
-             "--keep-checkpoints", 2, "--save-each-epoch", "--learning-rate", 1e-3]
+    flags = [
+        "--dataset",
+        write_rows(folder / "data.csv", 60),
+        "--target-cols",
+        "hisco_1",
+        "hisco_2",
+        "--formatter",
+        "hisco",
+        "--language-col",
+        "lang",
+        *TINY,
+        "--batch-size",
+        16,
+        "--num-epochs",
+        1,
+        "--save-interval",
+        1,
+        "--keep-checkpoints",
+        2,
+        "--save-each-epoch",
+        "--learning-rate",
+        1e-3,
+    ]
     run(FINETUNE, *flags, "--save-path", folder / "run")
     return folder, flags
 
@@ -166,7 +325,9 @@ class TestFinetune:
 
     def test_other_arguments_are_refused_by_name(self, finished):
         folder, flags = finished
-        output = run(FINETUNE, *flags, "--save-path", folder / "run", "--seed", 7, "--weight-decay", 0.5, code=2)
+        output = run(
+            FINETUNE, *flags, "--save-path", folder / "run", "--seed", 7, "--weight-decay", 0.5, code=2
+        )
         assert "--seed was 42, now it is 7" in output and "--weight-decay was 0.01, now it is 0.5" in output
         assert "Traceback" not in output
 
@@ -186,7 +347,9 @@ class TestFinetune:
         shutil.copytree(folder / "run", tmp_path / "run")
         output = run(FINETUNE, *flags, "--save-path", tmp_path / "run", "--num-epochs", 2)
         assert "2 epochs instead of 1, with the longer schedule" in output
-        first, second = (torch.load(f / "run" / "last.bin", weights_only=True)["step"] for f in (folder, tmp_path))
+        first, second = (
+            torch.load(f / "run" / "last.bin", weights_only=True)["step"] for f in (folder, tmp_path)
+        )
         assert second == 2 * first
 
     def test_overwrite_starts_anew(self, finished, tmp_path):
@@ -199,39 +362,89 @@ class TestFinetune:
 
     def test_eval_only_repeats_the_validation_and_writes_nothing(self, finished):
         folder, flags = finished
-        before = sorted((name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run"))
+        before = sorted(
+            (name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run")
+        )
         output = run(FINETUNE, *flags, "--save-path", folder / "run", "--eval-only")
         loss = read_logs(folder / "run")[-1]["val_loss"]
         assert f"loss {loss:.4f}" in output
-        assert before == sorted((name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run"))
+        assert before == sorted(
+            (name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run")
+        )
 
     def test_first_weights_with_another_key_keep_the_known_codes(self, finished, tmp_path):
         folder, flags = finished
         other = write_rows(tmp_path / "other.csv", 60)
         with open(other, "a", encoding="utf-8") as file:
             file.write("".join(f"pilot of boats {i},04220,,en\n" for i in range(6)))
-        output = run(FINETUNE, "--dataset", other, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco",
-                     "--initial-checkpoint", folder / "run", "--save-path", tmp_path / "run", "--freeze-encoder",
-                     "--max-steps", 1, "--batch-size", 8, "--learning-rate", 1e-9, "--device", "cpu")
+        output = run(
+            FINETUNE,
+            "--dataset",
+            other,
+            "--target-cols",
+            "hisco_1",
+            "hisco_2",
+            "--formatter",
+            "hisco",
+            "--initial-checkpoint",
+            folder / "run",
+            "--save-path",
+            tmp_path / "run",
+            "--freeze-encoder",
+            "--max-steps",
+            1,
+            "--batch-size",
+            8,
+            "--learning-rate",
+            1e-9,
+            "--device",
+            "cpu",
+        )
         assert "8 of 9 codes keep their weights" in output and "Model: tiny" in output
         old = torch.load(folder / "run" / "best.bin", weights_only=True)
         new = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
         encoder = [name for name in old["model"] if name.startswith("encoder.")]
         assert all(torch.equal(old["model"][name], new["model"][name]) for name in encoder)
         for code, number in old["key"].items():
-            assert torch.allclose(old["model"]["linear_decoder.weight"][number],
-                                  new["model"]["linear_decoder.weight"][new["key"][code]], atol=1e-6)
+            assert torch.allclose(
+                old["model"]["linear_decoder.weight"][number],
+                new["model"]["linear_decoder.weight"][new["key"][code]],
+                atol=1e-6,
+            )
 
     def test_prepare_only_trains_nothing(self, finished, tmp_path):
         output = run(FINETUNE, *finished[1], "--save-path", tmp_path / "run", "--prepare-only")
         assert "60 read" in output and sorted(os.listdir(tmp_path / "run")) == [
-            "conflicts.csv", "data_report.json", "histocc.json", "key.csv", "prepared", "rejected_rows.csv"]
+            "conflicts.csv",
+            "data_report.json",
+            "histocc.json",
+            "key.csv",
+            "prepared",
+            "rejected_rows.csv",
+        ]
 
     def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
         data = tmp_path / "data.csv"
         data.write_text("occ1,code\n" + "".join(f"text {i},{('a12', 'b9', '?')[i % 3]}\n" for i in range(30)))
-        run(FINETUNE, "--dataset", data, "--target-cols", "code", "--block-size", 3, "--save-path", tmp_path / "run",
-            "--allow-codes-shorter-than-block-size", "--max-steps", 2, "--batch-size", 8, "--num-workers", 2,
-            "--persistent-workers", *TINY)
+        run(
+            FINETUNE,
+            "--dataset",
+            data,
+            "--target-cols",
+            "code",
+            "--block-size",
+            3,
+            "--save-path",
+            tmp_path / "run",
+            "--allow-codes-shorter-than-block-size",
+            "--max-steps",
+            2,
+            "--batch-size",
+            8,
+            "--num-workers",
+            2,
+            "--persistent-workers",
+            *TINY,
+        )
         state = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
         assert list(state["key"]) == ["?", "a12", "b9"] and state["system"] == "code"

@@ -193,9 +193,8 @@ def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words):
 
 def test_a_worker_that_never_answers(monkeypatch):
     monkeypatch.setattr("histocc.loading.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(
-        torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2
-    )  # how long torch waits for a worker at the end
+    # how long torch waits for a worker at the end
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     with pytest.raises(
         TrainingError, match=r"have not answered for .* \(--timeout-minutes\); --num-workers 0"
     ):

@@ -8,7 +8,16 @@ from histocc import watch
 from histocc.run_lock import run_lock
 from histocc.run_log import COLUMNS, STATUS, RunLog
 
-ROW = {"epoch": 0, "grad_norm": 1.0, "lr": 1e-4, "samples_per_sec": 320.0, "seconds_data": 0.1, "data_share": 0.0, "train_loss_linear": 0.1, "train_loss_seq2seq": 0.1}
+ROW = {
+    "epoch": 0,
+    "grad_norm": 1.0,
+    "lr": 1e-4,
+    "samples_per_sec": 320.0,
+    "seconds_data": 0.1,
+    "data_share": 0.0,
+    "train_loss_linear": 0.1,
+    "train_loss_seq2seq": 0.1,
+}
 
 
 @pytest.fixture
@@ -33,9 +42,15 @@ def test_view_of_a_live_run(run):
         found = text(folder)
         assert watch.read(str(folder)).running
     assert "(tiny, data.csv)" in found and " 30%  step 300 of 1,000 (--max-steps; 5,000 in all)" in found
-    assert "█▁▅ 1.5000  lowest 1.0000" in found and "320 samples/s · learning rate 1.00e-04 · epoch 1 · 19,200 samples" in found
-    assert "0.9000 at step 300; lowest 0.9000 at step 300" in found and "seq_acc 50.0% · token_acc 75.0% · flat_acc 0.0%" in found
-    assert "time left   2m20s" in found                              # 700 steps of 64 at 320 samples/s
+    assert (
+        "█▁▅ 1.5000  lowest 1.0000" in found
+        and "320 samples/s · learning rate 1.00e-04 · epoch 1 · 19,200 samples" in found
+    )
+    assert (
+        "0.9000 at step 300; lowest 0.9000 at step 300" in found
+        and "seq_acc 50.0% · token_acc 75.0% · flat_acc 0.0%" in found
+    )
+    assert "time left   2m20s" in found  # 700 steps of 64 at 320 samples/s
     assert "state       running" in found and "Note: something to look at" in found
 
 
@@ -43,13 +58,17 @@ def test_a_run_without_a_word_for_long_may_be_dead(run):
     folder, _ = run
     with run_lock(str(folder)):
         updated = watch.read(str(folder)).status["updated"]
-        assert "it may be dead" in text(folder, now=updated + 700) and "it may be dead" not in text(folder, now=updated + 300)
+        assert "it may be dead" in text(folder, now=updated + 700) and "it may be dead" not in text(
+            folder, now=updated + 300
+        )
         assert "last row 11m40s ago" in text(folder, now=updated + 700)
 
 
 def test_a_run_that_was_killed_is_not_running(run):
     folder, _ = run
-    assert not watch.read(str(folder)).running and "ended without a word: killed, or by an error" in text(folder)
+    assert not watch.read(str(folder)).running and "ended without a word: killed, or by an error" in text(
+        folder
+    )
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "at --max-steps"])
@@ -68,6 +87,7 @@ def test_it_looks_again_until_the_run_ends(run, capsys, monkeypatch):
         looks.append(seconds)
         if len(looks) == 2:
             log.close("finished")
+
     monkeypatch.setattr(watch.time, "sleep", sleep)
     with run_lock(str(folder)):
         assert watch.main([str(folder), "--every", "7"]) == 0
@@ -84,7 +104,12 @@ def test_half_written_and_damaged_rows_are_left_out(run):
     folder, _ = run
     with open(folder / "logs.csv", "a", encoding="utf-8") as file:
         file.write("400,0,25600,oops" + "," * (len(COLUMNS) - 4) + "\n" + "500,0,320")
-    assert [row["step"] for row in watch.read(str(folder)).rows] == [100, 200, 300, 300] and "step 300 of" in text(folder)
+    assert [row["step"] for row in watch.read(str(folder)).rows] == [
+        100,
+        200,
+        300,
+        300,
+    ] and "step 300 of" in text(folder)
 
 
 def add_row(folder, **cells):
@@ -94,19 +119,47 @@ def add_row(folder, **cells):
         file.write(",".join(str(row.get(name, "")) for name in COLUMNS) + "\n")
 
 
-@pytest.mark.parametrize("cells", [{"lr": ""}, {"epoch": ""}, {"samples": ""}, {"samples_per_sec": "nan"}, {"samples_per_sec": "inf"},
-                                   {"samples_per_sec": "-1"}, {"samples_per_sec": "1e-300"}, {"lr": "nan"}])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"lr": ""},
+        {"epoch": ""},
+        {"samples": ""},
+        {"samples_per_sec": "nan"},
+        {"samples_per_sec": "inf"},
+        {"samples_per_sec": "-1"},
+        {"samples_per_sec": "1e-300"},
+        {"lr": "nan"},
+    ],
+)
 def test_what_a_row_lacks_is_left_out(run, cells):
     folder, _ = run
     add_row(folder, **cells)
     with run_lock(str(folder)):
         found = text(folder)
-    assert "step 400 of 1,000" in found and "1.2500  lowest 1.0000" in found and ("25,600 samples" in found) == ("samples" not in cells)
-    assert ("epoch 1" in found) == ("epoch" not in cells) and ("learning rate" in found) == (cells.get("lr") != "")
+    assert (
+        "step 400 of 1,000" in found
+        and "1.2500  lowest 1.0000" in found
+        and ("25,600 samples" in found) == ("samples" not in cells)
+    )
+    assert ("epoch 1" in found) == ("epoch" not in cells) and ("learning rate" in found) == (
+        cells.get("lr") != ""
+    )
 
 
-@pytest.mark.parametrize("cells", [{"step": "4" * 400}, {"step": "4" * 300}, {"epoch": "inf"}, {"epoch": "nan"}, {"samples": "nan"},
-                                   {"samples": "-inf"}, {"samples": "1e300"}, {"epoch": "-1"}])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"step": "4" * 400},
+        {"step": "4" * 300},
+        {"epoch": "inf"},
+        {"epoch": "nan"},
+        {"samples": "nan"},
+        {"samples": "-inf"},
+        {"samples": "1e300"},
+        {"epoch": "-1"},
+    ],
+)
 def test_rows_without_a_countable_place_are_left_out(run, cells):
     folder, _ = run
     add_row(folder, **cells)
@@ -121,21 +174,36 @@ def test_a_step_beyond_the_end_fills_the_bar(run):
         assert "100%  step 9,000,000 of 1,000" in text(folder) and "time left   0s" in text(folder)
 
 
-@pytest.mark.parametrize("name, change, said", [
-    ("status.json", {"step": None}, "step"), ("status.json", {"step": "3"}, "step"), ("status.json", {"step": float("nan")}, "step"),
-    ("status.json", {"step": True}, "step"), ("status.json", {"stop_step": 10 ** 400}, "stop_step"),
-    ("status.json", {"total_steps": [1]}, "total_steps"),
-    ("status.json", {"updated": "now"}, "updated"), ("status.json", {"updated": float("inf")}, "updated"),
-    ("status.json", {"updated": None}, "updated"),
-    ("status.json", {"state": 3}, "state"), ("status.json", {"warning": {}}, "warning"),
-    ("status.json", {"stop_step": None, "step": -1}, "step, stop_step"),
-    ("args.json", {"model_size": 3}, "model_size"), ("args.json", {"dataset": 3}, "dataset"), ("args.json", {"train_data": ["a", 3]}, "train_data"),
-    ("args.json", {"train_data": 3}, "train_data"), ("args.json", {"train_data": "a.csv"}, "train_data")])
+@pytest.mark.parametrize(
+    "name, change, said",
+    [
+        ("status.json", {"step": None}, "step"),
+        ("status.json", {"step": "3"}, "step"),
+        ("status.json", {"step": float("nan")}, "step"),
+        ("status.json", {"step": True}, "step"),
+        ("status.json", {"stop_step": 10**400}, "stop_step"),
+        ("status.json", {"total_steps": [1]}, "total_steps"),
+        ("status.json", {"updated": "now"}, "updated"),
+        ("status.json", {"updated": float("inf")}, "updated"),
+        ("status.json", {"updated": None}, "updated"),
+        ("status.json", {"state": 3}, "state"),
+        ("status.json", {"warning": {}}, "warning"),
+        ("status.json", {"stop_step": None, "step": -1}, "step, stop_step"),
+        ("args.json", {"model_size": 3}, "model_size"),
+        ("args.json", {"dataset": 3}, "dataset"),
+        ("args.json", {"train_data": ["a", 3]}, "train_data"),
+        ("args.json", {"train_data": 3}, "train_data"),
+        ("args.json", {"train_data": "a.csv"}, "train_data"),
+    ],
+)
 def test_damaged_files_are_named(run, capsys, name, change, said):
     folder, _ = run
     (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
     assert watch.main([str(folder), "--once"]) == 2
-    assert capsys.readouterr().err == f"error: {folder / name}: is damaged; missing or not what a run writes: {said}\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {folder / name}: is damaged; missing or not what a run writes: {said}\n"
+    )
 
 
 @pytest.mark.parametrize("entry", ["step", "stop_step", "total_steps"])
@@ -144,7 +212,10 @@ def test_entries_that_are_missing_are_named(run, capsys, entry):
     status = json.loads((folder / STATUS).read_text())
     del status[entry]
     (folder / STATUS).write_text(json.dumps(status))
-    assert watch.main([str(folder), "--once"]) == 2 and f"not what a run writes: {entry}\n" in capsys.readouterr().err
+    assert (
+        watch.main([str(folder), "--once"]) == 2
+        and f"not what a run writes: {entry}\n" in capsys.readouterr().err
+    )
 
 
 def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
@@ -159,11 +230,17 @@ def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
             (folder / STATUS).write_text(json.dumps({"state": "running"}))
         else:
             log.close("finished")
+
     monkeypatch.setattr(watch.time, "sleep", sleep)
     with run_lock(str(folder)):
         assert watch.main([str(folder)]) == 0
     found = capsys.readouterr()
-    assert looks == [True, False, True] and found.out.count("step 300 of") == 4 and found.out.count("it looks again") == 2 and found.err == ""
+    assert (
+        looks == [True, False, True]
+        and found.out.count("step 300 of") == 4
+        and found.out.count("it looks again") == 2
+        and found.err == ""
+    )
     assert "state       finished" in found.out
 
 
@@ -173,8 +250,14 @@ def test_before_the_first_row(tmp_path):
     assert "step 0 of 10" in found and "loss" not in found
 
 
-@pytest.mark.parametrize("make, said", [(lambda folder: None, "no such folder"), (lambda folder: folder.mkdir(), "is not the folder of a run"),
-                                        (lambda folder: (folder.mkdir(), (folder / STATUS).write_text("{")), "is not the folder of a run")])
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda folder: None, "no such folder"),
+        (lambda folder: folder.mkdir(), "is not the folder of a run"),
+        (lambda folder: (folder.mkdir(), (folder / STATUS).write_text("{")), "is not the folder of a run"),
+    ],
+)
 def test_what_is_no_run_is_said(tmp_path, capsys, make, said):
     make(tmp_path / "run")
     assert watch.main([str(tmp_path / "run")]) == 2
@@ -182,7 +265,11 @@ def test_what_is_no_run_is_said(tmp_path, capsys, make, said):
 
 
 def test_bars():
-    assert watch.spark([], 10) == "" and watch.spark([2.0, 2.0], 10) == "▁▁" and watch.spark([0.0, 7.0, 14.0], 10) == "▁▅█"
+    assert (
+        watch.spark([], 10) == ""
+        and watch.spark([2.0, 2.0], 10) == "▁▁"
+        and watch.spark([0.0, 7.0, 14.0], 10) == "▁▅█"
+    )
     assert len(watch.spark([float(i) for i in range(1000)], 40)) == 40
 
 
@@ -202,7 +289,10 @@ def test_a_lock_that_another_machine_holds_is_not_judged(run):
 
 def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
     folder, log = run
-    monkeypatch.setattr("histocc.run_log.os.replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "histocc.run_log.os.replace",
+        lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     log.say("WARNING: full")
     log.close("finished")
     assert json.loads((folder / STATUS).read_text())["state"] == "running"

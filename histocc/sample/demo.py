@@ -17,5 +17,7 @@ DEMO = (
 
 
 def demo_rows() -> list[tuple[str, str, str, str, str]]:
-    """Twelve rows (occ1, lang, hisco_1, hisco_2, hisco_3) in the six languages, none of which `rows` ever makes."""
+    """Twelve rows (occ1, lang, hisco_1, hisco_2, hisco_3) in the six languages, none of which `rows` ever
+    makes.
+    """
     return list(DEMO)

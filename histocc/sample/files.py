@@ -14,9 +14,9 @@ from histocc import outputs
 from histocc.sample.generate import Row
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
-VAL_SHARE = 0.1                            # of the texts, in val.csv
-CHUNK = 512                                # rows that are written at once
-REMEMBERED = 1 << 16                       # texts whose side of the split is not computed again
+VAL_SHARE = 0.1  # of the texts, in val.csv
+CHUNK = 512  # rows that are written at once
+REMEMBERED = 1 << 16  # texts whose side of the split is not computed again
 
 
 def in_validation(text: str, share: float = VAL_SHARE) -> bool:
@@ -25,13 +25,17 @@ def in_validation(text: str, share: float = VAL_SHARE) -> bool:
     return int.from_bytes(digest, "big") < share * 2**64
 
 
-def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False) -> dict[str, int]:
-    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made. A file that is there with the same
-    content stays, with another one it is replaced only with `overwrite`.
+def write(
+    rows: Iterable[Row], output: str | None = None, split_dir: str | None = None, overwrite: bool = False
+) -> dict[str, int]:
+    """Writes all rows to `output`, and to train.csv and val.csv in `split_dir`; missing folders are made. A
+    file that is there with the same content stays, with another one it is replaced only with `overwrite`.
 
-    Returns the number of rows of each file. Raises OSError if one cannot be written."""
+    Returns the number of rows of each file. Raises OSError if one cannot be written.
+    """
     counts: dict[str, int] = {}
     with ExitStack() as stack:
+
         def start(path: str):
             counts[path] = 0
             writer = stack.enter_context(_whole(path, overwrite))
@@ -39,11 +43,17 @@ def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None 
             def put(some: list[Row]) -> None:
                 writer.writerows(some)
                 counts[path] += len(some)
+
             return put
 
         everything = start(output) if output else None
-        train, val = (start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv")) if split_dir else (None, None)
-        is_val = lru_cache(maxsize=REMEMBERED)(in_validation)           # half of the rows are texts that many rows have
+        train, val = (
+            (start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv"))
+            if split_dir
+            else (None, None)
+        )
+        # half of the rows are texts that many rows have
+        is_val = lru_cache(maxsize=REMEMBERED)(in_validation)
         remaining = iter(rows)
         while chunk := list(islice(remaining, CHUNK)):
             if everything:
@@ -59,7 +69,9 @@ def write(rows: Iterable[Row], output: str | None = None, split_dir: str | None 
 
 @contextmanager
 def _whole(path: str, overwrite: bool):
-    """A CSV writer whose file gets its name only when everything is written and synced. Raises OSError where another one has it."""
+    """A CSV writer whose file gets its name only when everything is written and synced. Raises OSError where
+    another one has it.
+    """
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} is not a regular file")
@@ -83,7 +95,9 @@ def _whole(path: str, overwrite: bool):
         os.chmod(temporary, 0o666 & ~mask)
         if os.path.lexists(path) and not overwrite:
             if not outputs.same_content(temporary, path):
-                raise OSError(f"{path} exists, with other content; --overwrite replaces it, or choose another name")
+                raise OSError(
+                    f"{path} exists, with other content; --overwrite replaces it, or choose another name"
+                )
             return
         placed = outputs.put(temporary, path, lambda _: overwrite)
         if placed != path:

@@ -1,4 +1,6 @@
-"""Rows like those of historical registers: spellings, slips, abbreviations, widows, ranks, places, several occupations."""
+"""Rows like those of historical registers: spellings, slips, abbreviations, widows, ranks, places, several
+occupations.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +18,17 @@ from histocc.sample.words import AND, TAGS, WOMEN
 Row = tuple[str, str, str, str, str]
 
 # Shares of rows, in thousandths. What remains is the plain title of one occupation.
-SHARES = {"nothing": 60, "three": 10, "two": 100, "status": 140, "place": 80, "spelling": 105, "short": 50, "slip": 45,
-          "careless": 20}
+SHARES = {
+    "nothing": 60,
+    "three": 10,
+    "two": 100,
+    "status": 140,
+    "place": 80,
+    "spelling": 105,
+    "short": 50,
+    "slip": 45,
+    "careless": 20,
+}
 THOUSAND = 1000
 # Shares of the three ways of having no occupation: of "nothing" rows, in quarters.
 NOTHING = {"-1": 2, "-2": 1, "-3": 1}
@@ -27,33 +38,39 @@ SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED_SHARE = 15, 20, 10, 40, 40
 # How often an occupation is drawn, by its place in the table, as few occupations make up most of a register.
 FREQUENT = ((20, 60), (40, 36), (80, 12), (120, 7), (195, 3), (270, 2))
-SLOTS = 12                                 # places in the draw of one of an occupation's titles; half are any title's
+SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
 # Second occupations that go with any trade.
 SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020")
-AT_ONCE = 1024                             # rows for which random numbers are made at a time
-_NUMBERS = Struct("<8I")                   # those of one row
+AT_ONCE = 1024  # rows for which random numbers are made at a time
+_NUMBERS = Struct("<8I")  # those of one row
 _DEMO = frozenset(text.casefold() for text, *_ in DEMO)
 _DEMO_CODES = frozenset(code for _, _, *codes in DEMO for code in codes if code)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One title, ready to be drawn: its plain row, the row's columns after the text, and what can stand for the title."""
+    """One title, ready to be drawn: its plain row, the row's columns after the text, and what can stand for
+    the title.
+    """
+
     form: Forms
     code: str
     plain: Row
     columns: tuple[str, str, str, str]
     spellings: tuple[str, ...]
     slips: tuple[str, ...]
-    written: tuple[str, ...]               # beside other words: mostly plain, now and then spelled otherwise or cut short
+    written: tuple[str, ...]  # beside other words: mostly plain, now and then spelled otherwise or cut short
     status: tuple[tuple[str, tuple[tuple[Wrapping, ...], ...]], ...]
     employers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Language:
-    """What rows of one language are drawn from: occupations as often as they are to be drawn, each a tuple of its titles as
-    often as these are. (Drawing twice from short tuples is faster than once from a long one that no cache can hold.)"""
+    """What rows of one language are drawn from: occupations as often as they are to be drawn, each a tuple of
+    its titles as often as these are. (Drawing twice from short tuples is faster than once from a long one
+    that no cache can hold.)
+    """
+
     tag: str
     common: tuple[tuple[Entry, ...], ...]
     trades: tuple[tuple[Entry, ...], ...]
@@ -65,8 +82,9 @@ class Language:
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
-    """n rows (occ1, lang, hisco_1, hisco_2, hisco_3), the last two mostly "". The same seed gives the same rows on every
-    machine, and fewer rows are the first of more. Raises ValueError for n < 0 or seed < 0."""
+    """n rows (occ1, lang, hisco_1, hisco_2, hisco_3), the last two mostly "". The same seed gives the same
+    rows on every machine, and fewer rows are the first of more. Raises ValueError for n < 0 or seed < 0.
+    """
     if n < 0 or seed < 0:
         raise ValueError(f"rows and seed cannot be negative, but are {n} and {seed}")
     return _rows(n, Random(seed).getrandbits)
@@ -77,7 +95,9 @@ def _rows(n: int, bits) -> Iterator[Row]:
     size, cased, shown = len(draw), CAPITALISED + TITLE_CASE + CAPITALS, _DEMO
     length = _NUMBERS.size * AT_ONCE
     while True:
-        for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(bits(8 * length).to_bytes(length, "little")):
+        for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(
+            bits(8 * length).to_bytes(length, "little")
+        ):
             if n <= 0:
                 return
             kind, language, composed = draw[which % size]
@@ -98,22 +118,43 @@ def _cased(text: str, case: int) -> str:
 
 @lru_cache(maxsize=1)
 def kinds() -> tuple[tuple, ...]:
-    """(kind of row, language, whether such a row can be one of the demonstration), each as often as it is to be drawn.
+    """(kind of row, language, whether such a row can be one of the demonstration), each as often as it is to
+    be drawn.
 
-    Raises ValueError if a form of a title alone is a text of the demonstration."""
-    makers = {"nothing": _nothing, "three": _three, "two": _two, "status": _status, "place": _place, "spelling": _spelling,
-              "short": _short, "slip": _slip, "careless": _careless}
-    share = {**{makers[name]: times for name, times in SHARES.items()}, _plain: THOUSAND - sum(SHARES.values())}
+    Raises ValueError if a form of a title alone is a text of the demonstration.
+    """
+    makers = {
+        "nothing": _nothing,
+        "three": _three,
+        "two": _two,
+        "status": _status,
+        "place": _place,
+        "spelling": _spelling,
+        "short": _short,
+        "slip": _slip,
+        "careless": _careless,
+    }
+    share = {
+        **{makers[name]: times for name, times in SHARES.items()},
+        _plain: THOUSAND - sum(SHARES.values()),
+    }
     alone = (_plain, _spelling, _short, _slip, _careless)
     for language in languages():
         for entry in {id(entry): entry for titles in language.common for entry in titles}.values():
             if entry.code in _DEMO_CODES and not _DEMO.isdisjoint(map(str.casefold, entry.form.all())):
-                raise ValueError(f"occupations.csv: {entry.plain[0]!r} is written like a text of the demonstration")
-    return tuple(drawn for language in languages() for kind, times in share.items()
-                 for drawn in ((kind, language, kind not in alone),) * times)
+                raise ValueError(
+                    f"occupations.csv: {entry.plain[0]!r} is written like a text of the demonstration"
+                )
+    return tuple(
+        drawn
+        for language in languages()
+        for kind, times in share.items()
+        for drawn in ((kind, language, kind not in alone),) * times
+    )
 
 
 # Ready to draw from
+
 
 @lru_cache(maxsize=1)
 def languages() -> tuple[Language, ...]:
@@ -129,21 +170,36 @@ def _language(column: str, tag: str) -> Language:
     codes = {each[0].code: tuple(each) for each in occupations}
     towns = [name for town in TOWNS[column] for name in (town, town.title())]
     return Language(
-        tag, tuple(common), tuple(slots for slots in common if is_trade(slots[0].code)),
+        tag,
+        tuple(common),
+        tuple(slots for slots in common if is_trade(slots[0].code)),
         tuple(_slots(each) for each in working if each[0].code in SIDE_CODES),
         tuple(codes[code] for code, times in NOTHING.items() for _ in range(times)),
         tuple(form.removeprefix("{}").replace("@", town) for town in towns for form in IN_TOWN[column]),
-        tuple(f" {word} " for word in AND[column]), STRAY + STRAY_OF_THE_LAND[column])
+        tuple(f" {word} " for word in AND[column]),
+        STRAY + STRAY_OF_THE_LAND[column],
+    )
 
 
 def _entry(form: Forms, column: str, tag: str, employers: dict[str, tuple[str, ...]]) -> Entry:
     columns = (tag, form.code, "", "")
     spelled = _mixed(form.title, form.spellings, SPELLED)
     places = next((kinds for codes, kinds in EMPLOYED if form.code.startswith(codes)), ())
-    return Entry(form, form.code, (form.title, *columns), columns, form.spellings, form.slips,
-                 (*spelled, *_mixed(form.title, form.short[:4], ABBREVIATED)) if form.short else spelled,
-                 tuple((text, wrappings(form, text, column)) for text in dict.fromkeys(spelled)) if form.code[0] != "-" else (),
-                 tuple(tail for kind in places for tail in employers[kind]))
+    return Entry(
+        form,
+        form.code,
+        (form.title, *columns),
+        columns,
+        form.spellings,
+        form.slips,
+        (*spelled, *_mixed(form.title, form.short[:4], ABBREVIATED)) if form.short else spelled,
+        (
+            tuple((text, wrappings(form, text, column)) for text in dict.fromkeys(spelled))
+            if form.code[0] != "-"
+            else ()
+        ),
+        tuple(tail for kind in places for tail in employers[kind]),
+    )
 
 
 def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]:
@@ -162,16 +218,21 @@ def _times(at: int) -> int:
 
 
 def is_trade(code: str) -> bool:
-    """Whether people of this occupation had another one beside it: trades, crafts and farming, not soldiers or servants."""
+    """Whether people of this occupation had another one beside it: trades, crafts and farming, not soldiers
+    or servants.
+    """
     return "41" <= code < "97" and not code.startswith("58") and code not in WOMEN
 
 
 def _employers(kind: str, column: str) -> tuple[str, ...]:
     tails = [form.removeprefix("{}") for form in EMPLOYER[kind][column]]
-    return tuple(tail.replace("@", person) for tail in tails for person in (PEOPLE[column] if "@" in tail else ("",)))
+    return tuple(
+        tail.replace("@", person) for tail in tails for person in (PEOPLE[column] if "@" in tail else ("",))
+    )
 
 
 # Kinds of rows, in lower case. `a` to `f` are random numbers far above the length of what they pick from.
+
 
 def _plain(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
     return language.common[a % len(language.common)][b % SLOTS].plain
@@ -239,8 +300,11 @@ def _two(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> 
         second = sides[(c + 1) % len(sides)][d % SLOTS]
     if e % 100 < SIDE_FIRST:
         first, second = second, first
-    text = (first.written[(d >> 4) % len(first.written)] + language.joiners[f % len(language.joiners)]
-            + second.written[(e >> 8) % len(second.written)])
+    text = (
+        first.written[(d >> 4) % len(first.written)]
+        + language.joiners[f % len(language.joiners)]
+        + second.written[(e >> 8) % len(second.written)]
+    )
     if (f >> 2) % 100 < TWO_IN_TOWN:
         text += language.towns[(f >> 8) % len(language.towns)]
     return text, language.tag, first.code, second.code, ""
@@ -253,7 +317,10 @@ def _three(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -
     at = c % len(sides)
     another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
     found = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
-    first, second, third = found[e % 3:e % 3 + 3]
-    words = [entry.written[(f >> shift) % len(entry.written)] for entry, shift in ((first, 0), (second, 8), (third, 16))]
+    first, second, third = found[e % 3 : e % 3 + 3]
+    words = [
+        entry.written[(f >> shift) % len(entry.written)]
+        for entry, shift in ((first, 0), (second, 8), (third, 16))
+    ]
     text = f"{words[0]}, {words[1]}{language.joiners[(e >> 8) % len(language.joiners)]}{words[2]}"
     return text, language.tag, first.code, second.code, third.code

@@ -1,13 +1,13 @@
 """Codes twelve descriptions that no model trained on the sample has seen, beside their right codes:
 
-    python -m histocc.sample.show --model ./output
+python -m histocc.sample.show --model ./output
 """
 
 import argparse
 import sys
 
-from histocc.coder import Coder
 from histocc.cli import run_command
+from histocc.coder import Coder
 from histocc.model_io import load_model
 from histocc.sample.demo import demo_rows
 from histocc.sample.table import read_table
@@ -17,8 +17,15 @@ TITLE_WIDTH = 34
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m histocc.sample.show", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--model", required=True, metavar="PATH", help="folder of a run (its best checkpoint), or a checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m histocc.sample.show", description=__doc__.split("\n", 1)[0]
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="PATH",
+        help="folder of a run (its best checkpoint), or a checkpoint",
+    )
     return parser
 
 
@@ -46,9 +53,20 @@ def show(args: argparse.Namespace) -> None:
         same = {code for code, _ in predicted} == set(codes)
         right += same
         title = ", ".join(titles.get(code, "not in the sample") for code, _ in predicted)
-        rows.append((text, language, ", ".join(f"{code} ({p:.2f})" for code, p in predicted) or "none", ", ".join(codes),
-                     "✓" if same else "✗", title if len(title) <= TITLE_WIDTH else title[:TITLE_WIDTH - 1] + "…"))
-    print(f"Twelve descriptions that the model has not seen, coded by {args.model} (step {checkpoint.get('step') or 0:,}):")
+        rows.append(
+            (
+                text,
+                language,
+                ", ".join(f"{code} ({p:.2f})" for code, p in predicted) or "none",
+                ", ".join(codes),
+                "✓" if same else "✗",
+                title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…",
+            )
+        )
+    print(
+        f"Twelve descriptions that the model has not seen, coded by {args.model} (step"
+        f" {checkpoint.get('step') or 0:,}):"
+    )
     print("\n".join(table_lines(rows)))
     print(f"{right} of {len(demo)} right")
 

@@ -13,10 +13,23 @@ SPEEDS = ("samples_per_sec", "seconds_data")
 
 
 class Job:
-    """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on with."""
+    """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on
+    with.
+    """
 
-    def __init__(self, folder: Path, *, epochs: int = 4, processes: int | None = None, total: int = 4, rows: int = 24, flags=(), launcher=(),
-                 script: Path = TRAIN_MIXER, logs: Path | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epochs: int = 4,
+        processes: int | None = None,
+        total: int = 4,
+        rows: int = 24,
+        flags=(),
+        launcher=(),
+        script: Path = TRAIN_MIXER,
+        logs: Path | None = None,
+    ):
         self.folder, self.processes, self.launcher, self.script = folder, processes, launcher, script
         self.logs = logs or folder.parent
         data = self.logs / f"data_{rows}"
@@ -25,18 +38,49 @@ class Job:
         if not val.exists():
             write_rows(train, rows)
             write_rows(val, 24, 500)
-        self.flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", epochs,
-                      "--global-batch-size", total, "--log-interval", 3, "--eval-interval", 5, "--save-interval", 4, "--learning-rate",
-                      1e-3, "--save-dir", folder, *flags]
+        self.flags = [
+            "--train-data",
+            train,
+            "--val-data",
+            val,
+            *TINY,
+            "--language-col",
+            "lang",
+            "--dropout",
+            0.1,
+            "--num-epochs",
+            epochs,
+            "--global-batch-size",
+            total,
+            "--log-interval",
+            3,
+            "--eval-interval",
+            5,
+            "--save-interval",
+            4,
+            "--learning-rate",
+            1e-3,
+            "--save-dir",
+            folder,
+            *flags,
+        ]
         self.output = ""
 
     def start(self, *more, log: str | None = None, before=(), launcher=()) -> subprocess.Popen:
         self.log = open(self.logs / f"{log or self.folder.name}.log", "w+", encoding="utf-8")
-        line, launcher = command(self.script, *self.flags, *more, processes=self.processes), launcher or self.launcher
+        line = command(self.script, *self.flags, *more, processes=self.processes)
+        launcher = launcher or self.launcher
         if launcher:
             at = line.index("--standalone")
-            line[at:at + any(option.startswith("--rdzv") for option in launcher)] = launcher
-        return subprocess.Popen([*before, *line], env=environment(), stdout=self.log, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+            line[at : at + any(option.startswith("--rdzv") for option in launcher)] = launcher
+        return subprocess.Popen(
+            [*before, *line],
+            env=environment(),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def said(self) -> str:
         return Path(self.log.name).read_text(encoding="utf-8")
@@ -44,7 +88,9 @@ class Job:
     def wait_for(self, process: subprocess.Popen, words: str, seconds: float = 60) -> None:
         until = time.monotonic() + seconds
         while words not in self.said():
-            assert process.poll() is None and time.monotonic() < until, f"never said {words!r}:\n{self.said()}"
+            assert process.poll() is None and time.monotonic() < until, (
+                f"never said {words!r}:\n{self.said()}"
+            )
             time.sleep(0.02)
 
     def start_and_wait(self, *more) -> subprocess.Popen:
@@ -71,12 +117,20 @@ class Job:
         return torch.load(self.folder / "last.bin", weights_only=True)
 
     def rows(self) -> list[dict]:
-        return [{name: value for name, value in row.items() if name not in SPEEDS} for row in read_logs(self.folder)]
+        return [
+            {name: value for name, value in row.items() if name not in SPEEDS}
+            for row in read_logs(self.folder)
+        ]
 
 
 def workers(process: subprocess.Popen) -> list[int]:
     """Process numbers of the ranks that a launcher has started, in order."""
-    return [int(pid) for pid in subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()]
+    return [
+        int(pid)
+        for pid in subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+        ).stdout.split()
+    ]
 
 
 def alive(pid: int) -> bool:
@@ -114,8 +168,13 @@ def assert_same_end(job: Job, whole: Job) -> None:
 
 
 def assert_same_losses(job: Job, whole: Job) -> None:
-    """Every step was logged once, with the rows and the loss of a run in double precision that was never interrupted."""
+    """Every step was logged once, with the rows and the loss of a run in double precision that was never
+    interrupted.
+    """
     rows, others = job.rows(), whole.rows()
     assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, len(others) + 1))
     for row, other in zip(rows, others):
-        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"]) and row["samples"] == other["samples"]
+        assert (
+            abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"])
+            and row["samples"] == other["samples"]
+        )

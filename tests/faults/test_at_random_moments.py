@@ -1,6 +1,8 @@
-"""Each kind of fault at seeded random moments of a job's life, from its first import to its end: `tests/run --faults [N]`.
+"""Each kind of fault at seeded random moments of a job's life, from its first import to its end: `tests/run
+--faults [N]`.
 
-Whatever happens to a job of two processes, the same command afterwards ends with the very bits of a run without faults.
+Whatever happens to a job of two processes, the same command afterwards ends with the very bits of a run
+without faults.
 """
 
 import os
@@ -12,7 +14,7 @@ import pytest
 from harness import Job, assert_gone, assert_same_end, kill_all, workers
 
 pytestmark = pytest.mark.processes
-EPOCHS = 12                   # enough for a good part of the moments to lie between the first step and the last
+EPOCHS = 12  # enough for a good part of the moments to lie between the first step and the last
 KINDS = ("SIGTERM", "SIGUSR1", "SIGINT", "kill one", "kill all", "stop one")
 
 
@@ -29,8 +31,12 @@ def whole(tmp_path_factory):
 def test_a_fault_at_a_random_moment(whole, kind, fault_seed):
     reference, lasts = whole
     dice = random.Random(f"{kind} {fault_seed}")
-    job = Job(reference.folder.parent / f"{kind.replace(' ', '_')}_{fault_seed}", processes=2, epochs=EPOCHS,
-              launcher=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"])
+    job = Job(
+        reference.folder.parent / f"{kind.replace(' ', '_')}_{fault_seed}",
+        processes=2,
+        epochs=EPOCHS,
+        launcher=["--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"],
+    )
     process = job.start("--timeout-minutes", 0.2)
     moment = dice.uniform(0.5, lasts)
     time.sleep(moment)
@@ -43,8 +49,10 @@ def test_a_fault_at_a_random_moment(whole, kind, fault_seed):
         elif ranks:
             os.kill(dice.choice(ranks), signal.SIGKILL if kind == "kill one" else signal.SIGSTOP)
     code, output = job.end(process, 120)
-    assert_gone(ranks)                                                 # torchrun has ended them, a stopped one too; or the system
+    assert_gone(ranks)  # torchrun has ended them, a stopped one too; or the system
     left = job.last()["step"] if (job.folder / "last.bin").exists() else None
     job.run()
     assert_same_end(job, reference)
-    print(f"\n{kind} after {moment:.1f} s of {lasts:.1f}: exit code {code}, went on from step {left}: same bits")
+    print(
+        f"\n{kind} after {moment:.1f} s of {lasts:.1f}: exit code {code}, went on from step {left}: same bits"
+    )

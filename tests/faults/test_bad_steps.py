@@ -32,22 +32,43 @@ def batch(seed: int) -> dict:
     generator = torch.Generator().manual_seed(seed)
     targets = torch.full((2, 27), PAD_IDX)
     targets[:, 0], targets[:, 1:6], targets[:, -1] = 2, torch.randint(8, 18, (2, 5), generator=generator), 3
-    return {"input_ids": torch.randint(97, 122, (2, 16), generator=generator), "attention_mask": torch.ones(2, 16, dtype=torch.bool),
-            "targets_seq2seq": targets, "targets_linear": torch.tensor([[0], [1]])}
+    return {
+        "input_ids": torch.randint(97, 122, (2, 16), generator=generator),
+        "attention_mask": torch.ones(2, 16, dtype=torch.bool),
+        "targets_seq2seq": targets,
+        "targets_linear": torch.tensor([[0], [1]]),
+    }
 
 
 def train(calls, steps=8, **options):
     """(rows of the log, weights after each step, what the run ended with)"""
     torch.manual_seed(1)
-    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
-                               memory_mask=None, published_target_mask=False)
+    sizes = argparse.Namespace(
+        model_size="tiny",
+        encoder_dropout=0.0,
+        decoder_dim_feedforward=None,
+        max_len=128,
+        clean_text=None,
+        memory_mask=None,
+        published_target_mask=False,
+    )
     model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows, weights, error = [], [], None
     try:
-        engine.train(model, {"data_loader_train": [batch(i) for i in range(steps)]}, BadAt(calls), optimizer, "cpu",
-                     linear_schedule(optimizer, 0, steps), steps, log_interval=4, log=rows.append,
-                     step_done=lambda: weights.append(model.encoder.pooler.dense.weight.detach().clone()), **options)
+        engine.train(
+            model,
+            {"data_loader_train": [batch(i) for i in range(steps)]},
+            BadAt(calls),
+            optimizer,
+            "cpu",
+            linear_schedule(optimizer, 0, steps),
+            steps,
+            log_interval=4,
+            log=rows.append,
+            step_done=lambda: weights.append(model.encoder.pooler.dense.weight.detach().clone()),
+            **options,
+        )
     except TrainingError as found:
         error = found
     return rows, weights, error
@@ -55,11 +76,18 @@ def train(calls, steps=8, **options):
 
 def test_bad_steps_change_nothing_and_are_counted():
     rows, weights, error = train({2, 5})
-    assert error is None and [row["skipped_steps"] for row in rows] == [1, 1] and [row["samples"] for row in rows] == [8, 16]
+    assert (
+        error is None
+        and [row["skipped_steps"] for row in rows] == [1, 1]
+        and [row["samples"] for row in rows] == [8, 16]
+    )
     same = [torch.equal(a, b) for a, b in zip(weights, weights[1:])]
     assert same == [False, True, False, False, True, False, False]
-    assert all(torch.isfinite(torch.tensor(row["train_loss"])) and torch.isfinite(torch.tensor(row["grad_norm"])) for row in rows)
-    assert rows[-1]["lr"] == train(set())[0][-1]["lr"]                 # the schedule goes by steps, skipped or not
+    assert all(
+        torch.isfinite(torch.tensor(row["train_loss"])) and torch.isfinite(torch.tensor(row["grad_norm"]))
+        for row in rows
+    )
+    assert rows[-1]["lr"] == train(set())[0][-1]["lr"]  # the schedule goes by steps, skipped or not
 
 
 def test_too_many_in_a_row_end_the_run():
@@ -70,7 +98,12 @@ def test_too_many_in_a_row_end_the_run():
 
 def test_all_steps_of_a_row_bad():
     rows, _, error = train({0, 1, 2, 3})
-    assert error is None and rows[0]["skipped_steps"] == 4 and "train_loss" not in rows[0] and rows[1]["train_loss"] > 0
+    assert (
+        error is None
+        and rows[0]["skipped_steps"] == 4
+        and "train_loss" not in rows[0]
+        and rows[1]["train_loss"] > 0
+    )
 
 
 @pytest.mark.parametrize("calls", [set(), {1}])
@@ -78,4 +111,9 @@ def test_what_was_open_goes_into_the_checkpoint(calls):
     saved = []
     train(calls, steps=6, save_interval=3, save=lambda step, names, position: saved.append((step, position)))
     step, position = saved[0]
-    assert step == 3 and position["running"][0]["skipped"] == len(calls) and position["bad_in_row"] == 0 and position["unfinished"] is None
+    assert (
+        step == 3
+        and position["running"][0]["skipped"] == len(calls)
+        and position["bad_in_row"] == 0
+        and position["unfinished"] is None
+    )

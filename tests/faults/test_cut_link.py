@@ -1,4 +1,6 @@
-"""Two hosts, joined by a link that is cut in mid-step: `tests/run --faults`. Network namespaces stand for the hosts."""
+"""Two hosts, joined by a link that is cut in mid-step: `tests/run --faults`. Network namespaces stand for the
+hosts.
+"""
 
 import os
 import shutil
@@ -22,7 +24,20 @@ def hosts():
         pytest.skip("network namespaces need root and the program ip")
     try:
         ip("netns", "add", "histocc_b")
-        ip("link", "add", "link_a", "netns", "histocc_a", "type", "veth", "peer", "name", "link_b", "netns", "histocc_b")
+        ip(
+            "link",
+            "add",
+            "link_a",
+            "netns",
+            "histocc_a",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "link_b",
+            "netns",
+            "histocc_b",
+        )
         for host, address in HOSTS.items():
             ip("-n", host, "addr", "add", f"{address}/24", "dev", host.replace("histocc", "link"))
             for device in ("lo", host.replace("histocc", "link")):
@@ -34,13 +49,34 @@ def hosts():
 
 
 def start(job: Job, hosts: list[str], *flags) -> list[subprocess.Popen]:
-    return [job.start(*flags, log=host, before=["ip", "netns", "exec", host, "env", f"GLOO_SOCKET_IFNAME={host.replace('histocc', 'link')}"],
-                      launcher=["--rdzv-backend=static", "--nnodes=2", f"--node_rank={rank}", f"--master_addr={HOSTS[hosts[0]]}", "--master_port=29517"])
-            for rank, host in enumerate(hosts)]
+    return [
+        job.start(
+            *flags,
+            log=host,
+            before=[
+                "ip",
+                "netns",
+                "exec",
+                host,
+                "env",
+                f"GLOO_SOCKET_IFNAME={host.replace('histocc', 'link')}",
+            ],
+            launcher=[
+                "--rdzv-backend=static",
+                "--nnodes=2",
+                f"--node_rank={rank}",
+                f"--master_addr={HOSTS[hosts[0]]}",
+                "--master_port=29517",
+            ],
+        )
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def test_a_link_that_is_cut_in_mid_step(tmp_path, hosts, fault_seed):
-    whole, job = (Job(tmp_path / name, processes=processes, epochs=6) for name, processes in (("whole", 2), ("cut", 1)))
+    whole, job = (
+        Job(tmp_path / name, processes=processes, epochs=6) for name, processes in (("whole", 2), ("cut", 1))
+    )
     whole.run()
     nodes = start(job, hosts, "--timeout-minutes", 0.2)
     first = tmp_path / "histocc_a.log"
@@ -54,10 +90,16 @@ def test_a_link_that_is_cut_in_mid_step(tmp_path, hosts, fault_seed):
     codes = [node.wait(120) for node in nodes]
     lasted = time.monotonic() - started
     output = first.read_text()
-    print(f"\nthe job of two hosts ended {lasted:.0f} s after the cut, {[line for line in output.splitlines() if 'error:' in line]}")
+    print(
+        f"\nthe job of two hosts ended {lasted:.0f} s after the cut,"
+        f" {[line for line in output.splitlines() if 'error:' in line]}"
+    )
     assert 0 not in codes and "error: rank 1 does not answer any more, its last word was: " in output
     assert len(ranks) == 2
     assert_gone(ranks)
     ip("-n", hosts[0], "link", "set", "link_a", "up")
-    assert [node.wait(120) for node in start(job, hosts)] == [0, 0] and "Resuming from step" in first.read_text()
+    assert [node.wait(120) for node in start(job, hosts)] == [
+        0,
+        0,
+    ] and "Resuming from step" in first.read_text()
     assert_same_end(job, whole)

@@ -9,7 +9,6 @@ import subprocess
 import time
 
 import pytest
-import torch
 from harness import Job, alive, assert_gone, assert_same_end, assert_same_losses, kill_all, workers
 from helpers import REPO, TITLES, run, write_csv
 
@@ -39,7 +38,7 @@ def whole_of_two(folder):
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
-    path.unlink()                                                      # not the file that it may be a link to
+    path.unlink()  # not the file that it may be a link to
     path.write_bytes(content)
 
 
@@ -51,7 +50,11 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
         time.sleep(dice.uniform(0, 0.2))
         process.send_signal(getattr(signal, name))
         code, output = job.end(process)
-        assert code == expected and f"Stopped by {name} at step " in output and "The same command goes on." in output, output
+        assert (
+            code == expected
+            and f"Stopped by {name} at step " in output
+            and "The same command goes on." in output
+        ), output
         assert "Traceback" not in output and f"at step {job.last()['step']} of 36, saved in " in output
     process = job.start_and_wait()
     time.sleep(dice.uniform(0, 0.4))
@@ -61,22 +64,32 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
     process = job.start()
     job.wait_for(process, "Starting training")
     output = job.said()
-    assert "WARNING: a newer checkpoint cannot be used" in output and "another checksum" in output and "Resuming from step" in output
+    assert (
+        "WARNING: a newer checkpoint cannot be used" in output
+        and "another checksum" in output
+        and "Resuming from step" in output
+    )
     kill_all(process)
     content = last.read_bytes()
     last.unlink()
-    last.write_bytes(content[:len(content) // 2])
+    last.write_bytes(content[: len(content) // 2])
     output = job.run()
-    assert "WARNING: a newer checkpoint cannot be used" in output and "may be damaged" in output and "Resuming from step" in output
+    assert (
+        "WARNING: a newer checkpoint cannot be used" in output
+        and "may be damaged" in output
+        and "Resuming from step" in output
+    )
     assert_same_end(job, whole)
 
 
 def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole_of_two):
-    """One run: a signal to the launcher, to one process, and no warning at all to the launcher, to a process; one that is stuck."""
+    """One run: a signal to the launcher, to one process, and no warning at all to the launcher, to a process;
+    one that is stuck.
+    """
     job = Job(folder / "two", processes=2, epochs=6)
 
     process = job.start_and_wait()
-    process.send_signal(signal.SIGTERM)                                # to torchrun, which passes it on
+    process.send_signal(signal.SIGTERM)  # to torchrun, which passes it on
     code, output = job.end(process, 90)
     assert code != 0 and output.count("Stopped by SIGTERM at step") == 1, output
 
@@ -87,7 +100,7 @@ def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on
 
     process = job.start_and_wait()
     children = workers(process)
-    os.kill(process.pid, signal.SIGKILL)                               # the launcher alone
+    os.kill(process.pid, signal.SIGKILL)  # the launcher alone
     process.wait()
     assert len(children) == 2
     assert_gone(children)
@@ -100,7 +113,7 @@ def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on
         job.wait_for(process, "does not answer any more", 40)
         assert time.monotonic() - started < seconds
         if kill == signal.SIGSTOP:
-            kill_all(process)                                          # torchrun would wait 30 s for the stopped one
+            kill_all(process)  # torchrun would wait 30 s for the stopped one
         code, output = job.end(process, 60)
         assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output
         assert "Rank 0 waited for it in: " in output and "Traceback" not in output.split("does not answer")[0]
@@ -132,7 +145,7 @@ def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two
     raising = folder / "raising.py"
     raising.write_text(RAISING.format(repo=str(REPO), mark=str(folder / "raised")))
     job = Job(folder / "restarted", processes=2, epochs=6, launcher=["--max-restarts=2"], script=raising)
-    process = job.start("--overwrite")                                 # of the first start alone
+    process = job.start("--overwrite")  # of the first start alone
     job.wait_for(process, "step 9/36")
     os.kill(workers(process)[1], signal.SIGKILL)
     code, output = job.end(process, 120)
@@ -153,8 +166,9 @@ from histocc.formatter import hisco_blocky5
 from histocc.lr_schedule import linear_schedule
 
 def run(args, world):
-    sizes = argparse.Namespace(model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
-                               memory_mask=None, published_target_mask=False)
+    sizes = argparse.Namespace(
+        model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
+        memory_mask=None, published_target_mask=False)
     torch.manual_seed(1)
     model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
     wrapped = wrap(model, world)
@@ -195,7 +209,7 @@ def test_a_second_signal_ends_at_once(folder, whole):
     assert_gone([first], 2)
     kill_all(process)
     os.kill(other, signal.SIGKILL)
-    assert "model" in job.last()                                       # whole and readable
+    assert "model" in job.last()  # whole and readable
 
 
 def test_a_stop_while_torch_is_imported(folder):
@@ -203,7 +217,10 @@ def test_a_stop_while_torch_is_imported(folder):
     process = job.start()
     status = f"/proc/{process.pid}/status"
     until = time.monotonic() + 20
-    while not int(open(status).read().partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGUSR1 - 1) & 1 and time.monotonic() < until:
+    while (
+        not int(open(status).read().partition("SigCgt:")[2].split()[0], 16) >> (signal.SIGUSR1 - 1) & 1
+        and time.monotonic() < until
+    ):
         time.sleep(0.005)
     assert "libtorch" not in open(f"/proc/{process.pid}/maps").read()
     process.send_signal(signal.SIGUSR1)
@@ -216,7 +233,18 @@ def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
     rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
     many = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
     job = Job(folder / "preparing")
-    job.flags = ["--train-data", many, "--val-data", many, "--target-cols", "hisco_1", "--model-size", "tiny", "--save-dir", job.folder]
+    job.flags = [
+        "--train-data",
+        many,
+        "--val-data",
+        many,
+        "--target-cols",
+        "hisco_1",
+        "--model-size",
+        "tiny",
+        "--save-dir",
+        job.folder,
+    ]
     process = job.start()
     job.wait_for(process, "Preparing data")
     time.sleep(0.3)
@@ -240,7 +268,9 @@ def test_a_folder_is_used_by_one_job_at_a_time(folder):
     second = other.start()
     code = second.wait(60)
     said = other.said()
-    assert code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job: host" in said, said
+    assert (
+        code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job: host" in said
+    ), said
     kill_all(process)
     assert owner["process"] == process.pid and set(owner) == {"host", "process", "since"}
 
@@ -249,28 +279,40 @@ def test_a_folder_is_used_by_one_job_at_a_time(folder):
 def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
     disk = folder / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(disk)], capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         job = Job(disk / "run", epochs=1, logs=folder)
         output = job.run(code=1)
-        assert "WARNING: the checkpoint of step 4 could not be saved" in output and "Training goes on" in output
-        assert "error: the last checkpoint, of step 6, could not be saved" in output and "Traceback" not in output
+        assert (
+            "WARNING: the checkpoint of step 4 could not be saved" in output and "Training goes on" in output
+        )
+        assert (
+            "error: the last checkpoint, of step 6, could not be saved" in output
+            and "Traceback" not in output
+        )
         assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]
         assert [row["step"] for row in job.rows()] == [3, 5, 6]
         subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
         assert "Finished at step 6" in job.run()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        assert f"error: {job.folder}: cannot write there: the file system is read-only" in job.run("--num-epochs", 2, code=2)
+        assert f"error: {job.folder}: cannot write there: the file system is read-only" in job.run(
+            "--num-epochs", 2, code=2
+        )
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def go_on_with_other_numbers(folder, name, stages):
-    """The losses of one process that was never interrupted, in double precision and without dropout. stages: (processes, last step)."""
+    """The losses of one process that was never interrupted, in double precision and without dropout. stages:
+    (processes, last step).
+    """
     flags = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
-    one, mixed = Job(folder / f"{name}_alone", flags=flags, epochs=2), Job(folder / name, flags=flags, epochs=2)
+    one = Job(folder / f"{name}_alone", flags=flags, epochs=2)
+    mixed = Job(folder / name, flags=flags, epochs=2)
     one.run()
     for processes, stop in stages:
         mixed.processes = processes

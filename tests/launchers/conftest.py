@@ -1,4 +1,6 @@
-"""A machine with the few tools that launchers need and as many GPUs as wanted, and launchers that print what they would start."""
+"""A machine with the few tools that launchers need and as many GPUs as wanted, and launchers that print what
+they would start.
+"""
 
 import shlex
 import shutil
@@ -7,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import FAST_PYTHON, REPO, TOOLS, write_table, write_executable
+from launching import FAST_PYTHON, REPO, TOOLS, write_executable, write_table
 
 
 @pytest.fixture
@@ -24,23 +26,47 @@ def bin_dir(tmp_path):
 @pytest.fixture
 def gpus(bin_dir):
     """Makes nvidia-smi list so many GPUs."""
+
     def listed(count: int) -> None:
         lines = "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-0{i})'\n" for i in range(count))
         write_executable(bin_dir / "nvidia-smi", "#!/bin/bash\n" + lines)
+
     return listed
 
 
 @pytest.fixture
 def plan(bin_dir, tmp_path):
     """Runs a launcher in a folder of its own without starting anything. Returns the finished process."""
-    def run(script: str, *arguments: str, code: int = 0, shell: tuple[str, ...] = (), hangup=signal.SIG_DFL,
-            **variables: str) -> subprocess.CompletedProcess:
-        env = {"PATH": str(bin_dir), "HOME": str(tmp_path), "HISTOCC_LAUNCH_DRY_RUN": "1", "MASTER_PORT": "29511", **variables}
-        done = subprocess.run([*shell, str(REPO / script), *arguments], capture_output=True, text=True, cwd=tmp_path,
-                              env=env, stdin=subprocess.DEVNULL, timeout=60,
-                              preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup))   # this process may ignore it
+
+    def run(
+        script: str,
+        *arguments: str,
+        code: int = 0,
+        shell: tuple[str, ...] = (),
+        hangup=signal.SIG_DFL,
+        **variables: str,
+    ) -> subprocess.CompletedProcess:
+        env = {
+            "PATH": str(bin_dir),
+            "HOME": str(tmp_path),
+            "HISTOCC_LAUNCH_DRY_RUN": "1",
+            "MASTER_PORT": "29511",
+            **variables,
+        }
+        # this process may ignore it
+        done = subprocess.run(
+            [*shell, str(REPO / script), *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+        )
         assert done.returncode == code, done.stdout + done.stderr
         return done
+
     return run
 
 

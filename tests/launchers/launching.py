@@ -10,14 +10,30 @@ LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
 SLURM = "scripts/train_slurm_multi_node.sh"
 SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
 SHELL_FILES = [LAUNCH, MULTI, SLURM, *SOURCED, "tests/run", ".ci/run"]
-TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "getconf", "grep", "mkdir", "rm", "sleep", "tail", "touch")
-NAMED = ["--target-cols", "hisco_1", "--language", "en"]      # with these a launcher need not look into the file
+TOOLS = (
+    "bash",
+    "cat",
+    "cksum",
+    "cp",
+    "dirname",
+    "env",
+    "getconf",
+    "grep",
+    "mkdir",
+    "rm",
+    "sleep",
+    "tail",
+    "touch",
+)
+NAMED = ["--target-cols", "hisco_1", "--language", "en"]  # with these a launcher need not look into the file
 
 # A python that answers at once what the launcher asks about torch, and hands everything else to the real one.
 FAST_PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
   program=$(cat)
-  if [[ $program == *get_args_parser* ]]; then echo "2.13.0 ${FAKE_CUDA:-13.0} --signals-to-handle --shutdown-timeout"; exit; fi
+  if [[ $program == *get_args_parser* ]]; then
+    echo "2.13.0 ${FAKE_CUDA:-13.0} --signals-to-handle --shutdown-timeout"; exit
+  fi
   exec REAL "$@" <<<"$program"
 fi
 exec REAL "$@"
@@ -50,5 +66,7 @@ def write_table(path: Path, columns: str, rows: int = 60) -> Path:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)
-        writer.writerows([values.get(name, ("99910", "61110")[i % 2]).format(i) for name in names] for i in range(rows))
+        writer.writerows(
+            [values.get(name, ("99910", "61110")[i % 2]).format(i) for name in names] for i in range(rows)
+        )
     return path

@@ -1,5 +1,6 @@
-"""How a launcher may be started: through links, by other shells, without an environment, with nowhere to print
-to, under nohup."""
+"""How a launcher may be started: through links, by other shells, without an environment, with nowhere to
+print to, under nohup.
+"""
 
 import os
 import shlex
@@ -9,8 +10,19 @@ import subprocess
 import sys
 
 import pytest
-from launching import (LAUNCH, MULTI, NAMED, REPO, SLURM, SOURCED, after, option, printed_command,
-                       write_executable, write_table)
+from launching import (
+    LAUNCH,
+    MULTI,
+    NAMED,
+    REPO,
+    SLURM,
+    SOURCED,
+    after,
+    option,
+    printed_command,
+    write_executable,
+    write_table,
+)
 
 # A python that notes which module it was to run, and runs none.
 STARTED = """#!/bin/bash
@@ -27,6 +39,7 @@ def starting(bin_dir):
 
 
 # ---- links and shells ----
+
 
 def test_a_launcher_starts_through_links(plan, bin_dir, tmp_path, data):
     (bin_dir / "readlink").symlink_to(shutil.which("readlink"))
@@ -68,6 +81,7 @@ def test_a_missing_bash_is_named(plan, tmp_path):
 
 # ---- printing ----
 
+
 @pytest.mark.parametrize("closed", [">/dev/full", ">&-", "<&- >&- 2>&-", "| true"])
 def test_printing_ends_no_run(plan, starting, data, tmp_path, closed):
     shell = ("bash", "-o", "pipefail", "-c", f'"$0" "$@" {closed}')
@@ -75,7 +89,11 @@ def test_printing_ends_no_run(plan, starting, data, tmp_path, closed):
     plan(LAUNCH, shell=shell, HISTOCC_LAUNCH_DRY_RUN="")
     plan(SLURM, data, "--", *NAMED, "--overwrite", shell=shell, SLURM_RESTART_COUNT="1", **JOB)
     assert (tmp_path / "started").read_text().split() == [
-        "torch.distributed.run", "histocc.sample", "torch.distributed.run", "histocc.sample.show"]
+        "torch.distributed.run",
+        "histocc.sample",
+        "torch.distributed.run",
+        "histocc.sample.show",
+    ]
 
 
 @pytest.mark.parametrize("closed", ["2>/dev/full", "2>&-"])
@@ -91,6 +109,7 @@ def test_variables_that_are_not_set(plan, starting, data, bin_dir):
 
 # ---- what --print-only makes ----
 
+
 @pytest.fixture
 def bare(tmp_path, bin_dir):
     """A copy of the launchers without .venv, on a machine whose one Python has no torch."""
@@ -100,8 +119,11 @@ def bare(tmp_path, bin_dir):
         shutil.copy(REPO / name, repo / name)
     (repo / "histocc").symlink_to(REPO / "histocc")
     (bin_dir / "python").rename(bin_dir / "with torch")
-    write_executable(bin_dir / "python3.11", "#!/bin/bash\n[[ $* != - ]] || { echo it has no torch; exit 1; }\n"
-                     f'exec {shlex.quote(sys.executable)} "$@"\n')
+    write_executable(
+        bin_dir / "python3.11",
+        "#!/bin/bash\n[[ $* != - ]] || { echo it has no torch; exit 1; }\n"
+        f'exec {shlex.quote(sys.executable)} "$@"\n',
+    )
     return repo
 
 
@@ -120,12 +142,20 @@ def test_print_only_makes_nothing(plan, bare, data):
 
 
 def test_print_only_reads_a_configuration_without_torch(plan, bare, data, tmp_path):
-    (tmp_path / "run.toml").write_text('save_path = "./elsewhere"\ntarget_cols = ["hisco_1"]\nlanguage = "en"\n')
+    (tmp_path / "run.toml").write_text(
+        'save_path = "./elsewhere"\ntarget_cols = ["hisco_1"]\nlanguage = "en"\n'
+    )
     (tmp_path / "args.json").write_text('{"save_path": "kept", "language": "en", "overwrite": true}')
     assert "Save path:   ./elsewhere" in plan(str(bare / LAUNCH), data, "--", "--config", "run.toml").stdout
-    slurm = plan(str(bare / SLURM), data, "--", "--config", str(tmp_path / "args.json"),
-                 **JOB | {"SLURM_SUBMIT_DIR": str(bare)})
-    assert "Save path:   kept" in slurm.stdout              # and overwrite, of that start alone, is not in the way
+    slurm = plan(
+        str(bare / SLURM),
+        data,
+        "--",
+        "--config",
+        str(tmp_path / "args.json"),
+        **JOB | {"SLURM_SUBMIT_DIR": str(bare)},
+    )
+    assert "Save path:   kept" in slurm.stdout  # and overwrite, of that start alone, is not in the way
 
 
 def test_print_only_without_any_python(plan, bare, bin_dir, data):
@@ -143,8 +173,11 @@ def test_the_variable_for_print_only_can_be_off(plan, starting, data, tmp_path):
 
 # ---- hang-ups ----
 
+
 def test_an_ignored_hang_up_stays_ignored(plan, data):
-    ignored = option(printed_command(plan(LAUNCH, data, "--", *NAMED, hangup=signal.SIG_IGN)), "signals-to-handle")
+    ignored = option(
+        printed_command(plan(LAUNCH, data, "--", *NAMED, hangup=signal.SIG_IGN)), "signals-to-handle"
+    )
     assert ignored == "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
     assert "SIGHUP" in option(printed_command(plan(LAUNCH, data, "--", *NAMED)), "signals-to-handle")
 
@@ -154,9 +187,19 @@ def test_a_hang_up_reaches_what_is_followed_by_something(hangup):
     child = "trap 'echo told; exit 7' HUP; trap 'exit 8' TERM; echo ready; while :; do sleep 0.05; done"
     common = shlex.quote(str(REPO / "scripts" / "common.sh"))
     process = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c",
-         f'source {common}; run_and_return bash -c "$1" || echo ended $?', "-", child],
-        stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup))
+        [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f'source {common}; run_and_return bash -c "$1" || echo ended $?',
+            "-",
+            child,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+    )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     if hangup == signal.SIG_IGN:
@@ -168,6 +211,7 @@ def test_a_hang_up_reaches_what_is_followed_by_something(hangup):
 
 
 # ---- the sample ----
+
 
 def test_the_run_on_the_sample_is_known_by_every_spelling_of_its_folder(plan, tmp_path):
     write_table(tmp_path / "new é" / "sample" / "train.csv", "occ1,hisco_1")

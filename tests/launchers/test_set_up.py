@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import MULTI, REPO, SHELL_FILES, SOURCED, write_table, write_executable
-
+from launching import MULTI, REPO, SHELL_FILES, SOURCED, write_executable, write_table
 
 # ---- environment ----
 
-# A python whose venv and pip do nothing but say so in calls.log; the probe finds torch where pip has "installed" it.
+# A python whose venv and pip do nothing but say so in calls.log; the probe finds torch where pip has
+# "installed" it.
 FAKE_PYTHON = """#!/bin/bash
 here=${BASH_SOURCE[0]%/*}
 echo "$*" >>"$CALLS"
@@ -26,14 +26,17 @@ case "$*" in
     touch "$here/torch"; [[ $* != *-test.txt ]] || touch "$here/pytest" ;;
   "--version") echo "Python 3.11.7" ;;
   "-" | "- "*) cat >/dev/null
-    for module in torch "${@:2}"; do [[ -e $here/$module ]] || { echo "it has no $module"; exit 1; }; done; echo "2.13.0 none" ;;
+    for module in torch "${@:2}"; do [[ -e $here/$module ]] || { echo "it has no $module"; exit 1; }; done
+    echo "2.13.0 none" ;;
 esac
 """
 
 
 @pytest.fixture
 def set_up(bin_dir, tmp_path):
-    """Runs the set-up in a copy of the repository's set-up files, with a fake python3.11; returns (process, its calls)."""
+    """Runs the set-up in a copy of the repository's set-up files, with a fake python3.11; returns (process,
+    its calls).
+    """
     repo = tmp_path / "repo"
     (repo / "scripts").mkdir(parents=True)
     for name in SOURCED:
@@ -43,14 +46,28 @@ def set_up(bin_dir, tmp_path):
     (bin_dir / "python").unlink()
     write_executable(bin_dir / "python3.11", FAKE_PYTHON)
 
-    def run(requirements: str = "requirements.txt", pip_fails: str = "") -> tuple[subprocess.CompletedProcess, str]:
+    def run(
+        requirements: str = "requirements.txt", pip_fails: str = ""
+    ) -> tuple[subprocess.CompletedProcess, str]:
         calls = tmp_path / "calls.log"
         calls.write_text("")
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", f"source scripts/common.sh; set_up {requirements}; echo \"uses $PYTHON\""], cwd=repo,
-            capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
-            env={"PATH": str(bin_dir), "CALLS": str(calls), "PIP_FAILS": pip_fails})
+            [
+                "bash",
+                "-euo",
+                "pipefail",
+                "-c",
+                f'source scripts/common.sh; set_up {requirements}; echo "uses $PYTHON"',
+            ],
+            cwd=repo,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            env={"PATH": str(bin_dir), "CALLS": str(calls), "PIP_FAILS": pip_fails},
+        )
         return done, calls.read_text()
+
     run.repo, run.bin = repo, bin_dir
     return run
 
@@ -58,8 +75,12 @@ def set_up(bin_dir, tmp_path):
 def test_set_up_makes_a_venv_once(set_up):
     done, calls = set_up()
     assert done.returncode == 0, done.stderr
-    assert f"uses {set_up.repo}/.venv/bin/python" in done.stdout and "installing requirements.txt" in done.stdout
-    assert "pip at work" not in done.stdout and "pip at work" in (set_up.repo / ".venv" / "pip.log").read_text()
+    assert (
+        f"uses {set_up.repo}/.venv/bin/python" in done.stdout and "installing requirements.txt" in done.stdout
+    )
+    assert (
+        "pip at work" not in done.stdout and "pip at work" in (set_up.repo / ".venv" / "pip.log").read_text()
+    )
     assert "venv" in calls and "pip install" in calls
     done, calls = set_up()
     assert done.returncode == 0 and "pip" not in calls and "installing" not in done.stdout
@@ -109,10 +130,15 @@ def test_an_environment_of_the_user_is_not_cleared_away(set_up):
 def test_no_python_says_which_is_needed(set_up):
     (set_up.bin / "python3.11").unlink()
     done, _ = set_up()
-    assert done.returncode != 0 and "Python 3.11 or newer" in done.stderr and not (set_up.repo / ".venv").exists()
+    assert (
+        done.returncode != 0
+        and "Python 3.11 or newer" in done.stderr
+        and not (set_up.repo / ".venv").exists()
+    )
 
 
 # ---- shell ----
+
 
 @pytest.mark.parametrize("name", SHELL_FILES)
 def test_shell_files_are_sound(name):
@@ -130,9 +156,21 @@ def test_signals_reach_what_is_followed_by_something(tmp_path):
     child = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
     for number in (signal.SIGTERM, signal.SIGINT):
         process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c",
-             f"source {shlex.quote(str(REPO / 'scripts/common.sh'))}; run_and_return bash -c \"$1\" || echo ended $?", "-", child],
-            stdout=subprocess.PIPE, text=True)
+            [
+                "bash",
+                "-euo",
+                "pipefail",
+                "-c",
+                (
+                    f'source {shlex.quote(str(REPO / "scripts/common.sh"))}; run_and_return bash -c "$1" ||'
+                    " echo ended $?"
+                ),
+                "-",
+                child,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         assert process.communicate(timeout=20)[0].split() == ["told", "ended", "7"]
@@ -141,11 +179,35 @@ def test_signals_reach_what_is_followed_by_something(tmp_path):
 @pytest.mark.processes
 def test_a_run_on_two_processes(tmp_path):
     data = write_table(tmp_path / "rows.csv", "occ1,lang,hisco_1")
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "",
-           "MODEL_SIZE": "tiny", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MODEL_SIZE": "tiny",
+        "OMP_NUM_THREADS": "1",
+    }
     started = time.monotonic()
-    done = subprocess.run([str(REPO / MULTI), str(data), "--", "--max-steps", "2", "--batch-size", "4", "--ngram-passes", "1", "--save-path", "run"],
-                          cwd=tmp_path, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300)
+    done = subprocess.run(
+        [
+            str(REPO / MULTI),
+            str(data),
+            "--",
+            "--max-steps",
+            "2",
+            "--batch-size",
+            "4",
+            "--ngram-passes",
+            "1",
+            "--save-path",
+            "run",
+        ],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
     assert "linear" in next(line for line in done.stdout.splitlines() if line.startswith("Learning rate"))

@@ -1,4 +1,6 @@
-"""A SLURM cluster of two nodes on one machine, for tests: munge, the controller, and a daemon for each node. As root (Debian: slurm-wlm, munge)."""
+"""A SLURM cluster of two nodes on one machine, for tests: munge, the controller, and a daemon for each node.
+As root (Debian: slurm-wlm, munge).
+"""
 
 import contextlib
 import os
@@ -52,21 +54,53 @@ def cluster(folder: Path):
     """Runs it in `folder`; gives the environment in which sbatch and the other commands find it."""
     ports = iter(free_ports(3))
     (folder / "state").mkdir(parents=True)
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, host=socket.gethostname(), port=next(ports), one=next(ports), two=next(ports)))
+    (folder / "slurm.conf").write_text(
+        CONFIGURATION.format(
+            folder=folder, host=socket.gethostname(), port=next(ports), one=next(ports), two=next(ports)
+        )
+    )
     key, sock = folder / "munge.key", folder / "munge.socket"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    commands = [["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={sock}", f"--pid-file={folder}/munged.pid",
-                 f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"], ["slurmctld", "-D", "-i"],
-                ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"]]
+    commands = [
+        [
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={sock}",
+            f"--pid-file={folder}/munged.pid",
+            f"--log-file={folder}/munged.log",
+            f"--seed-file={folder}/munged.seed",
+        ],
+        ["slurmctld", "-D", "-i"],
+        ["slurmd", "-D", "-N", "one"],
+        ["slurmd", "-D", "-N", "two"],
+    ]
     daemons = []
     try:
         for command in commands:
-            daemons.append(subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True))
-            wait_for(lambda: command[0] != "munged" or sock.exists(), "munge", 20)
-        wait_for(lambda: subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], env=env, capture_output=True, text=True).stdout.strip() == "2",
-                 "two idle nodes", 60)
+            daemons.append(
+                subprocess.Popen(
+                    command,
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+            wait_for(lambda command=command: command[0] != "munged" or sock.exists(), "munge", 20)
+        wait_for(
+            lambda: (
+                subprocess.run(
+                    ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=env, capture_output=True, text=True
+                ).stdout.strip()
+                == "2"
+            ),
+            "two idle nodes",
+            60,
+        )
         yield env
     finally:
         for daemon in reversed(daemons):

@@ -1,4 +1,5 @@
-"""A job on a real SLURM controller with two nodes: the time limit strikes, the job comes back, and ends as if nothing had happened.
+"""A job on a real SLURM controller with two nodes: the time limit strikes, the job comes back, and ends as if
+nothing had happened.
 
 Five to eight minutes, as root, with Debian's slurm-wlm and munge: tests/run --slurm
 """
@@ -15,9 +16,32 @@ from cluster import available, cluster, wait_for
 from helpers import REPO, TRAIN_MIXER, environment, read_logs, run, write_rows
 
 JOB = REPO / "scripts" / "train_slurm_multi_node.sh"
-SECONDS = 110                 # of training; the limit of three minutes strikes one to two minutes before its end
-FLAGS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang", "--model-size", "tiny", "--device", "cpu",
-         "--batch-size", 8, "--num-epochs", 1000, "--log-interval", 5, "--eval-interval", 100, "--learning-rate", 1e-3, "--ngrams", "none"]
+SECONDS = 110  # of training; the limit of three minutes strikes one to two minutes before its end
+FLAGS = [
+    "--formatter",
+    "hisco",
+    "--target-cols",
+    "hisco_1",
+    "hisco_2",
+    "--language-col",
+    "lang",
+    "--model-size",
+    "tiny",
+    "--device",
+    "cpu",
+    "--batch-size",
+    8,
+    "--num-epochs",
+    1000,
+    "--log-interval",
+    5,
+    "--eval-interval",
+    100,
+    "--learning-rate",
+    1e-3,
+    "--ngrams",
+    "none",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +54,9 @@ def slurm(tmp_path_factory):
 
 def submit(env, *arguments):
     """Number of the job."""
-    done = subprocess.run(["sbatch", "--parsable", *map(str, arguments)], env=env, capture_output=True, text=True, cwd=REPO)
+    done = subprocess.run(
+        ["sbatch", "--parsable", *map(str, arguments)], env=env, capture_output=True, text=True, cwd=REPO
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -53,43 +79,121 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
 
     logs = str(tmp_path / "%j.out")
     env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
-        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "OMP_NUM_THREADS": "1"}
-    job = submit(env, "--gres=none", "--cpus-per-task=2", "--time=3", "--signal=B:USR1@60", "--output", logs, "--error", logs, JOB, 1, folder, "--",
-                 *flags, "--save-dir", tmp_path / "job")
+        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+    }
+    job = submit(
+        env,
+        "--gres=none",
+        "--cpus-per-task=2",
+        "--time=3",
+        "--signal=B:USR1@60",
+        "--output",
+        logs,
+        "--error",
+        logs,
+        JOB,
+        1,
+        folder,
+        "--",
+        *flags,
+        "--save-dir",
+        tmp_path / "job",
+    )
     log = tmp_path / f"{job}.out"
-    wait_for(lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), "end of the job", 900)
+    wait_for(
+        lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
+        "end of the job",
+        900,
+    )
     text = log.read_text()
     print(text)
     state, restarts = state_of(env, job)
     assert state == "COMPLETED" and restarts >= 1, text
     assert "one,two" in text and "Number of processes: 2" in text and "Nodes: 2" in text
-    assert "The time limit is near" in text and "goes back into the queue" in text and "Resuming from step" in text
+    assert (
+        "The time limit is near" in text
+        and "goes back into the queue" in text
+        and "Resuming from step" in text
+    )
     time.sleep(1)
     run(TRAIN_MIXER, *files, *flags, "--save-dir", tmp_path / "whole", processes=2, timeout=900)
     whole, parts = (torch.load(tmp_path / name / "last.bin", weights_only=True) for name in ("whole", "job"))
     assert whole["step"] == parts["step"] == steps
     assert all(torch.equal(whole["model"][name], parts["model"][name]) for name in whole["model"])
-    assert [row["step"] for row in read_logs(tmp_path / "whole")] == [row["step"] for row in read_logs(tmp_path / "job")]
+    assert [row["step"] for row in read_logs(tmp_path / "whole")] == [
+        row["step"] for row in read_logs(tmp_path / "job")
+    ]
 
 
 def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
     env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")})
-    done = subprocess.run(["sbatch", "--parsable", "--wait", "--gres=none", "--cpus-per-task=1", "--output", str(tmp_path / "out"), "--error",
-                           str(tmp_path / "out"), str(JOB), "data.csv"], env=env, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        [
+            "sbatch",
+            "--parsable",
+            "--wait",
+            "--gres=none",
+            "--cpus-per-task=1",
+            "--output",
+            str(tmp_path / "out"),
+            "--error",
+            str(tmp_path / "out"),
+            str(JOB),
+            "data.csv",
+        ],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.returncode == 2 and "is not the folder of histocc" in (tmp_path / "out").read_text()
 
 
 def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tmp_path):
     write_rows(tmp_path / "data.csv", 160)
     env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
-        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"], "OMP_NUM_THREADS": "1"}
-    job = submit(env, "--array=0-1", "--nodes=1", "--gres=none", "--cpus-per-task=2", "--time=10", "--output", tmp_path / "%a.out", "--error",
-                 tmp_path / "%a.out", JOB, 1, tmp_path / "data.csv", "--", *FLAGS, "--max-steps", 300, "--eval-interval", 1000, "--seed", "%a",
-                 "--save-path", tmp_path / "run%a")
+        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+    }
+    job = submit(
+        env,
+        "--array=0-1",
+        "--nodes=1",
+        "--gres=none",
+        "--cpus-per-task=2",
+        "--time=10",
+        "--output",
+        tmp_path / "%a.out",
+        "--error",
+        tmp_path / "%a.out",
+        JOB,
+        1,
+        tmp_path / "data.csv",
+        "--",
+        *FLAGS,
+        "--max-steps",
+        300,
+        "--eval-interval",
+        1000,
+        "--seed",
+        "%a",
+        "--save-path",
+        tmp_path / "run%a",
+    )
     first, second = (tmp_path / f"{task}.out" for task in range(2))
     wait_for(lambda: second.exists() and "step 20/" in second.read_text(), "step of the second task", 180)
-    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=env, check=True)          # as SLURM does before the time limit
-    wait_for(lambda: all(state_of(env, f"{job}_{task}")[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") for task in range(2)), "end of both", 400)
+    # as SLURM does before the time limit
+    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=env, check=True)
+    wait_for(
+        lambda: all(
+            state_of(env, f"{job}_{task}")[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+            for task in range(2)
+        ),
+        "end of both",
+        400,
+    )
     print(first.read_text(), second.read_text())
     assert [state_of(env, f"{job}_{task}") for task in range(2)] == [("COMPLETED", 0), ("COMPLETED", 1)]
     assert "The time limit is near" not in first.read_text() and "Stopped by" not in first.read_text()
