@@ -14,22 +14,12 @@ from histocc import stopping
 if __name__ == "__main__":
     stopping.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc import cli, dry_run, job_data
+from histocc import dry_run, flags, job_data
+from histocc.entrypoint import start
 
 
-def get_args_parser() -> cli.Parser:
-    parser = cli.make_parser("finetune.py", __doc__.split("\n", 1)[0])
-    parser.add_argument(
-        "--dataset",
-        "--data-dir",
-        "--data-root",
-        dest="dataset",
-        required=True,
-        metavar="FILE.csv",
-        help="descriptions and codes; or a folder with one table, or with train and val",
-    )
-    cli.add_finetune_arguments(parser)
-    return parser
+def get_args_parser():
+    return flags.finetune_parser(__doc__.split("\n", 1)[0])
 
 
 def run(args, world):
@@ -40,7 +30,7 @@ def run(args, world):
 
 
 def main(argv=None):
-    cli.start(get_args_parser(), run, argv)
+    start(get_args_parser(), run, argv)
 
 
 if __name__ == "__main__":

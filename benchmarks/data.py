@@ -70,7 +70,7 @@ def settings_of(path: str):
 
 
 def prepare_rows(path: str, folder: str) -> dict:
-    from histocc.prepare import prepare
+    from histocc.preparing import prepare
 
     before, started = peak_mb(), time.perf_counter()
     prepare(settings_of(path), folder, lambda line: None)
@@ -82,7 +82,7 @@ def prepare_rows(path: str, folder: str) -> dict:
 
 def start_again(path: str, folder: str) -> dict:
     from histocc.arrays import PreparedData
-    from histocc.prepare import prepare
+    from histocc.preparing import prepare
 
     started = time.perf_counter()
     data = PreparedData.open(prepare(settings_of(path), folder, lambda line: None))

@@ -3,25 +3,46 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from difflib import get_close_matches
 
-from histocc.batch_size import AutoBatchSize
 from histocc.config_file import config_arguments
 from histocc.errors import UserError
-from histocc.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
-from histocc.table_files import DELIMITERS
 
-# script: flags that no other script has, to tell whose a file of --config is
-FLAGS_OF_ONE_SCRIPT = {
-    "finetune.py": {"dataset", "share_val"},
-    "train_mixer.py": {"train_data", "val_data", "target_col_naming"},
-}
+
+class _Group(argparse._ArgumentGroup):
+    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        action.resumable = resumable
+        return action
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes long flags with hyphens or underscores; a mistake is a UserError, so that one rank speaks for
-    all."""
+    """Takes long flags with hyphens or underscores; a mistake is a UserError, so that one rank speaks.
+
+    Args:
+        own_flags: script → flags (dest) that no other script has, to tell whose a file of --config is.
+
+    `add_argument` takes `resumable=True` for a flag that may differ when a run is resumed.
+    """
+
+    def __init__(self, *args, own_flags: Mapping[str, set[str]] | None = None, **options):
+        self.own_flags = own_flags or {}
+        super().__init__(*args, **options)
+
+    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        action.resumable = resumable
+        return action
+
+    def add_argument_group(self, *args, **options) -> _Group:
+        group = _Group(self, *args, **options)
+        self._action_groups.append(group)
+        return group
+
+    def resumable(self) -> set[str]:
+        """Flags (dest) that may differ when a run is resumed."""
+        return {action.dest for action in self._actions if getattr(action, "resumable", False)}
 
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else list(args)
@@ -39,7 +60,7 @@ class Parser(argparse.ArgumentParser):
             if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)
         ]
         if files and "--config" in self._option_string_actions:
-            args = config_arguments(files[-1], self._actions, FLAGS_OF_ONE_SCRIPT) + args
+            args = config_arguments(files[-1], self._actions, self.own_flags) + args
         unknown, inside = [], False  # inside: an unknown flag's values
         for arg in args[: args.index("--") if "--" in args else None]:
             if arg.startswith("--"):
@@ -66,8 +87,14 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def make_parser(prog: str, description: str) -> Parser:
-    return Parser(prog=prog, description=description, allow_abbrev=False, formatter_class=_Defaults)
+def make_parser(prog: str, description: str, own_flags: Mapping[str, set[str]] | None = None) -> Parser:
+    return Parser(
+        prog=prog,
+        description=description,
+        allow_abbrev=False,
+        formatter_class=_Defaults,
+        own_flags=own_flags,
+    )
 
 
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -101,32 +128,5 @@ def count_or_zero(text: str) -> int:
     return int(text)
 
 
-def delimiter(text: str) -> str:
-    """A character or the name of one, for argparse."""
-    found = {**DELIMITERS, "\\t": "\t"}.get(text, text)
-    if len(found) != 1 or found in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r} is not one character, nor comma, semicolon, tab or pipe")
-    return found
-
-
-def batch_size(default: int) -> Callable[[str], int]:
-    """For argparse: a count, or auto, which stands for `default` until the run has found its own."""
-
-    def parse(text: str) -> int:
-        return AutoBatchSize(default) if text == "auto" else count(text)
-
-    parse.__name__ = "batch size"
-    return parse
-
-
 def flag(dest: str) -> str:
     return "--" + dest.replace("_", "-")
-
-
-def ngram_bits(text: str) -> str:
-    """The value of --ngrams: auto, none, or a number of bits, as text."""
-    if text in (AUTO, NONE) or text.isascii() and text.isdecimal() and LEAST_BITS <= int(text) <= MOST_BITS:
-        return text
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}"
-    )

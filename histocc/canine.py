@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc import encoder_sizes
-from histocc.layers import Dropout, attend, project_together, whole_tensor
+from histocc.layers import Dropout, attend, project_together
+from histocc.parallel import whole_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from histocc.coder import Coded
+from histocc.console import duration
 from histocc.errors import UserError
 from histocc.findings import row_writer
 from histocc.input_files import opened
 from histocc.outputs import kind_of, write_atomic
-from histocc.run_log import duration
 from histocc.table_files import Chunk, detect_encoding, is_parquet, read_chunks
 
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part

@@ -214,3 +214,12 @@ def occupy_closed_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
+    seconds = int(seconds)
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // part:02d}{below}"
+    return f"{seconds}s"

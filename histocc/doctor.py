@@ -22,7 +22,7 @@ from dataclasses import asdict
 
 import torch
 
-from histocc import __version__, cli, console
+from histocc import __version__, arguments, console, entrypoint
 from histocc import seq2seq_mixer_engine as engine
 from histocc.distributed import (
     World,
@@ -350,8 +350,8 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
             report.add(f"all {world.size} processes" if world.backend else "one process", [check(world)])
 
 
-def get_args_parser() -> cli.Parser:
-    parser = cli.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
     parser.add_argument(
         "--save-path",
         "--save-dir",
@@ -360,7 +360,7 @@ def get_args_parser() -> cli.Parser:
         metavar="FOLDER",
         help="where the run will save",
     )
-    cli.add_process_arguments(
+    entrypoint.add_process_arguments(
         parser, minutes=3.0, timeout_help="minutes for the whole examination, also where a process hangs"
     )
     parser.epilog = (

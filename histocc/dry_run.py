@@ -12,11 +12,11 @@ import torch
 from histocc import seq2seq_mixer_engine as engine
 from histocc.arrays import PreparedData
 from histocc.boundary import Boundary, Meter, StopPoll
+from histocc.console import duration
 from histocc.distributed import World
 from histocc.formatter import BlockyFormatter
 from histocc.job import Setup, advice_on_memory, run_evaluation, run_training, set_up, trial_batch
 from histocc.machine import folder_above
-from histocc.run_log import duration
 from histocc.stopping import Stopped
 from histocc.text import padded_width
 

@@ -25,16 +25,19 @@ import numpy as np
 import torch
 
 from histocc import (
+    arguments,
     baseline,
     checkpoint,
     checksums,
-    cli,
+    entrypoint,
     job,
     model_io,
     outputs,
-    prepare,
+    predict_arguments,
+    preparing,
     recipe,
     report_text,
+    table_arguments,
     tables,
 )
 from histocc import seq2seq_mixer_engine as engine
@@ -79,8 +82,10 @@ NOT_OF_KIND = {
 OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
 
 
-def get_args_parser() -> cli.Parser:
-    parser = cli.make_parser("python -m histocc.evaluate", "How good a model is on data with known codes.")
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser(
+        "python -m histocc.evaluate", "How good a model is on data with known codes."
+    )
     group = parser.add_argument_group("model, data and report")
     group.add_argument(
         "--model",
@@ -101,7 +106,7 @@ def get_args_parser() -> cli.Parser:
         metavar="DIR",
         help="folder for the report (default: evaluation, in the model's folder; here for a name on the hub)",
     )
-    cli.add_published_arguments(group)
+    predict_arguments.add_published_arguments(group)
     group.add_argument(
         "--fit-thresholds",
         action="store_true",
@@ -144,7 +149,7 @@ def get_args_parser() -> cli.Parser:
     )
     group.add_argument(
         "--delimiter",
-        type=cli.delimiter,
+        type=table_arguments.delimiter,
         default=None,
         metavar="CHAR",
         help="what parts the columns (default: found)",
@@ -161,10 +166,10 @@ def get_args_parser() -> cli.Parser:
         default=None,
         help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)",
     )
-    group.add_argument("--batch-size", type=cli.count, default=256, help="rows at once per process")
-    group.add_argument("--resamples", type=cli.count, default=1000, help="draws of the bootstrap")
-    group.add_argument("--seed", type=cli.count_or_zero, default=1, help="seed of the bootstrap")
-    cli.add_process_arguments(parser)
+    group.add_argument("--batch-size", type=arguments.count, default=256, help="rows at once per process")
+    group.add_argument("--resamples", type=arguments.count, default=1000, help="draws of the bootstrap")
+    group.add_argument("--seed", type=arguments.count_or_zero, default=1, help="seed of the bootstrap")
+    entrypoint.add_process_arguments(parser)
     parser.set_defaults(stop_after=None)
     return parser
 
@@ -216,7 +221,7 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
             "share_val": args.share_val or 0.0,
         }
     )
-    problems += cli.table_problems(checked)
+    problems += table_arguments.table_problems(checked)
     if len(columns) > formatter.max_num_codes:
         problems.append(
             f"--target-cols names {len(columns)} columns, but the model writes at most"
@@ -270,7 +275,7 @@ def output_problem(args: argparse.Namespace, file: str) -> str | None:
             f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its"
             " own for the report"
         )
-    unwritable = cli.save_path_problem(folder)
+    unwritable = outputs.save_path_problem(folder)
     inputs = dict.fromkeys(args.data, "a file of the data") | {
         args.key: "the file of --key",
         **dict.fromkeys(files_of(file), "the model"),
@@ -305,7 +310,7 @@ def prepared(
         try:
             return [
                 asdict(settings),
-                prepare.prepare(
+                preparing.prepare(
                     settings,
                     args.output,
                     lambda line: None,
@@ -314,7 +319,7 @@ def prepared(
                     warn=world.print,
                 ),
             ]
-        except prepare.UnusableData as error:
+        except preparing.UnusableData as error:
             raise UserError(nothing_left(error.report, args)) from None
 
     settings, folder = world.main_first("prepare", first)
@@ -608,7 +613,9 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
     trained = (content.get(SETTINGS, content).get("formatter") or {}).get("target_cols") if own else None
     key = None if own and tables.hold_numbers(args.target_cols or trained or ["-"]) else args.key
     model, formatter, state = model_io.model_of(
-        file, content, Given(args.formatter, key, args.target_cols, args.use_within_block_sep)
+        file,
+        content,
+        Given(args.formatter, tables.key_reader(key), args.target_cols, args.use_within_block_sep),
     )
     if args.fit_thresholds and (not own or file.endswith(".safetensors")):
         raise UserError(
@@ -655,7 +662,7 @@ def store_thresholds(
 
 
 def main(argv: list[str] | None = None) -> None:
-    cli.start(get_args_parser(), run, argv)
+    entrypoint.start(get_args_parser(), run, argv)
 
 
 if __name__ == "__main__":

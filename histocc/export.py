@@ -24,7 +24,16 @@ from typing import BinaryIO
 
 import torch
 
-from histocc import cli, machine_errors, model_io, outputs, published
+from histocc import (
+    arguments,
+    entrypoint,
+    machine_errors,
+    model_io,
+    outputs,
+    predict_arguments,
+    published,
+    tables,
+)
 from histocc.checkpoint import BEST, FORMAT, LAST, find
 from histocc.errors import UserError
 from histocc.file_sums import SUMS, sums_of, with_sums
@@ -275,8 +284,8 @@ def write_safetensors(
     )
 
 
-def get_args_parser() -> cli.Parser:
-    parser = cli.make_parser("python -m histocc.export", "A model for other tools and machines.")
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser("python -m histocc.export", "A model for other tools and machines.")
     parser.add_argument(
         "model",
         metavar="RUN_OR_FILE",
@@ -294,7 +303,7 @@ def get_args_parser() -> cli.Parser:
         action="store_true",
         help="write only what the published program codes equally, or refuse",
     )
-    cli.add_published_arguments(parser)
+    predict_arguments.add_published_arguments(parser)
     parser.add_argument(
         "--target-cols", nargs="+", default=None, metavar="COL", help="of a published general-purpose model"
     )
@@ -305,12 +314,12 @@ def run(argv: list[str]) -> None:
     """Raises UserError."""
     # also as histocc.checkpoint export
     args = get_args_parser().parse_args(argv[1:] if argv[:1] == ["export"] else argv)
-    given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep)
+    given = Given(args.formatter, tables.key_reader(args.key), args.target_cols, args.use_within_block_sep)
     print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
 
 
 def main(argv: list[str] | None = None) -> int:
-    return cli.run_command(lambda: run(sys.argv[1:] if argv is None else list(argv)))
+    return entrypoint.run_command(lambda: run(sys.argv[1:] if argv is None else list(argv)))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ import tempfile
 from difflib import get_close_matches
 from typing import Any
 
-from histocc import cli
+from histocc.arguments import flag as flag_of
 from histocc.call_arguments import COLUMNS, FLAG, PATH, Kind, checked, either, fits, optional, plain, shown
 from histocc.errors import UserError
+from histocc.flags import finetune_parser
 
 NOT_OF_A_CALL = {"help", "version", "dataset"}  # flags that end the program, or that have another place
 
@@ -21,14 +22,6 @@ def is_number(value: Any) -> bool:
 
 
 NUMBER = Kind("a number", is_number)
-
-
-def finetune_parser() -> cli.Parser:
-    """The arguments of finetune.py."""
-    parser = cli.make_parser("finetune", "")
-    parser.add_argument("--dataset", required=True)
-    cli.add_finetune_arguments(parser)
-    return parser
 
 
 def kind_of(action: argparse.Action) -> Kind:
@@ -69,12 +62,12 @@ def as_flags(arguments: dict[str, Any]) -> list[str]:
     False where nothing else can be said."""
     flags, off = [], finetune_parser()._option_string_actions
     for name, value in arguments.items():
-        if value is False and cli.flag(f"no_{name}") in off:
-            flags.append(cli.flag(f"no_{name}"))
+        if value is False and flag_of(f"no_{name}") in off:
+            flags.append(flag_of(f"no_{name}"))
         elif isinstance(value, (list, tuple)):
-            flags += [cli.flag(name), *map(str, value)]
+            flags += [flag_of(name), *map(str, value)]
         elif value is not None and value is not False:
-            flags.append(cli.flag(name) if value is True else f"{cli.flag(name)}={value}")
+            flags.append(flag_of(name) if value is True else f"{flag_of(name)}={value}")
     return flags
 
 

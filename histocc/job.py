@@ -623,7 +623,8 @@ def run_evaluation(
         args.initial_checkpoint or args.save_path, args.initial_checkpoint or args.save_path
     )
     content = model_io.load_state(file)
-    given = Given(args.formatter, args.initial_key or args.key, args.target_cols, args.use_within_block_sep)
+    key = tables.key_reader(args.initial_key or args.key)
+    given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep)
     model, own_formatter, state = model_io.model_of(
         file, content, Given() if model_io.brings_settings(content) else given
     )

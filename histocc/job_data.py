@@ -6,17 +6,18 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 
-from histocc import checkpoint, initial_weights, model_io, prepare, recipe, run_files, tables
+from histocc import checkpoint, initial_weights, model_io, preparing, recipe, run_files, tables
 from histocc.arguments import flag
 from histocc.arrays import PreparedData
-from histocc.cli import MAY_DIFFER_ON_RESUME, argument_problems, save_path_problem
 from histocc.data_report import report_lines
 from histocc.data_settings import PrepareSettings, StartsFrom, settings_from
 from histocc.descriptions import find_columns, load_descriptions
 from histocc.distributed import World
 from histocc.errors import UserError
+from histocc.flags import argument_problems, resumable_flags
 from histocc.formatter import BlockyFormatter
 from histocc.ngrams import AUTO, NONE
+from histocc.outputs import save_path_problem
 from histocc.run_log import LOG
 
 
@@ -154,7 +155,7 @@ def prepared(
         if args.fn_word_freq:
             tables.read_words(args.fn_word_freq)  # only to find out now whether it can be read
         lists = run_files.of_data_alone(args.save_path, args.overwrite) if args.prepare_only else None
-        folder = prepare.prepare(
+        folder = preparing.prepare(
             settings, args.save_path, world.print, lists, world.give_up_if_asked, 60 * args.timeout_minutes
         )
         if args.include_descriptions:
@@ -191,7 +192,7 @@ def on_every_node(
     folders = world.led(
         "prepare on each node",
         leaders,
-        lambda: prepare.prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),
+        lambda: preparing.prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),
     )
     if len({os.path.basename(folder) for folder in folders}) > 1:
         differ = [
@@ -211,7 +212,7 @@ def on_every_node(
 def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
     saved = {**recipe.BEFORE_THE_FLAG, **state["args"]}
-    different = checkpoint.differing_args(saved, vars(args), MAY_DIFFER_ON_RESUME)
+    different = checkpoint.differing_args(saved, vars(args), resumable_flags())
     size = state["args"].get("model_size")
     if args.model_size not in (None, size):
         different.append(f"--model-size was {size!r}, now it is {args.model_size!r}")

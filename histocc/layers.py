@@ -86,13 +86,3 @@ def project_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
         x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
     )
     return together.split([layer.out_features for layer in layers], dim=-1)
-
-
-def is_share(x: Tensor) -> bool:
-    """Whether this process holds a share of a tensor alone: a DTensor, as FSDP makes them."""
-    return hasattr(x, "full_tensor")
-
-
-def whole_tensor(x: Tensor) -> Tensor:
-    """`x` itself; where processes share it out, the whole. All ranks."""
-    return x.full_tensor() if is_share(x) else x

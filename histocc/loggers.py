@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from histocc import console, plot, watchdog
+from histocc import console, curves, watchdog
 from histocc.errors import UserError
 from histocc.outputs import OwnFiles
 from histocc.run_files import CURVES
@@ -100,7 +100,7 @@ class Curves:
 
     def _draw(self) -> None:
         folder = self.own.folder
-        plot.draw(
+        curves.draw(
             {os.path.basename(os.path.abspath(folder)): numbers(os.path.join(folder, LOG))},
             os.path.join(folder, CURVES),
             self.own,
@@ -223,7 +223,7 @@ class Loggers:
                     f"{flag}: {reason}"
                     + ("; WANDB_MODE=offline needs no network" if flag == WandB.name else "")
                 )
-        if own is not None and plot.available():
+        if own is not None and curves.available():
             self.threads.append(InThread(Curves.name, lambda: Curves(own)))
 
     def row(self, values: dict) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from histocc import __version__
-from histocc.cli import save_path_problem
 from histocc.distributed import World, torch_is_too_old
+from histocc.outputs import save_path_problem
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 GB = 1e9

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from histocc import checkpoint, checkpoint_schema, published, resume_schema, tables
+from histocc import checkpoint, checkpoint_schema, published, resume_schema
 from histocc.checkpoint_schema import LACKING, check_weights
 from histocc.errors import UserError
 from histocc.formatter import (
@@ -222,7 +222,7 @@ def published_codes(file: str, found: Published, given: Given) -> list[str]:
     HISCO key where it fits.
     """
     if given.key:
-        return tables.read_key(given.key)
+        return given.key()
     if found.key or not is_hisco(found) or given.formatter not in (None, "hisco"):
         return list(found.key)
     return list(hisco_key())

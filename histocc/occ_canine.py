@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from histocc import checkpoint, coded_tables, dry_run, job_data, model_io, published
+from histocc import checkpoint, coded_tables, dry_run, job_data, model_io, published, tables
 from histocc.call_arguments import (
     COLUMNS,
     COUNT,
@@ -164,7 +164,7 @@ class OccCANINE:
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
-            given["key"],
+            tables.key_reader(given["key"]),
             given["target_cols"],
             given["use_within_block_sep"],
             system,

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import stat
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from typing import BinaryIO
 
 from histocc.checksums import of_file
 from histocc.errors import UserError
+from histocc.machine_errors import in_words
 
 _LARGEST_LISTED = 1 << 28  # bytes of a file that is listed with its checksum
 LIST = "histocc.json"  # in a folder: which of its files this program has written
@@ -395,3 +397,22 @@ def _read_list(path: str) -> dict[str, int | None]:
             "histocc wrote it, or it was edited; choose another folder"
         )
     return files
+
+
+def save_path_problem(path: str) -> str | None:
+    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is no name of a folder"
+    before_last = path[: path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
+    if not os.path.isdir(before_last):  # what it leads to can only be known when it is there
+        return f"{path}: {before_last} is no folder; name the folder without '..'"
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        return f"{path}: cannot be the save folder, since {there} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"

@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from histocc.device_clock import DeviceClock
 from histocc.distributed import World
-from histocc.layers import is_share, whole_tensor
 
 MODES = ("ddp", "fsdp")
 
@@ -187,3 +186,13 @@ class PeerWait:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def is_share(x: Tensor) -> bool:
+    """Whether this process holds a share of a tensor alone: a DTensor, as FSDP makes them."""
+    return hasattr(x, "full_tensor")
+
+
+def whole_tensor(x: Tensor) -> Tensor:
+    """`x` itself; where processes share it out, the whole. All ranks."""
+    return x.full_tensor() if is_share(x) else x

@@ -21,15 +21,14 @@ import os
 import time
 from collections import Counter
 
-from histocc import cli, model_io
-from histocc.batch_size import is_out_of_memory
+from histocc import entrypoint, model_io, tables
 from histocc.coded_file import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.coder import Coded, Coder
 from histocc.descriptions import read_descriptions
 from histocc.distributed import World
 from histocc.errors import TrainingError, UserError, said_by_all
 from histocc.input_files import is_pipe, spooled
-from histocc.machine_errors import in_words
+from histocc.machine_errors import in_words, is_out_of_memory
 from histocc.outputs import is_same
 from histocc.precision import Precision
 from histocc.predict_arguments import DECIDES, DECIDES_SINCE, argument_problems, get_args_parser
@@ -53,7 +52,8 @@ class Job:
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
         precision = Precision.of(args, world.device)
         precision.use()
-        given = Given(args.formatter, args.key, args.target_cols, args.use_within_block_sep, args.system)
+        key = tables.key_reader(args.key)
+        given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
         self.coder = Coder.load(
             args.model,
             world,
@@ -412,7 +412,7 @@ def say_end(
 
 
 def main(argv: list[str] | None = None) -> None:
-    cli.start(get_args_parser(), run, argv)
+    entrypoint.start(get_args_parser(), run, argv)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from histocc import cli, outputs, published
+from histocc import arguments, entrypoint, outputs, published, table_arguments
 from histocc.coder import DECODERS
 from histocc.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 
@@ -49,8 +49,10 @@ def threshold(text: str) -> tuple[str | None, float]:
     return (language.strip() if sign else None), probability(value)
 
 
-def get_args_parser() -> cli.Parser:
-    parser = cli.make_parser("python -m histocc.predict", "Code a file of descriptions with a trained model.")
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser(
+        "python -m histocc.predict", "Code a file of descriptions with a trained model."
+    )
     files = parser.add_argument_group("files")
     files.add_argument(
         "--model",
@@ -81,7 +83,7 @@ def get_args_parser() -> cli.Parser:
     )
     files.add_argument(
         "--delimiter",
-        type=cli.delimiter,
+        type=table_arguments.delimiter,
         default=None,
         metavar="CHAR",
         help="what parts the columns of the input (default: found)",
@@ -103,7 +105,7 @@ def get_args_parser() -> cli.Parser:
         default="greedy",
         help="; ".join(f"{name}: {what}" for name, what in DECODERS.items()),
     )
-    how.add_argument("--k", type=cli.count, default=5, help="most codes of a row")
+    how.add_argument("--k", type=arguments.count, default=5, help="most codes of a row")
     how.add_argument(
         "--threshold",
         type=threshold,
@@ -128,7 +130,7 @@ def get_args_parser() -> cli.Parser:
         metavar="NAME",
         help="name of the columns of codes (default: the model's, for example hisco)",
     )
-    cli.add_published_arguments(how)
+    add_published_arguments(how)
     how.add_argument(
         "--target-cols",
         nargs="+",
@@ -141,8 +143,8 @@ def get_args_parser() -> cli.Parser:
     )
     how.add_argument("--no-deduplicate", action="store_true", help="code every row, also where texts repeat")
     parser.add_argument("--non-verbose", action="store_true", help="no words but warnings and errors")
-    machine = cli.add_process_arguments(parser)
-    machine.add_argument("--batch-size", type=cli.count, default=256, help="texts at once")
+    machine = entrypoint.add_process_arguments(parser)
+    machine.add_argument("--batch-size", type=arguments.count, default=256, help="texts at once")
     machine.add_argument(
         "--stop-after",
         type=float,
@@ -191,5 +193,32 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         inputs,
         args.overwrite,
     )
-    unwritable = cli.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
+    unwritable = outputs.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
     return problems + ([unwritable] if unwritable else [])
+
+
+def add_published_arguments(group: argparse._ArgumentGroup) -> None:
+    """What a user says of a published model that it does not say itself; `published.Given`."""
+    group.add_argument(
+        "--formatter",
+        choices=("hisco", "occ1950", "gpf"),
+        default=None,
+        help="system of a published model that does not show it",
+    )
+    group.add_argument(
+        "--key",
+        default=None,
+        metavar="FILE",
+        help=(
+            "codes of a published model that does not hold them; the word hisco: those of the published HISCO"
+            " models"
+        ),
+    )
+    group.add_argument(
+        "--use-within-block-sep",
+        action="store_true",
+        help=(
+            "the tokens of a code of a published general-purpose model are separated by ',', where its key"
+            " does not show it"
+        ),
+    )

@@ -24,6 +24,7 @@ from histocc.arrays import FILES, META, content_checksum, file_of_other_size, re
 from histocc.errors import UserError
 from histocc.machine_errors import in_words
 from histocc.outputs import sync
+from histocc.run_lock import is_same_file
 
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 1800.0  # for another job, unless the caller says otherwise
@@ -237,13 +238,6 @@ def _flock(handle: int) -> bool | None:
     except BlockingIOError:
         return None
     except OSError:
-        return False
-
-
-def is_same_file(handle: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
         return False
 
 

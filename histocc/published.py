@@ -7,6 +7,7 @@ What is read is always data: tensors and plain Python values.
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,13 +38,13 @@ MOST_JSON = 1 << 26  # bytes of a JSON file
 
 
 class Given(NamedTuple):
-    """What the user says of weights that do not say it: kind of formatter, file of the key, target columns,
-    whether the tokens of a code are separated by commas, and the name of the system; None and False where
-    nothing is said.
+    """What the user says of weights that do not say it: kind of formatter, what reads the codes of the key,
+    target columns, whether the tokens of a code are separated by commas, and the name of the system; None and
+    False where nothing is said.
     """
 
     formatter: str | None = None
-    key: str | None = None
+    key: Callable[[], list[str]] | None = None
     target_cols: list[str] | None = None
     use_within_block_sep: bool = False
     system: str | None = None

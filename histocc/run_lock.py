@@ -10,7 +10,6 @@ import stat
 
 from histocc.errors import UserError
 from histocc.machine_errors import in_words
-from histocc.prepared_folder import is_same_file
 
 NAME = "run.lock"
 
@@ -138,3 +137,10 @@ def _owner(handle: int) -> str:
         if found
         else "its host is not known"
     )
+
+
+def is_same_file(handle: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from histocc.console import duration
 from histocc.hints import Hints
 from histocc.outputs import OwnFiles, kind_of, write_text
 
@@ -52,15 +53,6 @@ def format_value(name: str, value) -> str:
     if value is None:
         return ""
     return f"{value:.{_DIGITS.get(name, 12)}g}" if isinstance(value, float) else str(value)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people write them: 42s, 3m10s, 2h05m, 3d04h."""
-    seconds = int(seconds)
-    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if seconds >= size:
-            return f"{seconds // size}{unit}{seconds % size // part:02d}{below}"
-    return f"{seconds}s"
 
 
 def read_rows(path: str) -> tuple[list[dict[str, str]], int]:

@@ -23,8 +23,7 @@ from histocc.decoding import GreedyResult, evaluating, greedy_from_memory
 from histocc.distributed import World, current_world
 from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.layers import whole_tensor
-from histocc.parallel import PeerWait, is_sharded, is_wrapped, no_sync, unwrap, whole_weights
+from histocc.parallel import PeerWait, is_sharded, is_wrapped, no_sync, unwrap, whole_tensor, whole_weights
 from histocc.precision import LEAST_SCALE, Precision
 from histocc.profiling import phase
 from histocc.run_log import RunLog

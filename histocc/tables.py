@@ -2,9 +2,11 @@
 codes.
 """
 
+import functools
 import os
 import re
 import sys
+from collections.abc import Callable
 
 from histocc.errors import UserError
 from histocc.findings import row_writer
@@ -51,6 +53,11 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
             raise UserError(f"{path}, line {line}: {reason}")
         rows += [[cell.strip() for cell in row] for row in zip(*chunk.columns)]
     return rows
+
+
+def key_reader(path: str | None) -> Callable[[], list[str]] | None:
+    """What reads the codes of a key file when they are needed; None without a file."""
+    return None if path is None else functools.partial(read_key, path)
 
 
 def read_key(path: str) -> list[str]:

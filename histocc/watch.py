@@ -14,11 +14,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from histocc.cli import make_parser, run_command
-from histocc.console import output_is_lost
+from histocc.arguments import make_parser
+from histocc.console import duration, output_is_lost
+from histocc.entrypoint import run_command
 from histocc.errors import UserError
 from histocc.run_lock import is_held
-from histocc.run_log import MOST, RUNNING, STATUS, duration, numbers
+from histocc.run_log import MOST, RUNNING, STATUS, numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it goes on may be dead
 BARS = "▁▂▃▄▅▆▇█"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc import row_writer
 from histocc.arrays import PreparedData
 from histocc.data_settings import PrepareSettings, file_problems

@@ -10,7 +10,7 @@ import pytest
 
 import finetune
 import train_mixer
-from histocc import cli
+from histocc import arguments, errors, flags
 from histocc.mixer import MODEL_SIZES, model_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +88,8 @@ LEVELS = [  # the lowest first; imports only point down
         "report_text",
         "code_tree",
     },
-    {"cli", "run_files", "tables", "data_report", "saver"},
+    {"entrypoint", "table_arguments", "run_files", "tables", "data_report", "saver"},
+    {"flags", "curves"},
     {
         "machine",
         "watch",
@@ -105,9 +106,10 @@ LEVELS = [  # the lowest first; imports only point down
         "finetune_arguments",
     },
     {"model_io", "initial_weights", "search", "outcomes"},
-    {"coder", "export", "report", "baseline", "loggers"},
+    {"coder", "report", "baseline", "loggers"},
     {"coded_file", "coded_tables", "predict_arguments"},
-    {"prepare"},
+    {"preparing"},
+    {"prepare", "export"},
     {"boundary"},
     {"seq2seq_mixer_engine"},
     {"ngram_fit"},
@@ -392,7 +394,9 @@ def test_flags_and_defaults_stay(script):
     found = actions(script)
     assert {action.dest: action.default for action in found} == DEFAULTS[script]
     for action in found:
-        assert set(action.option_strings) == {cli.flag(action.dest)} | OTHER_NAMES.get(action.dest, set())
+        assert set(action.option_strings) == {arguments.flag(action.dest)} | OTHER_NAMES.get(
+            action.dest, set()
+        )
         assert action.choices == CHOICES.get(action.dest) and (action.nargs == "+") == (
             action.dest in SEVERAL
         )
@@ -494,7 +498,7 @@ def test_help_says_how_large_the_models_are():
     ],
 )
 def test_a_mistake_in_the_arguments_is_the_users(arguments):
-    with pytest.raises(cli.UserError, match="finetune.py --help"):
+    with pytest.raises(errors.UserError, match="finetune.py --help"):
         finetune.get_args_parser().parse_args([*REQUIRED["finetune"], *arguments])
 
 
@@ -522,7 +526,7 @@ def test_every_flag_is_read():
 
 def test_tables_of_flags_name_flags():
     everything = set(DEFAULTS["finetune"]) | set(DEFAULTS["train_mixer"])
-    assert cli.MAY_DIFFER_ON_RESUME <= everything
+    assert flags.resumable_flags() <= everything
 
 
 def test_flags_of_one_script_are_known():
@@ -534,7 +538,7 @@ def test_flags_of_one_script_are_known():
         }
         for script in PARSERS
     }
-    assert cli.FLAGS_OF_ONE_SCRIPT == {
+    assert flags.FLAGS_OF_ONE_SCRIPT == {
         script: own.difference(*(names[other] for other in names if other != script))
         for script, own in names.items()
     }
@@ -542,4 +546,4 @@ def test_flags_of_one_script_are_known():
 
 @pytest.mark.parametrize("script", PARSERS)
 def test_the_least_arguments_are_sound(script):
-    assert cli.argument_problems(PARSERS[script]().parse_args(REQUIRED[script])) == []
+    assert flags.argument_problems(PARSERS[script]().parse_args(REQUIRED[script])) == []

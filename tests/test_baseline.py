@@ -15,7 +15,7 @@ from histocc.arrays import PreparedData
 from histocc.data_settings import PrepareSettings
 from histocc.errors import UserError
 from histocc.formatter import make_formatter
-from histocc.prepare import prepare
+from histocc.preparing import prepare
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed"

@@ -11,7 +11,7 @@ import pytest
 from helpers import FINETUNE, REPO, TINY, command, environment, run_inside, write_rows
 
 import finetune
-from histocc import cli, console
+from histocc import console, entrypoint
 from histocc.errors import UserError
 
 
@@ -162,10 +162,13 @@ def test_commands_of_one_process_say_what_is_wrong_once(capsys):
 
         return work
 
-    assert cli.run_command(fails(UserError("no such run"))) == 2 and cli.run_command(lambda: None) == 0
     assert (
-        cli.run_command(fails(OSError(28, "No space left on device", "out.csv"))) in (1, 2)
-        and cli.run_command(fails(KeyboardInterrupt())) == 130
+        entrypoint.run_command(fails(UserError("no such run"))) == 2
+        and entrypoint.run_command(lambda: None) == 0
+    )
+    assert (
+        entrypoint.run_command(fails(OSError(28, "No space left on device", "out.csv"))) in (1, 2)
+        and entrypoint.run_command(fails(KeyboardInterrupt())) == 130
     )
     said = capsys.readouterr().err
     assert said.count("error: ") == 2 and "error: no such run\n" in said and "out.csv" in said

@@ -14,8 +14,8 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import data_report
-from histocc import prepare as prep
+from histocc import data_report, prepare
+from histocc import preparing as prep
 from histocc.arrays import PreparedData
 from histocc.data_settings import PrepareSettings
 from histocc.formatter import make_formatter
@@ -116,7 +116,7 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
         "--share-val",
         "0",
     ]
-    assert prep.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
+    assert prepare.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     for words in (
         "Rows: 5 read, 4 for training",
@@ -147,14 +147,14 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
         and conflicts[1] == f"farmer,en,61110,1,{first},2"
         and len(conflicts) == 3
     )
-    assert prep.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
+    assert prepare.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
     assert "Prepared data: found" in capsys.readouterr().out
 
 
 def test_unusable_data_are_shown_all_the_same(tmp_path, capsys):
     path = write_csv(tmp_path / "a.csv", HEADER[:2], [("farmer", "61110"), ("smith", "8x110"), ("smith", "")])
     flags = ["--formatter", "hisco", "--target-cols", "hisco_1", "--save-path", str(tmp_path / "out")]
-    assert prep.main([path, *flags]) == 2
+    assert prepare.main([path, *flags]) == 2
     said = capsys.readouterr()
     assert (
         "Rows: 3 read" in said.out

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import write_csv
 
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
 from histocc.dataset import BatchLoader, MicroBatches, code_token_table

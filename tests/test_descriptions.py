@@ -7,12 +7,13 @@ import pytest
 from helpers import TINY, run_inside, write_csv, write_rows
 
 import finetune
-from histocc import cli, descriptions
-from histocc import prepare as prep
+from histocc import descriptions
+from histocc import preparing as prep
 from histocc.arrays import PreparedData
 from histocc.data_settings import PrepareSettings
 from histocc.dataset import MicroBatches
 from histocc.errors import UserError
+from histocc.flags import argument_problems
 from histocc.formatter import make_formatter
 from histocc.sampler import BatchPlan
 
@@ -187,4 +188,4 @@ def test_flags_that_do_not_fit(tmp_path, flags, words):
 def test_without_the_flag_there_is_nothing(data):
     parser = finetune.get_args_parser()
     args = parser.parse_args(["--dataset", "x.csv"])
-    assert cli.argument_problems(args) == [] and descriptions.load_descriptions(args, data, HISCO, 1) is None
+    assert argument_problems(args) == [] and descriptions.load_descriptions(args, data, HISCO, 1) is None

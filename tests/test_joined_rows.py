@@ -24,7 +24,7 @@ from helpers import (
 
 import finetune
 from histocc import checkpoint, evaluate, export, recipe
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
 from histocc.data_settings import PrepareSettings

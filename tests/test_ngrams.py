@@ -9,7 +9,7 @@ import torch
 from helpers import write_csv
 from preparing import settings_for
 
-from histocc import ngram_fit, prepare
+from histocc import ngram_fit, preparing
 from histocc.arrays import PreparedData
 from histocc.formatter import make_formatter
 from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -322,7 +322,7 @@ def data(tmp_path_factory) -> PreparedData:
     ]
     source = write_csv(folder / "data.csv", ("occ1", "hisco_1", "hisco_2"), rows)
     return PreparedData.open(
-        prepare.prepare(settings_for(source, cols=("hisco_1", "hisco_2")), str(folder), lambda *_: None)
+        preparing.prepare(settings_for(source, cols=("hisco_1", "hisco_2")), str(folder), lambda *_: None)
     )
 
 

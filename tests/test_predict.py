@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers import REPO, environment, run_inside, write_csv
 
-from histocc import checkpoint, coded_file, model_io, predict, stopping
+from histocc import checkpoint, coded_file, model_io, predict, stopping, tables
 from histocc.coder import Coded, Coder
 from histocc.distributed import World
 from histocc.errors import UserError
@@ -582,6 +582,9 @@ def test_published_models_code(tmp_path):
     key_file = write_csv(
         tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)]
     )
-    assert Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", key_file)).codes == CODES
+    assert (
+        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", tables.key_reader(key_file))).codes
+        == CODES
+    )
     with pytest.raises(UserError, match="formatter occ1950 are others"):
         Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))

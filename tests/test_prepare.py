@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
 
 from histocc import findings
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.data_report import report_lines
 from histocc.data_settings import file_problems
 from histocc.errors import UserError

@@ -17,7 +17,7 @@ from helpers import write_csv
 from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
 
 from histocc import arrays, checksums, evaluate, prepared_folder, row_reader, row_writer
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.arrays import FILES, PreparedData, read_meta
 from histocc.errors import UserError
 from histocc.prepared_folder import is_whole

@@ -13,7 +13,7 @@ from helpers import write_csv
 from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
 
 from histocc import data_settings, prepared_folder, row_writer
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.data_settings import PrepareSettings, fingerprint
 from histocc.errors import UserError
 from histocc.formatter import make_formatter

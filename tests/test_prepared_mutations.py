@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import settings_for
 
-from histocc import prepare
+from histocc import preparing
 from histocc.arrays import FILES, META, PreparedData
 from histocc.errors import UserError
 
@@ -24,7 +24,7 @@ def made(tmp_path_factory):
     """(settings, save folder, prepared folder, its content by name)"""
     folder = tmp_path_factory.mktemp("prepared")
     chosen = settings_for(write_rows(folder / "data.csv", 40), cols=("hisco_1", "hisco_2"), share_val=0.2)
-    prepared = prepare.prepare(chosen, str(folder / "run"), lambda line: None)
+    prepared = preparing.prepare(chosen, str(folder / "run"), lambda line: None)
     return (
         chosen,
         folder / "run",
@@ -103,11 +103,11 @@ def test_prepared_data_are_the_same_or_refused(made, damages):
             apply(kind, number, some, value, folder, whole)
     said = []
     try:
-        found = PreparedData.open(prepare.prepare(chosen, str(save), said.append))
+        found = PreparedData.open(preparing.prepare(chosen, str(save), said.append))
     except UserError as error:
         assert folder in str(error)  # something else than a file stands in the way: it stays
         shutil.rmtree(folder)
-        prepare.prepare(chosen, str(save), said.append)
+        preparing.prepare(chosen, str(save), said.append)
         return
     now = {name: open(os.path.join(folder, name), "rb").read() for name in os.listdir(folder)}
     assert {name: now.get(name) for name in whole} == whole and set(now) <= {*FILES, *whole}

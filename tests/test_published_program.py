@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import REPO, write_csv
 
-from histocc import export, model_io
+from histocc import export, model_io, tables
 from histocc.coder import Coder
 from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter, hisco_key
@@ -454,5 +454,5 @@ def test_a_key_of_another_size_is_refused(tmp_path):
     path = save(hisco_program("tiny"), tmp_path / "model.bin")
     key = write_csv(tmp_path / "key.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
     with pytest.raises(UserError, match="1,919 outputs, and its key 2 different codes"):
-        Coder.load(path, given=Given(key=key))
-    assert Coder.load(path, given=Given(key="hisco")).codes == list(hisco_key())
+        Coder.load(path, given=Given(key=tables.key_reader(key)))
+    assert Coder.load(path, given=Given(key=tables.key_reader("hisco"))).codes == list(hisco_key())

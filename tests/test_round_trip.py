@@ -12,7 +12,7 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import prepare as prep
+from histocc import preparing as prep
 from histocc.arrays import PreparedData
 from histocc.augment import Augmenter
 from histocc.data_settings import PrepareSettings

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from histocc.run_log import COLUMNS, RunLog, duration
+from histocc.console import duration
+from histocc.run_log import COLUMNS, RunLog
 
 VALUES = {
     "step": 1200,

@@ -21,9 +21,10 @@ from histocc.launcher import launcher_environment, processes_here
 from histocc.loading import Loader
 from histocc.stopping import Stopped, StopRequest
 
-CODE = "from histocc import stopping; stopping.start_listening(); from histocc import cli; "
-CODE += "p = cli.make_parser('x', 'x'); cli.add_process_arguments(p); p.set_defaults(stop_after=None); "
-CODE += "import os, time; cli.start(p, lambda args, world: print('joined', world.rank) or "
+CODE = "from histocc import stopping; stopping.start_listening(); from histocc import arguments, entrypoint; "
+CODE += "p = arguments.make_parser('x', 'x'); entrypoint.add_process_arguments(p); "
+CODE += "p.set_defaults(stop_after=None); "
+CODE += "import os, time; entrypoint.start(p, lambda args, world: print('joined', world.rank) or "
 CODE += "time.sleep(float(os.environ.get('STAYS', '0'))))"
 
 

@@ -6,8 +6,8 @@ python -m histocc.sample.show --model ./output
 import argparse
 import sys
 
-from histocc.cli import run_command
 from histocc.coder import Coder
+from histocc.entrypoint import run_command
 from histocc.model_io import load_model
 from histocc.sample.demo import demo_rows
 from histocc.sample.table import read_table

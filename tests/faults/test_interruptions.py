@@ -157,7 +157,7 @@ def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two
 DRIFT = """
 import argparse, sys, torch
 from histocc import seq2seq_mixer_engine as engine
-from histocc import cli
+from histocc import entrypoint
 sys.path[:0] = [{tests!r}, {faults!r}]
 from test_bad_steps import BadAt, batch
 from histocc import initial_weights, model_io
@@ -183,7 +183,7 @@ def run(args, world):
                  linear_schedule(optimizer, 0, 8), 8, step_done=step_done, check_interval=2, world=world)
 
 import finetune
-cli.start(finetune.get_args_parser(), run, ["--dataset", "none", "--distributed"])
+entrypoint.start(finetune.get_args_parser(), run, ["--dataset", "none", "--distributed"])
 """
 
 

@@ -1,128 +1,94 @@
-"""Arguments that the scripts share, their checks, and the frame that a script runs in."""
+"""Flags of the training scripts, and what can be wrong with them.
+
+A flag with resumable=True may differ when a run is resumed; the rest decides the result and must stay.
+"""
 
 import argparse
-import gc
 import importlib.util
 import math
-import os
-import sys
-import tempfile
 from collections.abc import Callable
 
-from histocc import __version__, console, watchdog
-from histocc.arguments import (  # noqa: F401 (some are used as cli.…)
-    FLAGS_OF_ONE_SCRIPT,
-    Parser,
-    batch_size,
-    count,
-    count_or_zero,
-    delimiter,
-    flag,
-    make_parser,
-    ngram_bits,
-    positive,
-)
-from histocc.distributed import (
-    World,
-    close_world,
-    end_process,
-    errors_end_all_ranks,
-    init_world,
-    is_first_rank,
-    lost_contact,
-)
-from histocc.errors import UserError
-from histocc.heartbeat import say_who_is_missing
+from histocc import __version__, arguments
+from histocc.arguments import Parser, count, count_or_zero, flag, positive
+from histocc.batch_size import AutoBatchSize
+from histocc.entrypoint import add_process_arguments
 from histocc.linear_loss import LINEAR_LOSSES
 from histocc.loss import BLOCK_LOSSES
-from histocc.machine_errors import as_user_error, in_words
-from histocc.ngrams import AUTO
+from histocc.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
 from histocc.parallel import MODES
-from histocc.stopping import Stopped, stop_request
-from histocc.text_rules import TEXT_RULES
+from histocc.table_arguments import add_table_arguments, not_shares, table_problems
 
-# for exit functions of libraries, at the end of a run and where it was stopped
-CLOSE_SECONDS = 60.0
-STOP_SECONDS = 2.0
+# script: flags that no other script has, to tell whose a file of --config is
+FLAGS_OF_ONE_SCRIPT = {
+    "finetune.py": {"dataset", "share_val"},
+    "train_mixer.py": {"train_data", "val_data", "target_col_naming"},
+}
+
 # flag: package that it needs, and name of the extra
 EXTRAS = {
     "tensorboard": "tensorboard",
     "log_wandb": "wandb",
 }
 
-# What a resumed run may change: the rest decides the result and must stay.
-MAY_DIFFER_ON_RESUME = {
-    "dataset",
-    "train_data",
-    "val_data",
-    "save_path",
-    "input_col",
-    "language_col",
-    "delimiter",  # the content is compared instead
-    "log_interval",
-    "eval_interval",
-    "save_interval",
-    "save_each_epoch",
-    "keep_checkpoints",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "persistent_workers",
-    "device",
-    "float64",
-    "no_fp16",
-    "distributed",
-    "local_rank",
-    "world_size",
-    "batch_size",
-    "accumulate_steps",
-    "global_batch_size",
-    "length_groups",
-    "max_steps",
-    "num_epochs",
-    "timeout_minutes",
-    "stop_after",
-    "config",
-    "tensorboard",
-    "log_wandb",
-    "wandb_project_name",
-    "max_bad_steps",
-    "check_replicas_every",
-    "overwrite",
-    "eval_only",
-    "prepare_only",
-    "dry_run",
-    "initial_checkpoint",
-    "initial_key",
-    "only_encoder",
-    "model_size",
-    "memory_mask",
-    "published_target_mask",
-    "clean_text",  # what came of them is compared instead
-    "learning_rate",
-    "block_loss",
-    "empty_blocks",
-    "linear_loss",
-    "ngrams",  # likewise
-    "ngram_passes",
-    "use_amp",
-    "fp16",
-    "bf16",
-    "profile",
-    "parallel",
-    "key",
-    "all_codes_file",
-    "all_codes_col",
-    "compile",
-}
 
-
-def add_finetune_arguments(parser: Parser) -> None:
-    """All of finetune.py but its data set."""
+def finetune_parser(description: str = "") -> Parser:
+    """The flags of finetune.py."""
+    parser = arguments.make_parser("finetune.py", description, FLAGS_OF_ONE_SCRIPT)
+    parser.add_argument(
+        "--dataset",
+        "--data-dir",
+        "--data-root",
+        dest="dataset",
+        required=True,
+        metavar="FILE.csv",
+        help="descriptions and codes; or a folder with one table, or with train and val",
+        resumable=True,
+    )
     add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
     add_data_arguments(parser, formatter="gpf", use_val_share=True)
     add_model_arguments(parser)
     add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
+    return parser
+
+
+def train_mixer_parser(description: str = "") -> Parser:
+    """The flags of train_mixer.py."""
+    parser = arguments.make_parser("train_mixer.py", description, FLAGS_OF_ONE_SCRIPT)
+    parser.add_argument(
+        "--train-data",
+        "--data-dir",
+        "--data-root",
+        dest="train_data",
+        nargs="+",
+        required=True,
+        metavar="FILE.csv",
+        help="descriptions and codes to train on",
+        resumable=True,
+    )
+    parser.add_argument(
+        "--val-data",
+        nargs="+",
+        required=True,
+        metavar="FILE.csv",
+        help="descriptions and codes to validate on",
+        resumable=True,
+    )
+    parser.add_argument(
+        "--target-col-naming",
+        default="hisco",
+        metavar="NAME",
+        help="without --target-cols: take NAME_1 … NAME_5 where the file has them",
+    )
+    add_run_arguments(parser, "--save-dir", None, save_interval=5000)
+    add_data_arguments(parser, formatter="hisco", use_val_share=False)
+    add_model_arguments(parser)
+    add_training_arguments(parser, num_epochs=50, default_batch=512, seq2seq_weight=0.5)
+    return parser
+
+
+def resumable_flags() -> set[str]:
+    """Flags (dest) that may differ when a run is resumed."""
+    return finetune_parser().resumable() | train_mixer_parser().resumable()
 
 
 def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:
@@ -135,33 +101,59 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
         required=save_default is None,
         metavar="DIR",
         help="folder of the run: checkpoints, logs.csv, key.csv, prepared data; state in it is resumed",
+        resumable=True,
     )
     group.add_argument(
-        "--save-interval", type=count, default=save_interval, help="optimizer steps between checkpoints"
-    )
-    group.add_argument("--save-each-epoch", action="store_true", help="also keep epoch_N.bin of every epoch")
-    group.add_argument(
-        "--keep-checkpoints", type=count, default=3, help="how many {step}.bin stay; older ones are removed"
-    )
-    group.add_argument("--overwrite", action="store_true", help="start anew where the folder holds a run")
-    group.add_argument(
-        "--log-interval", type=count, default=100, help="optimizer steps between rows of the log"
+        "--save-interval",
+        type=count,
+        default=save_interval,
+        help="optimizer steps between checkpoints",
+        resumable=True,
     )
     group.add_argument(
-        "--eval-interval", type=count, default=1000, help="optimizer steps between validations"
+        "--save-each-epoch", action="store_true", help="also keep epoch_N.bin of every epoch", resumable=True
+    )
+    group.add_argument(
+        "--keep-checkpoints",
+        type=count,
+        default=3,
+        help="how many {step}.bin stay; older ones are removed",
+        resumable=True,
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="start anew where the folder holds a run", resumable=True
+    )
+    group.add_argument(
+        "--log-interval",
+        type=count,
+        default=100,
+        help="optimizer steps between rows of the log",
+        resumable=True,
+    )
+    group.add_argument(
+        "--eval-interval",
+        type=count,
+        default=1000,
+        help="optimizer steps between validations",
+        resumable=True,
     )
     group.add_argument(
         "--log-wandb",
         action="store_true",
         help="also log to Weights & Biases (extra wandb); WANDB_MODE=offline needs no network",
+        resumable=True,
     )
     group.add_argument(
-        "--wandb-project-name", default=None, help="project for --log-wandb; histocc where it is not given"
+        "--wandb-project-name",
+        default=None,
+        help="project for --log-wandb; histocc where it is not given",
+        resumable=True,
     )
     group.add_argument(
         "--tensorboard",
         action="store_true",
         help="also log to TensorBoard, in the folder tensorboard of the run (extra tensorboard)",
+        resumable=True,
     )
     group.add_argument(
         "--config",
@@ -171,103 +163,18 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
             "arguments from a file: names of flags and their values, or the args.json of a run; the command"
             " line wins"
         ),
+        resumable=True,
     )
     group.add_argument("--version", action="version", version=f"histocc {__version__}")
-
-
-def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
-    """What files of rows hold, and how they are read: for the scripts and for `python -m histocc.prepare`."""
-    group = parser.add_argument_group("data")
-    group.add_argument("--input-col", default="occ1", help="column with the descriptions")
-    group.add_argument(
-        "--target-cols",
-        nargs="+",
-        default=None,
-        metavar="COL",
-        help=(
-            "columns with the codes; default: the first of code1 … code5 (numbers, with --key), hisco_1 …"
-            " hisco_5, OCC1950_1/2 that the file has"
-        ),
-    )
-    group.add_argument(
-        "--language", default="unk", help="language of all descriptions, where --language-col names no column"
-    )
-    group.add_argument(
-        "--language-col",
-        default=None,
-        metavar="COL",
-        help="column with the language of each description (default: none, all have that of --language)",
-    )
-    group.add_argument(
-        "--delimiter",
-        type=delimiter,
-        default=None,
-        metavar="CHAR",
-        help=(
-            "what parts the columns of CSV files: a character, or comma, semicolon, tab, pipe (default: found"
-            " in the first line)"
-        ),
-    )
-    group.add_argument(
-        "--formatter",
-        choices=("gpf", "hisco", "occ1950"),
-        default=formatter,
-        help="system of the codes; gpf, general purpose: as many codes as target columns",
-    )
-    group.add_argument("--block-size", type=count, default=5, help="gpf: tokens of a code")
-    group.add_argument(
-        "--use-within-block-sep", action="store_true", help="gpf: the tokens of a code are separated by ','"
-    )
-    group.add_argument(
-        "--allow-codes-shorter-than-block-size", action="store_true", help="gpf: accept shorter codes"
-    )
-    group.add_argument(
-        "--drop-bad-labels", action="store_true", help="leave out, and list, rows whose code does not fit"
-    )
-    group.add_argument(
-        "--missing-code",
-        default=None,
-        metavar="CODE",
-        help="code of rows whose first code is missing; without it they are left out, and listed",
-    )
-    group.add_argument(
-        "--key",
-        metavar="FILE",
-        default=None,
-        help=(
-            "fixes the codes and their order: columns code and system_code (or hisco), or the word hisco for"
-            " the 1,919 codes of the published models; without it the codes are those of --all-codes-file,"
-            " else those of --initial-checkpoint, then those of the data, in sorted order"
-        ),
-    )
-    group.add_argument(
-        "--all-codes-file", metavar="FILE", default=None, help="fixes the set of codes: a CSV that lists them"
-    )
-    group.add_argument(
-        "--all-codes-col", default=None, help="column of --all-codes-file (default: the first target column)"
-    )
-    group.add_argument(
-        "--clean-text",
-        choices=TEXT_RULES,
-        default=None,
-        help=(
-            "what happens to texts before a model sees them; ascii-lower: lower case, transliterated to"
-            " ASCII, as the published models have them (default: as in --initial-checkpoint, else as-is)"
-        ),
-    )
-    if use_val_share:
-        group.add_argument(
-            "--share-val", type=float, default=0.1, help="share of texts set aside for validation, 0…1"
-        )
-    group.add_argument(
-        "--max-len", type=count, default=128, help="most positions of an input; longer descriptions are cut"
-    )
 
 
 def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
     add_table_arguments(parser, formatter, use_val_share)
     parser.add_argument(
-        "--prepare-only", action="store_true", help="prepare the data, report on them and stop"
+        "--prepare-only",
+        action="store_true",
+        help="prepare the data, report on them and stop",
+        resumable=True,
     )
     group = parser.add_argument_group("descriptions of codes, shown with some of the training texts")
     group.add_argument(
@@ -341,17 +248,25 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
     )
 
     loader = parser.add_argument_group("loading")
-    loader.add_argument("--num-workers", type=count_or_zero, default=0, help="loading processes per process")
+    loader.add_argument(
+        "--num-workers", type=count_or_zero, default=0, help="loading processes per process", resumable=True
+    )
     loader.add_argument(
         "--prefetch-factor",
         type=count,
         default=None,
         help="batches that each worker loads ahead, with --num-workers (default: 2)",
+        resumable=True,
     )
     loader.add_argument(
-        "--pin-memory", action="store_true", help="page-locked memory, for faster copies to a GPU"
+        "--pin-memory",
+        action="store_true",
+        help="page-locked memory, for faster copies to a GPU",
+        resumable=True,
     )
-    loader.add_argument("--persistent-workers", action="store_true", help="keep the workers between epochs")
+    loader.add_argument(
+        "--persistent-workers", action="store_true", help="keep the workers between epochs", resumable=True
+    )
 
 
 def add_model_arguments(parser: Parser) -> None:
@@ -364,6 +279,7 @@ def add_model_arguments(parser: Parser) -> None:
             "size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as"
             " google/canine-s (default: that of --initial-checkpoint, else base)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--initial-checkpoint",
@@ -375,6 +291,7 @@ def add_model_arguments(parser: Parser) -> None:
             " flat classifier (.bin, .safetensors, folder, or name on the hub, for example"
             " OccCANINE_s2s_mix); not used when resuming"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--initial-key",
@@ -384,6 +301,7 @@ def add_model_arguments(parser: Parser) -> None:
             "the codes of the linear outputs of --initial-checkpoint (default: those that it holds, else"
             " those of --key, or the HISCO key for a published HISCO model)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--memory-mask",
@@ -393,6 +311,7 @@ def add_model_arguments(parser: Parser) -> None:
             "whether the decoder leaves out padding of the text. Published mixers look at it, at 128"
             " positions, which is slower (default: as in --initial-checkpoint, else it does)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--published-target-mask",
@@ -401,6 +320,7 @@ def add_model_arguments(parser: Parser) -> None:
             "the decoder looks at PAD among the codes as that of the published program does, for models that"
             " it shall code with"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--shrink-key",
@@ -420,6 +340,7 @@ def add_model_arguments(parser: Parser) -> None:
             " texts in a model from scratch, else as --initial-checkpoint has them; where it has none, BITS"
             " adds them"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--ngram-passes",
@@ -431,9 +352,13 @@ def add_model_arguments(parser: Parser) -> None:
             " n-grams with both decoders before the encoder is trained, after ten quick ones with the linear"
             " decoder alone; 0, or with --initial-checkpoint: no fit"
         ),
+        resumable=True,
     )
     group.add_argument(
-        "--only-encoder", action="store_true", help="take the encoder alone from --initial-checkpoint"
+        "--only-encoder",
+        action="store_true",
+        help="take the encoder alone from --initial-checkpoint",
+        resumable=True,
     )
     group.add_argument("--freeze-encoder", action="store_true", help="train the decoders only")
     group.add_argument("--dropout", type=float, default=0.0, help="dropout of the decoders, 0…1")
@@ -456,7 +381,12 @@ def add_training_arguments(
 ) -> None:
     group = parser.add_argument_group("training")
     group.add_argument(
-        "--num-epochs", "--epochs", type=count, default=num_epochs, help="passes over the training data"
+        "--num-epochs",
+        "--epochs",
+        type=count,
+        default=num_epochs,
+        help="passes over the training data",
+        resumable=True,
     )
     group.add_argument(
         "--batch-size",
@@ -467,8 +397,11 @@ def add_training_arguments(
             "observations per process and micro-batch; auto: as many as fit into the GPU, or the fastest"
             f" number on a CPU, for the total batch that {default_batch} would make"
         ),
+        resumable=True,
     )
-    group.add_argument("--accumulate-steps", type=count, default=1, help="micro-batches of an optimizer step")
+    group.add_argument(
+        "--accumulate-steps", type=count, default=1, help="micro-batches of an optimizer step", resumable=True
+    )
     group.add_argument(
         "--global-batch-size",
         type=count,
@@ -478,6 +411,7 @@ def add_training_arguments(
             " at most --batch-size (default: none; a step has --batch-size × --accumulate-steps of each"
             " process)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--length-groups",
@@ -488,6 +422,7 @@ def add_training_arguments(
             "micro-batches of similar length into which a process cuts its share of a step, for less padding "
             "(default: 4, fewer for small batches; 1: none); changes speed, not results"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--learning-rate",
@@ -497,6 +432,7 @@ def add_training_arguments(
             "peak learning rate (default: from scratch 1e-3 for tiny, 5e-4 for small, 1.5e-4 for base; else"
             " 2e-5)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--lr-scaling",
@@ -526,6 +462,7 @@ def add_training_arguments(
         help=(
             "stop after this many optimizer steps; the schedule stays (default: none, all epochs are trained)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--stop-after",
@@ -533,12 +470,14 @@ def add_training_arguments(
         default=None,
         metavar="MINUTES",
         help="stop and save this long after the start, for queues with a time limit (default: no limit)",
+        resumable=True,
     )
     group.add_argument(
         "--max-bad-steps",
         type=count,
         default=20,
         help="steps in a row without a finite gradient after which the run ends; such steps change nothing",
+        resumable=True,
     )
     group.add_argument(
         "--check-replicas-every",
@@ -546,6 +485,7 @@ def add_training_arguments(
         default=1000,
         metavar="STEPS",
         help="compare the weights of all processes so often; 0: never",
+        resumable=True,
     )
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument(
@@ -575,6 +515,7 @@ def add_training_arguments(
             "loss of the linear decoder: mean, over all codes, as published; rows: summed over the codes, and"
             " with a softmax (default: rows where it is new, else that of --initial-checkpoint)"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--block-loss",
@@ -587,6 +528,7 @@ def add_training_arguments(
             "answers for one code (default: as in --initial-checkpoint, where a published "
             "one has best-fit; one-to-one where the decoder is new); --eval-only: that of the checkpoint"
         ),
+        resumable=True,
     )
     group.add_argument(
         "--many-codes-weight",
@@ -607,12 +549,14 @@ def add_training_arguments(
             " as published, or the first alone, where decoding stops anyway, which is faster (default: first"
             " from scratch, else all)"
         ),
+        resumable=True,
     )
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument(
         "--eval-only",
         action="store_true",
         help="validate --initial-checkpoint, or the best checkpoint of the run, and stop",
+        resumable=True,
     )
     group.add_argument(
         "--dry-run",
@@ -620,56 +564,9 @@ def add_training_arguments(
         help=(
             "everything but training: says what the run would take in time, memory and disk, from three steps"
         ),
+        resumable=True,
     )
     _add_machine_arguments(parser)
-
-
-def add_process_arguments(
-    parser: Parser, minutes: float = 30.0, timeout_help: str = "minutes that a process waits for another one"
-) -> argparse._ArgumentGroup:
-    """What every command that runs on several processes takes; `start` reads it. Returns the group, for more
-    of its kind.
-    """
-    machine = parser.add_argument_group("machine and processes")
-    machine.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where there are any"
-    )
-    machine.add_argument(
-        "--distributed", action="store_true", help="join the processes of the launcher (torchrun)"
-    )
-    machine.add_argument("--local-rank", type=int, default=None, help="set by torch.distributed.launch")
-    machine.add_argument(
-        "--world-size", type=count, default=None, help="number of processes, checked against the launcher's"
-    )
-    machine.add_argument("--timeout-minutes", type=positive, default=minutes, help=timeout_help)
-    return machine
-
-
-def add_published_arguments(group: argparse._ArgumentGroup) -> None:
-    """What a user says of a published model that it does not say itself; `published.Given`."""
-    group.add_argument(
-        "--formatter",
-        choices=("hisco", "occ1950", "gpf"),
-        default=None,
-        help="system of a published model that does not show it",
-    )
-    group.add_argument(
-        "--key",
-        default=None,
-        metavar="FILE",
-        help=(
-            "codes of a published model that does not hold them; the word hisco: those of the published HISCO"
-            " models"
-        ),
-    )
-    group.add_argument(
-        "--use-within-block-sep",
-        action="store_true",
-        help=(
-            "the tokens of a code of a published general-purpose model are separated by ',', where its key"
-            " does not show it"
-        ),
-    )
 
 
 def _add_machine_arguments(parser: Parser) -> None:
@@ -682,19 +579,31 @@ def _add_machine_arguments(parser: Parser) -> None:
             "ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer"
             " state, which are gathered layer by layer: less memory, more messages, same results"
         ),
+        resumable=True,
     )
-    machine.add_argument("--float64", action="store_true", help="double precision, for checking results")
+    machine.add_argument(
+        "--float64", action="store_true", help="double precision, for checking results", resumable=True
+    )
     machine.add_argument(
         "--bf16",
         action="store_true",
         help="matrix products in bfloat16; weights, optimizer and loss stay float32",
+        resumable=True,
     )
     machine.add_argument(
-        "--fp16", action="store_true", help="matrix products in float16, with a scaled loss; slow on CPUs"
+        "--fp16",
+        action="store_true",
+        help="matrix products in float16, with a scaled loss; slow on CPUs",
+        resumable=True,
     )
-    machine.add_argument("--no-fp16", action="store_true", help="float32, which is the default")
     machine.add_argument(
-        "--use-amp", action="store_true", help="the fastest of --bf16, --fp16 and float32 that the device has"
+        "--no-fp16", action="store_true", help="float32, which is the default", resumable=True
+    )
+    machine.add_argument(
+        "--use-amp",
+        action="store_true",
+        help="the fastest of --bf16, --fp16 and float32 that the device has",
+        resumable=True,
     )
     machine.add_argument(
         "--profile",
@@ -705,6 +614,7 @@ def _add_machine_arguments(parser: Parser) -> None:
             "write where the time of so many steps went: profile.txt and trace.json in the save folder; "
             "without it nothing is measured"
         ),
+        resumable=True,
     )
     machine.add_argument(
         "--compile",
@@ -713,42 +623,8 @@ def _add_machine_arguments(parser: Parser) -> None:
             "layers through torch.compile: a minute or more at the start; no faster on the CPUs measured,"
             " untried on GPUs"
         ),
+        resumable=True,
     )
-
-
-def table_problems(args: argparse.Namespace) -> list[str]:
-    """All that is wrong with the arguments of `add_table_arguments`, a line each."""
-    together = [
-        (args.language != "unk" and args.language_col, "--language and --language-col: give one of them"),
-        (args.key and args.all_codes_file, "--key and --all-codes-file: give one of them"),
-        (args.all_codes_col and not args.all_codes_file, "--all-codes-col needs --all-codes-file"),
-        (
-            len(set(args.target_cols or [])) < len(args.target_cols or []),
-            "--target-cols: a column is named twice",
-        ),
-        (
-            args.input_col in (args.target_cols or []),
-            f"--input-col and --target-cols both name {args.input_col!r}",
-        ),
-        (args.max_len < 16, f"--max-len must be at least 16, not {args.max_len}"),
-        (args.max_len > 2048, f"--max-len must be at most 2048, not {args.max_len}"),
-        (args.block_size > 100, f"--block-size must be at most 100, not {args.block_size}"),
-        (
-            args.language_col in (args.input_col, *(args.target_cols or [])),
-            f"--language-col {args.language_col} is also the column of the descriptions or of codes",
-        ),
-        (args.language_col is not None and not args.language_col.strip(), "--language-col is empty"),
-        (len(args.language) > args.max_len // 2, f"--language {args.language[:30]}: is it a language?"),
-    ]
-    return _not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]
-
-
-def _not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
-    return [
-        f"{flag(name)} must lie between 0 and 1, not {getattr(args, name):g}"
-        for name in names
-        if not 0 <= getattr(args, name, 0.0) <= 1
-    ]
 
 
 def argument_problems(args: argparse.Namespace) -> list[str]:
@@ -759,7 +635,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         if getattr(args, dest) and importlib.util.find_spec(package) is None
     ]
     problems += table_problems(args)
-    problems += _not_shares(
+    problems += not_shares(
         args,
         [
             "augmentation_prob",
@@ -824,97 +700,20 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     return problems + [text for wrong, text in together if wrong]
 
 
-def save_path_problem(path: str) -> str | None:
-    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
-    if not path.strip() or "\0" in path:
-        return f"{path!r} is no name of a folder"
-    before_last = path[: path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
-    if not os.path.isdir(before_last):  # what it leads to can only be known when it is there
-        return f"{path}: {before_last} is no folder; name the folder without '..'"
-    there = os.path.abspath(path)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        return f"{path}: cannot be the save folder, since {there} is not a folder"
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return None
-    except OSError as error:
-        return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"
+def batch_size(default: int) -> Callable[[str], int]:
+    """For argparse: a count, or auto, which stands for `default` until the run has found its own."""
+
+    def parse(text: str) -> int:
+        return AutoBatchSize(default) if text == "auto" else count(text)
+
+    parse.__name__ = "batch size"
+    return parse
 
 
-def run_command(work: Callable[[], int | None]) -> int:
-    """Runs a command of one process; returns its exit code: what `work` returns or 0, 2 with one message for
-    a user's mistake, 130 after Ctrl-C. Printing never ends it.
-    """
-    with console.opened():
-        try:
-            return work() or 0
-        except Exception as error:
-            known = as_user_error(error) or (UserError(str(error)) if isinstance(error, OSError) else None)
-            if known is None:
-                raise
-            print(f"error: {known}", file=sys.stderr)
-            return 2 if isinstance(known, UserError) else 1
-        except KeyboardInterrupt:
-            return 130
-
-
-def start(
-    parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None = None
-) -> None:
-    """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object
-    that is still alive when the interpreter ends can abort the process.
-    """
-    with console.opened():
-        end = False
-        try:
-            code, end = _started(parser, run, argv)
-        except SystemExit as ended:
-            code = ended.code
-        # with arguments of a caller, the process is the caller's
-        if end or watchdog.libraries and argv is None:
-            end_process(
-                code or 0, 0.0 if watchdog.abandoned else STOP_SECONDS if stop_request() else CLOSE_SECONDS
-            )
-    if code:
-        sys.exit(code)
-
-
-def _started(
-    parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None
-) -> tuple[int, bool]:
-    """(exit code, whether the process must end without the interpreter's own ending)"""
-    with errors_end_all_ranks():
-        if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
-            sys.exit(0)  # rank 0 prints it
-        args = parser.parse_args(argv)
-        stop = stop_request()
-        stop.limit(args.stop_after)
-        console.give_up_when(lambda: bool(stop))
-        with stop.listening():
-            world = init_world(
-                args.distributed,
-                world_size=args.world_size,
-                local_rank=args.local_rank,
-                device=args.device,
-                timeout_minutes=args.timeout_minutes,
-                stop=stop,
-            )
-            try:
-                run(args, world)
-            except Stopped:
-                stop.acted = True
-                world.print(
-                    f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The"
-                    " same command starts again."
-                )
-            except BaseException as error:
-                if world.size > 1 and lost_contact(error):
-                    say_who_is_missing(world.heartbeat, error)
-                if world.heartbeat is not None:
-                    world.heartbeat.fall_silent()
-                raise
-            gc.collect()
-            close_world(world)
-    return stop.exit_code if stop.acted else 0, bool(world.backend)
+def ngram_bits(text: str) -> str:
+    """The value of --ngrams: auto, none, or a number of bits, as text."""
+    if text in (AUTO, NONE) or text.isascii() and text.isdecimal() and LEAST_BITS <= int(text) <= MOST_BITS:
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}"
+    )
