@@ -9,13 +9,14 @@
 The same command again goes on where the run in the save folder stopped.
 """
 
-from histocc import stopping
+from histocc.runtime import signals
 
 if __name__ == "__main__":
-    stopping.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc import dry_run, flags, job_data
-from histocc.entrypoint import start
+from histocc.job import data as job_data
+from histocc.job import estimate, flags
+from histocc.runtime.entrypoint import start
 
 
 def get_args_parser():
@@ -26,7 +27,7 @@ def run(args, world):
     """All ranks."""
     train_files, val_files = job_data.dataset_files(args.dataset)
     data, formatter = job_data.prepared(args, world, train_files, val_files)
-    dry_run.run_as_asked(args, world, data, formatter, files=train_files)
+    estimate.run_as_asked(args, world, data, formatter, files=train_files)
 
 
 def main(argv=None):

@@ -8,13 +8,14 @@
 The same command again goes on where the run in the save folder stopped.
 """
 
-from histocc import stopping
+from histocc.runtime import signals
 
 if __name__ == "__main__":
-    stopping.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc import dry_run, flags, job_data
-from histocc.entrypoint import start
+from histocc.job import data as job_data
+from histocc.job import estimate, flags
+from histocc.runtime.entrypoint import start
 
 
 def get_args_parser():
@@ -26,7 +27,7 @@ def run(args, world):
     data, formatter = job_data.prepared(
         args, world, args.train_data, args.val_data, naming=args.target_col_naming
     )
-    dry_run.run_as_asked(args, world, data, formatter, files=args.train_data)
+    estimate.run_as_asked(args, world, data, formatter, files=args.train_data)
 
 
 def main(argv=None):

@@ -61,7 +61,7 @@ def write_rows(path: str, rows: int) -> dict:
 
 
 def settings_of(path: str):
-    from histocc.data_settings import PrepareSettings
+    from histocc.data.settings import PrepareSettings
     from histocc.formatter import make_formatter
 
     return PrepareSettings(
@@ -70,7 +70,7 @@ def settings_of(path: str):
 
 
 def prepare_rows(path: str, folder: str) -> dict:
-    from histocc.preparing import prepare
+    from histocc.data.prepare import prepare
 
     before, started = peak_mb(), time.perf_counter()
     prepare(settings_of(path), folder, lambda line: None)
@@ -81,8 +81,8 @@ def prepare_rows(path: str, folder: str) -> dict:
 
 
 def start_again(path: str, folder: str) -> dict:
-    from histocc.arrays import PreparedData
-    from histocc.preparing import prepare
+    from histocc.data.arrays import PreparedData
+    from histocc.data.prepare import prepare
 
     started = time.perf_counter()
     data = PreparedData.open(prepare(settings_of(path), folder, lambda line: None))
@@ -97,16 +97,16 @@ def start_again(path: str, folder: str) -> dict:
 
 
 def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank: int = 0):
-    from histocc import tables
-    from histocc.arrays import PreparedData
-    from histocc.augment import Augmenter
-    from histocc.dataset import MicroBatches
+    from histocc.data import keys
+    from histocc.data.arrays import PreparedData
+    from histocc.data.augment import Augmenter
+    from histocc.data.dataset import MicroBatches
     from histocc.formatter import make_formatter
-    from histocc.job import LENGTH_GROUP_ROWS, LENGTH_GROUPS
-    from histocc.sampler import BatchPlan
+    from histocc.job.train import LENGTH_GROUP_ROWS, LENGTH_GROUPS
+    from histocc.trainer.plan import BatchPlan
 
     data = PreparedData.open(folder)
-    words = tables.read_words(os.path.join(folder, "words.csv"))
+    words = keys.read_words(os.path.join(folder, "words.csv"))
     plan = BatchPlan(len(data.train), total, processes, 0, LENGTH_GROUPS, LENGTH_GROUP_ROWS["cpu"])
     return MicroBatches(
         data.train,
@@ -154,7 +154,7 @@ def hold_a_rank(folder: str, rank: int, ready, go, answer) -> None:
     import torch
 
     torch.set_num_threads(1)
-    import histocc.job  # noqa: F401  what every rank has in memory before there are data
+    import histocc.job.train  # noqa: F401  what every rank has in memory before there are data
 
     before = own_mb()
     batches = open_batches(folder, True, total=1024, processes=2, rank=rank)

@@ -21,12 +21,13 @@ from quality import COLUMNS, data_flags
 from reference import seconds
 
 import finetune
-from histocc import job, job_data
 from histocc import seq2seq_mixer_engine as engine
-from histocc.baseline import texts_of
-from histocc.boundary import Boundary, Meter
-from histocc.coder import Coder
-from histocc.distributed import World
+from histocc.evaluate.baseline import texts_of
+from histocc.job import data as job_data
+from histocc.job import train as job
+from histocc.predict.coder import Coder
+from histocc.runtime.world import World
+from histocc.trainer.hooks import Boundary, Meter
 
 WAYS = ("none", "auto")
 

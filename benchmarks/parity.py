@@ -21,11 +21,11 @@ import torch
 from published_program import PublishedProgram, cleaned
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from histocc.coder import Coder
-from histocc.decoding import greedy_from_memory
 from histocc.formatter import hisco_blocky5, hisco_key
-from histocc.mixer import model_config
-from histocc.precision import Precision
+from histocc.model.decoding import greedy_from_memory
+from histocc.model.mixer import model_config
+from histocc.predict.coder import Coder
+from histocc.runtime.precision import Precision
 from histocc.sample.generate import rows as sample_rows
 
 # What rounding in float32 can turn, of logits (greedy), of probabilities (flat), of their ratio (full).

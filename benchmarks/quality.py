@@ -46,7 +46,7 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 import numpy as np
 import rows as rows_as_files
 
-from histocc import baseline
+from histocc.evaluate import baseline
 from histocc.sample.files import write
 from histocc.sample.generate import rows
 from histocc.text import text_hashes

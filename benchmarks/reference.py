@@ -27,12 +27,14 @@ import torch
 from reference_model import Reference
 
 import finetune
-from histocc import decoding, job, job_data
 from histocc import seq2seq_mixer_engine as engine
-from histocc.boundary import Boundary, Meter
-from histocc.distributed import World
-from histocc.lr_schedule import Schedule, linear_schedule
-from histocc.precision import Precision
+from histocc.job import data as job_data
+from histocc.job import train as job
+from histocc.model import decoding
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer.schedule import Schedule, linear_schedule
 
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"

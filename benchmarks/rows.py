@@ -13,8 +13,8 @@ import numpy as np
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from histocc.arrays import PreparedData, RowSet
-from histocc.baseline import codes_of, texts_of
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.evaluate.baseline import codes_of, texts_of
 
 
 def prepared(flags: list[str], folder: str) -> PreparedData:

@@ -28,11 +28,11 @@ import torch
 from reference_model import Reference
 
 import finetune
-from histocc import model_io
 from histocc.formatter import BOS_IDX
+from histocc.model import model_io
+from histocc.predict.search import CodeSearch, CodeTree
 from histocc.sample.files import write
 from histocc.sample.generate import rows
-from histocc.search import CodeSearch, CodeTree
 from histocc.text import encode
 
 KEY = REPO.parent / "shared" / "data" / "hisco_key.csv"

@@ -16,10 +16,10 @@ if importlib.util.find_spec("torch") is None:
 
 _WHERE = {
     "OccCANINE": "histocc.occ_canine",
-    "Seq2SeqMixerOccCANINE": "histocc.mixer",
-    "BlockOrderInvariantLoss": "histocc.loss",
-    "OrderInvariantSeq2SeqCrossEntropy": "histocc.loss",
-    "LossMixer": "histocc.loss",
+    "Seq2SeqMixerOccCANINE": "histocc.model.mixer",
+    "BlockOrderInvariantLoss": "histocc.model.loss",
+    "OrderInvariantSeq2SeqCrossEntropy": "histocc.model.loss",
+    "LossMixer": "histocc.model.loss",
     "EvalEngine": "histocc.compat.evaluation",
     "TopKEvalEngine": "histocc.compat.evaluation",
     "DATASETS": "histocc.compat.datasets",

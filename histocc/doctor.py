@@ -22,9 +22,16 @@ from dataclasses import asdict
 
 import torch
 
-from histocc import __version__, arguments, console, entrypoint
+from histocc import __version__
 from histocc import seq2seq_mixer_engine as engine
-from histocc.distributed import (
+from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime import arguments, console, entrypoint
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
+from histocc.runtime.parallel import wrap
+from histocc.runtime.world import (
     World,
     close_world,
     end_process,
@@ -34,14 +41,8 @@ from histocc.distributed import (
     launcher_environment,
     lost_contact,
 )
-from histocc.errors import TrainingError, UserError
-from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.loss import BlockOrderInvariantLoss, LossMixer
-from histocc.lr_schedule import linear_schedule
-from histocc.machine import FAULT, GB, OK, WARNING, Finding, findings
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.parallel import wrap
 from histocc.text import encode
+from histocc.trainer.schedule import linear_schedule
 
 SMOKE_STEPS, SMOKE_ROWS = 20, 8
 SLOWER = 1.3  # times the median: a rank that all others wait for

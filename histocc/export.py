@@ -24,23 +24,17 @@ from typing import BinaryIO
 
 import torch
 
-from histocc import (
-    arguments,
-    entrypoint,
-    machine_errors,
-    model_io,
-    outputs,
-    predict_arguments,
-    published,
-    tables,
-)
-from histocc.checkpoint import BEST, FORMAT, LAST, find
-from histocc.errors import UserError
-from histocc.file_sums import SUMS, sums_of, with_sums
+from histocc.data import keys
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.published import MAX_LEN, SETTINGS, Given
+from histocc.model import model_io, published
+from histocc.model.published import MAX_LEN, SETTINGS, Given
+from histocc.model.thresholds import PUBLISHED
+from histocc.predict import arguments as predict_arguments
+from histocc.runtime import arguments, entrypoint, machine_errors, outputs
+from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
+from histocc.runtime.errors import UserError
+from histocc.runtime.file_sums import SUMS, sums_of, with_sums
 from histocc.text_rules import AS_IS, ASCII_LOWER
-from histocc.thresholds import PUBLISHED
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
 CODING = ("kind", "formatter", "system", "languages", "thresholds", "linear_share", "source", "hisco_numbers")
@@ -314,7 +308,7 @@ def run(argv: list[str]) -> None:
     """Raises UserError."""
     # also as histocc.checkpoint export
     args = get_args_parser().parse_args(argv[1:] if argv[:1] == ["export"] else argv)
-    given = Given(args.formatter, tables.key_reader(args.key), args.target_cols, args.use_within_block_sep)
+    given = Given(args.formatter, keys.key_reader(args.key), args.target_cols, args.use_within_block_sep)
     print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
 
 

@@ -22,8 +22,18 @@ from typing import Any
 
 import torch
 
-from histocc import checkpoint, coded_tables, dry_run, job_data, model_io, published, tables
-from histocc.call_arguments import (
+from histocc.data import keys
+from histocc.data.descriptions import read_descriptions
+from histocc.job import data as job_data
+from histocc.job import estimate
+from histocc.job.call import as_flags, checked_arguments, dataset_file, finetune_parser
+from histocc.model import model_io, published
+from histocc.model.published import Given
+from histocc.predict import tables as coded_tables
+from histocc.predict.coder import Coded, Coder
+from histocc.predict.tables import as_table, described, indexes_differ, texts_and_languages
+from histocc.runtime import checkpoint
+from histocc.runtime.call_arguments import (
     COLUMNS,
     COUNT,
     FLAG,
@@ -36,16 +46,11 @@ from histocc.call_arguments import (
     optional,
     thresholds,
 )
-from histocc.coded_tables import as_table, described, indexes_differ, texts_and_languages
-from histocc.coder import Coded, Coder
-from histocc.descriptions import read_descriptions
-from histocc.distributed import World
-from histocc.errors import UserError
-from histocc.finetune_arguments import as_flags, checked_arguments, dataset_file, finetune_parser
-from histocc.published import Given
-from histocc.stopping import Stopped, StopRequest
+from histocc.runtime.errors import UserError
+from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.torch_settings import device_of, settings_of_torch
+from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
-from histocc.torch_settings import device_of, settings_of_torch
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
@@ -164,7 +169,7 @@ class OccCANINE:
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
-            tables.key_reader(given["key"]),
+            keys.key_reader(given["key"]),
             given["target_cols"],
             given["use_within_block_sep"],
             system,
@@ -529,7 +534,7 @@ class OccCANINE:
             ):
                 train_files, val_files = job_data.dataset_files(args.dataset)
                 data, formatter = job_data.prepared(args, world, train_files, val_files)
-                dry_run.run_as_asked(args, world, data, formatter, files=train_files)
+                estimate.run_as_asked(args, world, data, formatter, files=train_files)
         except Stopped:
             stop.acted = True
         finally:

@@ -9,14 +9,15 @@ where matplotlib is installed.
 import os
 import sys
 
-from histocc import outputs, run_files
-from histocc.arguments import make_parser
-from histocc.curves import available, draw
-from histocc.entrypoint import run_command
-from histocc.errors import UserError
-from histocc.machine_errors import in_words
-from histocc.run_files import CURVES
-from histocc.run_log import LOG, numbers
+from histocc.runtime import outputs
+from histocc.runtime.arguments import make_parser
+from histocc.runtime.entrypoint import run_command
+from histocc.runtime.errors import UserError
+from histocc.runtime.machine_errors import in_words
+from histocc.trainer import run_files
+from histocc.trainer.curves import available, draw
+from histocc.trainer.run_files import CURVES
+from histocc.trainer.run_log import LOG, numbers
 
 
 def get_args_parser():

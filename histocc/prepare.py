@@ -9,11 +9,13 @@ import contextlib
 import os
 import sys
 
-from histocc import arguments, entrypoint, outputs, run_files, table_arguments
-from histocc.arrays import PreparedData
-from histocc.data_report import report_lines
-from histocc.data_settings import settings_from
-from histocc.preparing import UnusableData, prepare
+from histocc.data import arguments as table_arguments
+from histocc.data.arrays import PreparedData
+from histocc.data.prepare import UnusableData, prepare
+from histocc.data.report import report_lines
+from histocc.data.settings import settings_from
+from histocc.runtime import arguments, entrypoint, outputs
+from histocc.trainer import run_files
 
 
 def get_args_parser() -> arguments.Parser:

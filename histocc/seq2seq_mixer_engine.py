@@ -4,9 +4,9 @@ It knows models, batches and processes, but no files and no arguments: the calle
 functions. Any model called like `Seq2SeqMixerOccCANINE` and any criterion called like `LossMixer` runs on it.
 
 A batch is a dict with input_ids [B, S], attention_mask [B, S], targets_seq2seq int [B, T] and targets_linear,
-float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. Batches of `histocc.dataset`
-also say how much each row weighs and how many observations the whole optimizer step has; other batches are
-whole steps of their own.
+float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. Batches of
+`histocc.data.dataset` also say how much each row weighs and how many observations the whole optimizer step
+has; other batches are whole steps of their own.
 """
 
 import time
@@ -16,18 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from histocc import metrics
-from histocc.boundary import Boundary, Meter, StopPoll
-from histocc.counter_rng import derived_seed
-from histocc.decoding import GreedyResult, evaluating, greedy_from_memory
-from histocc.distributed import World, current_world
-from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.parallel import PeerWait, is_sharded, is_wrapped, no_sync, unwrap, whole_tensor, whole_weights
-from histocc.precision import LEAST_SCALE, Precision
-from histocc.profiling import phase
-from histocc.run_log import RunLog
-from histocc.stopping import Stopped
+from histocc.model import metrics
+from histocc.model.decoding import GreedyResult, evaluating, greedy_from_memory
+from histocc.runtime.errors import TrainingError
+from histocc.runtime.parallel import (
+    PeerWait,
+    is_sharded,
+    is_wrapped,
+    no_sync,
+    unwrap,
+    whole_tensor,
+    whole_weights,
+)
+from histocc.runtime.precision import LEAST_SCALE, Precision
+from histocc.runtime.rng import derived_seed
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World, current_world
+from histocc.trainer.hooks import Boundary, Meter, StopPoll
+from histocc.trainer.profiling import phase
+from histocc.trainer.run_log import RunLog
 
 CLIP_NORM = 1.0
 
@@ -403,7 +411,7 @@ def train(
     after the last step.
     position: what `save` was given by an earlier run, to go on counting where that stopped. stop: says
     whether to stop; then everything is saved as last.bin between two steps, and the last step is returned.
-    Raises TrainingError, on all ranks alike, for a run that has diverged; see `histocc.boundary`.
+    Raises TrainingError, on all ranks alike, for a run that has diverged; see `histocc.trainer.hooks`.
     """
     device = torch.device(device)
     world = world or (current_world(device) if distributed else World(device=device))

@@ -9,7 +9,7 @@ import unicodedata
 
 import numpy as np
 
-from histocc.counter_rng import STEP, mix
+from histocc.runtime.rng import STEP, mix
 
 PAD_ID = 0
 CLS_ID = 0xE000

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-from histocc.errors import UserError
+from histocc.runtime.errors import UserError
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)

@@ -14,12 +14,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-from histocc.arguments import make_parser
-from histocc.console import duration, output_is_lost
-from histocc.entrypoint import run_command
-from histocc.errors import UserError
-from histocc.run_lock import is_held
-from histocc.run_log import MOST, RUNNING, STATUS, numbers
+from histocc.runtime.arguments import make_parser
+from histocc.runtime.console import duration, output_is_lost
+from histocc.runtime.entrypoint import run_command
+from histocc.runtime.errors import UserError
+from histocc.runtime.lock import is_held
+from histocc.trainer.run_log import MOST, RUNNING, STATUS, numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it goes on may be dead
 BARS = "▁▂▃▄▅▆▇█"

@@ -131,7 +131,7 @@ import json, os, sys, types
 sys.modules["histocc"] = types.ModuleType("histocc")
 sys.modules["histocc"].__path__ = [sys.argv[2]]
 import tomllib
-from histocc.config_file import OF_ONE_START
+from histocc.runtime.config_file import OF_ONE_START
 is_args = sys.argv[1].endswith(".json")
 found = {}
 try:
@@ -268,8 +268,8 @@ describe_columns() {
   fi
   found=$("$PYTHON" - "$HEADER_OF" ${wanted:+"$wanted"} <<'EOF'
 import sys
-from histocc import tables
-from histocc.distributed import UserError
+from histocc.data import keys
+from histocc.runtime.world import UserError
 file, *wanted = sys.argv[1:]
 try:
     print("lang" in tables.read_header(file)[0])

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from histocc import preparing as prep
-from histocc import row_writer
-from histocc.arrays import PreparedData
-from histocc.data_settings import PrepareSettings, file_problems
-from histocc.errors import UserError
+from histocc.data import prepare as prep
+from histocc.data import writer as row_writer
+from histocc.data.arrays import PreparedData
+from histocc.data.settings import PrepareSettings, file_problems
 from histocc.formatter import make_formatter
+from histocc.runtime.errors import UserError
 
 HEADER = ("occ1", "hisco_1", "hisco_2")
 
@@ -88,6 +88,6 @@ def problems(tmp_path, content: str | bytes, **options) -> list[str]:
 @pytest.fixture
 def second_process(monkeypatch):
     """Writing goes on in a process of its own from the second chunk on, as it does with many rows."""
-    monkeypatch.setattr("histocc.table_files.CHUNK", 7)
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 7)
     monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
     monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})

@@ -121,7 +121,9 @@ class _Tensors(TorchFunctionMode):
 @contextlib.contextmanager
 def second_device(monkeypatch):
     """`DEVICE` works like a device, and is the one that the scripts choose."""
-    from histocc import distributed, job, search
+    from histocc.job import train as job
+    from histocc.predict import search
+    from histocc.runtime import world as distributed
 
     fused = optimizer._get_fused_kernels_supported_devices
     autocast = torch.autocast

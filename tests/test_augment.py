@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import augment
-from histocc.augment import KINDS, MAX_EDGE, Augmenter
+from histocc.data import augment
+from histocc.data.augment import KINDS, MAX_EDGE, Augmenter
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["QUARRYMAN", "ærlig", "𝔊old"]
@@ -139,7 +139,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, "tests")
 import numpy as np
-from histocc.augment import Augmenter
+from histocc.data.augment import Augmenter
 from test_augment import TEXTS, WORDS, noisy
 a = Augmenter(11, 4, 0.9, 0.3, WORDS, [1, 2, 3])
 rows = np.arange(1000)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from helpers import REPO, TINY, TRAIN_MIXER, environment, run, run_inside, write_csv
 
-from histocc import baseline, evaluate, report_text
-from histocc.arrays import PreparedData
-from histocc.data_settings import PrepareSettings
-from histocc.errors import UserError
+from histocc.data.arrays import PreparedData
+from histocc.data.prepare import prepare
+from histocc.data.settings import PrepareSettings
+from histocc.evaluate import __main__ as evaluate
+from histocc.evaluate import baseline
+from histocc.evaluate import markdown as report_text
 from histocc.formatter import make_formatter
-from histocc.preparing import prepare
+from histocc.runtime.errors import UserError
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed"

@@ -7,8 +7,8 @@ import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, write_rows
 
-from histocc.batch_size import find_batch_size
-from histocc.distributed import World
+from histocc.runtime.world import World
+from histocc.trainer.batch_size import find_batch_size
 
 
 def test_on_a_cpu_the_fastest_size_is_taken():
@@ -41,7 +41,7 @@ OUT_OF_MEMORY = """
 import os, sys
 sys.path.insert(0, {repo!r})
 import torch, train_mixer
-from histocc.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 forward = Seq2SeqMixerOccCANINE.forward
 
 def small_memory(self, input_ids, *args, **kwargs):

@@ -5,7 +5,7 @@ itself.
 import pytest
 import torch
 
-from histocc.canine import CanineConfig, CanineEncoder
+from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.text import padded_width
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}

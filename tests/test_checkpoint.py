@@ -10,9 +10,10 @@ from datetime import timedelta
 import pytest
 import torch
 
-from histocc import checkpoint, run_files
-from histocc.errors import UserError
-from histocc.outputs import LIST, OwnFiles
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import LIST, OwnFiles
+from histocc.trainer import run_files
 
 STATE = {
     "model": OrderedDict(

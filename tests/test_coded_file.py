@@ -8,10 +8,12 @@ import os
 
 import pytest
 
-from histocc import coded_file, predict_arguments, tables
-from histocc.coded_file import CodedFile, Scan, csv_text
-from histocc.errors import UserError
-from histocc.table_files import read_chunks
+from histocc.data import keys
+from histocc.data.tables import read_chunks
+from histocc.predict import arguments as predict_arguments
+from histocc.predict import output as coded_file
+from histocc.predict.output import CodedFile, Scan, csv_text
+from histocc.runtime.errors import UserError
 
 ROWS = [["a\rb", "", "c"], ["\r", 'q"', "1"], ["x\r\ny", "z", ""], ["plain", "1,2", ""]]
 
@@ -23,8 +25,8 @@ def test_a_lone_carriage_return_stays_inside_its_cell():
 
 def test_it_stays_in_the_small_tables_too(tmp_path):
     path = str(tmp_path / "key.csv")
-    tables.write_key(path, ["a\rb", "c"])
-    assert tables.read_key(path) == ["a\rb", "c"]
+    keys.write_key(path, ["a\rb", "c"])
+    assert keys.read_key(path) == ["a\rb", "c"]
 
 
 def test_columns_of_parquet_whose_names_repeat_are_read_by_place(tmp_path):

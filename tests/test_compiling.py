@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import finetune
-from histocc import compiling
-from histocc.distributed import World
-from histocc.errors import UserError
 from histocc.formatter import hisco_blocky5
-from histocc.job import set_up
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.job.train import set_up
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime import compiling
+from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
 
 
 def gradients(model, widths) -> list[torch.Tensor]:

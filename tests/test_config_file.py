@@ -9,7 +9,7 @@ from helpers import REPO, run_inside, write_rows
 
 import finetune
 import train_mixer
-from histocc.errors import UserError
+from histocc.runtime.errors import UserError
 
 PARSE = finetune.get_args_parser().parse_args
 

@@ -11,8 +11,8 @@ import pytest
 from helpers import FINETUNE, REPO, TINY, command, environment, run_inside, write_rows
 
 import finetune
-from histocc import console, entrypoint
-from histocc.errors import UserError
+from histocc.runtime import console, entrypoint
+from histocc.runtime.errors import UserError
 
 
 class Broken(io.StringIO):

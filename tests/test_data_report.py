@@ -14,10 +14,11 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import data_report, prepare
-from histocc import preparing as prep
-from histocc.arrays import PreparedData
-from histocc.data_settings import PrepareSettings
+from histocc import prepare
+from histocc.data import prepare as prep
+from histocc.data import report as data_report
+from histocc.data.arrays import PreparedData
+from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers import write_csv
 
-from histocc import preparing as prep
-from histocc.arrays import PreparedData
-from histocc.augment import Augmenter
-from histocc.dataset import BatchLoader, MicroBatches, code_token_table
+from histocc.data import prepare as prep
+from histocc.data.arrays import PreparedData
+from histocc.data.augment import Augmenter
+from histocc.data.dataset import BatchLoader, MicroBatches, code_token_table
 from histocc.formatter import BlockyFormatter, make_formatter
-from histocc.sampler import BatchPlan
 from histocc.text import padded_width
+from histocc.trainer.plan import BatchPlan
 
 ROWS = [
     (

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from histocc import decoding
-from histocc.decoder import TransformerDecoder
-from histocc.decoding import greedy, greedy_from_memory, set_probs
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX
-from histocc.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.model import decoding
+from histocc.model.decoder import TransformerDecoder
+from histocc.model.decoding import greedy, greedy_from_memory, set_probs
+from histocc.model.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 
 VOCAB, WIDTH, BLOCK, CODES = 9, 64, 3, 4
 SMALL = {

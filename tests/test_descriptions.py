@@ -7,15 +7,15 @@ import pytest
 from helpers import TINY, run_inside, write_csv, write_rows
 
 import finetune
-from histocc import descriptions
-from histocc import preparing as prep
-from histocc.arrays import PreparedData
-from histocc.data_settings import PrepareSettings
-from histocc.dataset import MicroBatches
-from histocc.errors import UserError
-from histocc.flags import argument_problems
+from histocc.data import descriptions
+from histocc.data import prepare as prep
+from histocc.data.arrays import PreparedData
+from histocc.data.dataset import MicroBatches
+from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
-from histocc.sampler import BatchPlan
+from histocc.job.flags import argument_problems
+from histocc.runtime.errors import UserError
+from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["hisco_1"])
 ROWS = [

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from histocc.devices import check_one_process_per_gpu
-from histocc.distributed import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
-from histocc.errors import TrainingError, UserError
+from histocc.runtime.device import check_one_process_per_gpu
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.world import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

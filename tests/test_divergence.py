@@ -9,12 +9,12 @@ import pytest
 import torch
 from helpers import FINETUNE, TINY, read_logs, run, write_rows
 
-from histocc import job
-from histocc.boundary import Boundary, Meter
-from histocc.distributed import World
-from histocc.errors import TrainingError
-from histocc.outputs import OwnFiles
-from histocc.saver import Saver
+from histocc.job import train as job
+from histocc.runtime.errors import TrainingError
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.world import World
+from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer.saver import Saver
 
 NAN = math.nan
 

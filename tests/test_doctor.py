@@ -11,8 +11,9 @@ import pytest
 import torch
 from helpers import REPO, environment
 
-from histocc import doctor, machine
-from histocc.distributed import World
+from histocc import doctor
+from histocc.runtime import machine
+from histocc.runtime.world import World
 
 DOCTOR = [sys.executable, "-W", "ignore", "-m", "histocc.doctor"]
 TWO = [
@@ -109,7 +110,7 @@ def test_a_peer_that_never_comes_is_waited_for_in_bounded_time():
 
 SLEEPER = """
 import os, signal, time
-from histocc.distributed import init_world
+from histocc.runtime.world import init_world
 world = init_world(True, device="cpu", timeout_minutes=1)
 world.did("falling asleep")
 time.sleep(1.5)

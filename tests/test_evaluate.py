@@ -14,12 +14,13 @@ import torch
 from helpers import REPO, TINY, TITLES, TRAIN_MIXER, environment, read_logs, run, run_inside, write_csv
 from test_predict import CODES, make_model
 
-from histocc import evaluate, report_text
+from histocc.evaluate import __main__ as evaluate
+from histocc.evaluate import markdown as report_text
+from histocc.evaluate.answers import GRID, MOST_FLAT_CODES, Outcomes
 from histocc.formatter import hisco_blocky5
-from histocc.model_io import load_model
-from histocc.outcomes import GRID, MOST_FLAT_CODES, Outcomes
+from histocc.model.model_io import load_model
+from histocc.model.thresholds import Thresholds
 from histocc.text import encode
-from histocc.thresholds import Thresholds
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 VALIDATION = [

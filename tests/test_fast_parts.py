@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from histocc.canine import CanineConfig, CanineEncoder
-from histocc.decoding import flat_sorted, greedy, greedy_sorted
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.layers import Dropout, attend, dropout, project_together
-from histocc.loss import BlockOrderInvariantLoss
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.canine import CanineConfig, CanineEncoder
+from histocc.model.decoding import flat_sorted, greedy, greedy_sorted
+from histocc.model.layers import Dropout, attend, dropout, project_together
+from histocc.model.loss import BlockOrderInvariantLoss
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 
 SMALL = {
     "hidden_size": 32,

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from histocc import batch_size, compiling, heartbeat
-from histocc.boundary import Meter
-from histocc.device_clock import DeviceClock
-from histocc.distributed import World, choose_device
-from histocc.profiling import PHASES, StepProfiler
+from histocc.runtime import compiling, heartbeat
+from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime.world import World, choose_device
+from histocc.trainer import batch_size
+from histocc.trainer.hooks import Meter
+from histocc.trainer.profiling import PHASES, StepProfiler
 
 GPU = torch.device("cuda", 0)
 

@@ -36,7 +36,9 @@ ELSEWHERE = (
 )
 HELP = """
 import finetune, train_mixer
-from histocc import doctor, evaluate, export, plot, predict_arguments, prepare, watch
+from histocc import doctor, export, plot, prepare, watch
+from histocc.evaluate import __main__ as evaluate
+from histocc.predict import arguments as predict_arguments
 for script in (finetune, train_mixer, doctor, evaluate, export, plot, predict_arguments, prepare, watch):
     print(script.get_args_parser().format_help())
 """

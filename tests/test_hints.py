@@ -2,10 +2,10 @@
 
 import pytest
 
-from histocc.banner import notes
-from histocc.distributed import World
-from histocc.hints import Hints
-from histocc.sampler import BatchPlan
+from histocc.job.banner import notes
+from histocc.runtime.world import World
+from histocc.trainer.hints import Hints
+from histocc.trainer.plan import BatchPlan
 
 
 def said(rows, total=1000, **options):

@@ -10,10 +10,13 @@ import torch
 from helpers import FINETUNE, REPO, TRAIN_MIXER, run, run_inside, write_csv, write_rows
 
 import finetune
-from histocc import evaluate, export, initial_weights, model_io
-from histocc.errors import UserError
+from histocc import export
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.job import initial_weights
+from histocc.model import model_io
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime.errors import UserError
 
 TITLES = [
     ("Væver", "75400"),
@@ -445,7 +448,7 @@ def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
 
 
 def test_a_data_set_may_be_a_folder(tmp_path):
-    from histocc.job_data import dataset_files
+    from histocc.job.data import dataset_files
 
     assert dataset_files("x.csv") == (["x.csv"], [])
     write_csv(tmp_path / "train.csv", ["a"], [])

@@ -23,17 +23,20 @@ from helpers import (
 )
 
 import finetune
-from histocc import checkpoint, evaluate, export, recipe
-from histocc import preparing as prep
-from histocc.arrays import PreparedData
-from histocc.augment import Augmenter
-from histocc.data_settings import PrepareSettings
-from histocc.dataset import BatchLoader, MicroBatches
+from histocc import export
+from histocc.data import prepare as prep
+from histocc.data.arrays import PreparedData
+from histocc.data.augment import Augmenter
+from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.joined_rows import AND, JoinedRows
+from histocc.data.settings import PrepareSettings
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
-from histocc.joined_rows import AND, JoinedRows
-from histocc.loss import BEST_FIT, ONE_TO_ONE
-from histocc.sampler import BatchPlan
+from histocc.job import recipe
+from histocc.model.loss import BEST_FIT, ONE_TO_ONE
+from histocc.runtime import checkpoint
 from histocc.text import LANGUAGES
+from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["code_1", "code_2"])
 CODES = ("61110", "83110", "95410")
@@ -352,7 +355,7 @@ def test_noise_comes_after_joining(data):
 
 def test_all_characters_are_known(data, monkeypatch):
     """Of joining by itself: the letters of noise happen to hold those of all its words."""
-    monkeypatch.setattr("histocc.dataset.noise_characters", lambda: np.zeros(0, dtype=np.uint32))
+    monkeypatch.setattr("histocc.data.dataset.noise_characters", lambda: np.zeros(0, dtype=np.uint32))
     dataset = batches(data, 52, probability=1.0, noise=None)
     seen = {
         int(i)

@@ -8,9 +8,10 @@ import torch
 from helpers import TINY, run_inside, write_rows
 
 import finetune
-from histocc import job, job_data
-from histocc.distributed import World
-from histocc.lr_schedule import Schedule, linear_schedule
+from histocc.job import data as job_data
+from histocc.job import train as job
+from histocc.runtime.world import World
+from histocc.trainer.schedule import Schedule, linear_schedule
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from histocc.linear_loss import LINEAR_LOSSES, MEAN, ROWS, LinearLoss
-from histocc.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.model.linear_loss import LINEAR_LOSSES, MEAN, ROWS, LinearLoss
+from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 
 
 @pytest.fixture

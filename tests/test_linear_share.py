@@ -11,15 +11,22 @@ import torch
 from helpers import REPO, environment, run_inside, write_csv
 from test_search import HISCO, KEYS, SMALL, inputs, plain
 
-from histocc import checkpoint, evaluate, export, model_io, predict, report, report_metrics, search
-from histocc.coder import Coder
-from histocc.errors import UserError
+from histocc import export
+from histocc.evaluate import __main__ as evaluate
+from histocc.evaluate import figures as report
+from histocc.evaluate import measures as report_metrics
+from histocc.evaluate.measures import SHARES, Candidates
 from histocc.formatter import hisco_blocky5
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.ngrams import NgramHasher
-from histocc.outputs import OwnFiles
-from histocc.report_metrics import SHARES, Candidates
-from histocc.search import CodeSearch, CodeTree
+from histocc.model import model_io
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import NgramHasher
+from histocc.predict import __main__ as predict
+from histocc.predict import search
+from histocc.predict.coder import Coder
+from histocc.predict.search import CodeSearch, CodeTree
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import OwnFiles
 from histocc.text import encode, text_hashes
 
 

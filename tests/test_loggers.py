@@ -11,10 +11,10 @@ from helpers import TINY, read_logs, run_inside, write_rows
 
 import finetune
 import train_mixer
-from histocc import flags as job_flags
-from histocc import loggers
-from histocc.errors import TrainingError, UserError
-from histocc.outputs import OwnFiles
+from histocc.job import flags as job_flags
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.outputs import OwnFiles
+from histocc.trainer import loggers
 
 ARGS = finetune.get_args_parser().parse_args
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from histocc.loss import (
+from histocc.model.loss import (
     BLOCK_LOSSES,
     BlockOrderInvariantLoss,
     LossMixer,

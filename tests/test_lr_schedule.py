@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from histocc.lr_schedule import linear_factor, linear_schedule, scaled_learning_rate
+from histocc.trainer.schedule import linear_factor, linear_schedule, scaled_learning_rate
 
 RATE = 1e-3
 

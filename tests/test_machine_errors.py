@@ -16,12 +16,18 @@ import torch
 from helpers import FINETUNE, TINY, environment, write_rows
 from torch.utils.data import DataLoader
 
-from histocc import outputs
-from histocc.distributed import World
-from histocc.errors import TrainingError, UserError
-from histocc.machine_errors import as_user_error, in_words, is_out_of_memory, size_words, too_few_open_files
-from histocc.outputs import OwnFiles
-from histocc.saver import Saver
+from histocc.runtime import outputs
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.machine_errors import (
+    as_user_error,
+    in_words,
+    is_out_of_memory,
+    size_words,
+    too_few_open_files,
+)
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.world import World
+from histocc.trainer.saver import Saver
 
 
 def in_child(work, *limit):

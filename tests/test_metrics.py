@@ -5,7 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc.metrics import flat_sets_equal, precision_recall_f1, same_code_sets, set_counts, token_counts
+from histocc.model.metrics import (
+    flat_sets_equal,
+    precision_recall_f1,
+    same_code_sets,
+    set_counts,
+    token_counts,
+)
 
 PAD = 1
 

@@ -18,10 +18,11 @@ from test_model_files import (  # noqa: F401
     trained,
 )
 
-from histocc import checkpoint, model_io, published
-from histocc.errors import UserError
-from histocc.outputs import OwnFiles
-from histocc.resume_schema import trained_shapes
+from histocc.model import model_io, published
+from histocc.model.resume_schema import trained_shapes
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import OwnFiles
 
 
 def put(state: dict, entry: str, value) -> None:

@@ -18,16 +18,19 @@ from helpers import mutations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from histocc import checkpoint, export, model_io, resume
-from histocc.canine import CanineConfig
-from histocc.checkpoint_schema import build
-from histocc.coder import Coder
-from histocc.errors import UserError
-from histocc.file_sums import SUMS, with_sums
+from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.lr_schedule import linear_schedule
-from histocc.outputs import OwnFiles
-from histocc.precision import Precision
+from histocc.job import resume
+from histocc.model import model_io
+from histocc.model.canine import CanineConfig
+from histocc.model.checkpoint_schema import build
+from histocc.predict.coder import Coder
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.file_sums import SUMS, with_sums
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.precision import Precision
+from histocc.trainer.schedule import linear_schedule
 
 LONGEST = 5.0  # seconds of CPU time
 SIZES = {

@@ -25,7 +25,6 @@ from histocc import (
     LossMixer,
     OrderInvariantSeq2SeqCrossEntropy,
     Seq2SeqMixerOccCANINE,
-    recipe,
 )
 from histocc.formatter import (
     BOS_IDX,
@@ -38,7 +37,8 @@ from histocc.formatter import (
     hisco_blocky5,
     occ1950_blocky2,
 )
-from histocc.mixer import model_config
+from histocc.job import recipe
+from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
 # Flags that users have in their scripts, and what they get without them.

@@ -24,12 +24,17 @@ from helpers import (
 )
 
 import train_mixer
-from histocc import checkpoint, export, initial_weights, job, job_data, model_io
-from histocc.coder import Coder
-from histocc.distributed import World
-from histocc.errors import UserError
+from histocc import export
 from histocc.formatter import BlockyFormatter
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.job import data as job_data
+from histocc.job import initial_weights
+from histocc.job import train as job
+from histocc.model import model_io
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.predict.coder import Coder
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
 from histocc.text import encode
 
 pytestmark = pytest.mark.processes
@@ -49,7 +54,8 @@ SCRIPT = """
 import os, time
 import torch
 import train_mixer
-from histocc import job, ngram_fit, stopping
+from histocc.job import train as job, ngram_fit
+from histocc.runtime import signals
 
 def made(args, world, *rest, make=job.make_model):
     with open(f"{args.save_path}.pid{world.rank}", "w") as file:
@@ -65,7 +71,7 @@ def slow(*arguments, fast=ngram_fit.without_encoder):
 job.make_model, ngram_fit.without_encoder = made, slow
 ngram_fit.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
 if __name__ == "__main__":
-    stopping.start_listening()
+    signals.start_listening()
     train_mixer.main()
 """
 

@@ -9,12 +9,13 @@ import torch
 from helpers import write_csv
 from preparing import settings_for
 
-from histocc import ngram_fit, preparing
-from histocc.arrays import PreparedData
+from histocc.data import prepare as preparing
+from histocc.data.arrays import PreparedData
 from histocc.formatter import make_formatter
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.ngram_fit import DistinctRows, TextNgrams
-from histocc.ngrams import NgramHasher, Ngrams
+from histocc.job import ngram_fit
+from histocc.job.ngram_fit import DistinctRows, TextNgrams
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.ngrams import NgramHasher, Ngrams
 from histocc.text import encode
 
 MASK = (1 << 64) - 1

@@ -10,9 +10,10 @@ from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of
 
 import finetune
 import histocc
-from histocc import model_io, occ_canine
-from histocc.errors import UserError
+from histocc import occ_canine
+from histocc.model import model_io
 from histocc.occ_canine import OccCANINE, device_of, finetune_parser
+from histocc.runtime.errors import UserError
 from histocc.text import encode
 
 TEXTS, LANGUAGES = ["smed", " ", "wine merchant and fisher", "smed"], ["da", "en", "en", "da"]

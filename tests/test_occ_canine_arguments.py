@@ -12,7 +12,9 @@ from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of
 
 import histocc
 from histocc import EvalEngine, TopKEvalEngine
-from histocc.call_arguments import (
+from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
+from histocc.occ_canine import OccCANINE
+from histocc.runtime.call_arguments import (
     COLUMNS,
     COUNT,
     FLAG,
@@ -24,9 +26,7 @@ from histocc.call_arguments import (
     shown,
     thresholds,
 )
-from histocc.errors import UserError
-from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
-from histocc.occ_canine import OccCANINE
+from histocc.runtime.errors import UserError
 
 TEXTS, LANGUAGES = ["smed", "wine merchant and fisher"], ["da", "en"]
 NAN = float("nan")

@@ -19,12 +19,12 @@ from second_device import DEVICE, second_device
 from test_occ_canine_arguments import LANGUAGES, NAN, TEXTS, Other, coder, no_pandas  # noqa: F401
 from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
 
-from histocc import coder as coder_module
 from histocc import occ_canine
-from histocc.errors import UserError
 from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import OccCANINE
-from histocc.stopping import Stopped
+from histocc.predict import coder as coder_module
+from histocc.runtime.errors import UserError
+from histocc.runtime.signals import Stopped
 
 # ---- copies
 

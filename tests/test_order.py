@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc.sampler import BatchPlan, EpochOrder, WindowOrder, cut_by_width
 from histocc.text import padded_width
+from histocc.trainer.plan import BatchPlan, EpochOrder, WindowOrder, cut_by_width
 
 
 def lengths_of(rows):

@@ -12,11 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finetune
-from histocc import evaluate, export, outputs, plot, predict, prepare, run_files
-from histocc.checkpoint import SECOND_NAME
-from histocc.errors import UserError
-from histocc.outputs import OwnFiles, problems, write_atomic
+from histocc import export, plot, prepare
+from histocc.evaluate import __main__ as evaluate
+from histocc.predict import __main__ as predict
+from histocc.runtime import outputs
+from histocc.runtime.checkpoint import SECOND_NAME
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import OwnFiles, problems, write_atomic
 from histocc.sample.__main__ import main as sample
+from histocc.trainer import run_files
 
 
 def contents(folder):

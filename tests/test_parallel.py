@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from histocc import parallel
-from histocc.distributed import World
+from histocc.runtime import parallel
+from histocc.runtime.world import World
 
 
 def test_wrap_of_one_process():

@@ -7,7 +7,7 @@ from helpers import TINY, run_inside, write_rows
 
 import train_mixer
 from histocc import plot
-from histocc.run_log import RunLog
+from histocc.trainer.run_log import RunLog
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import TINY, TRAIN_MIXER, read_logs, run, write_rows
 
-from histocc.precision import Precision, has_bfloat16
+from histocc.runtime.precision import Precision, has_bfloat16
 
 pytestmark = pytest.mark.processes
 

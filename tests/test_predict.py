@@ -17,16 +17,20 @@ import pytest
 import torch
 from helpers import REPO, environment, run_inside, write_csv
 
-from histocc import checkpoint, coded_file, model_io, predict, stopping, tables
-from histocc.coder import Coded, Coder
-from histocc.distributed import World
-from histocc.errors import UserError
+from histocc.data import keys
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.outputs import OwnFiles
-from histocc.precision import Precision
-from histocc.published import Given
-from histocc.search import CodeTree, full
+from histocc.model import model_io
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.published import Given
+from histocc.predict import __main__ as predict
+from histocc.predict import output as coded_file
+from histocc.predict.coder import Coded, Coder
+from histocc.predict.search import CodeTree, full
+from histocc.runtime import checkpoint, signals
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
 from histocc.text import encode
 
 SMALL = {
@@ -319,7 +323,7 @@ def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
     def stop_at_second(self, number, rows, noted):
         if number == 1 and calls == [0]:
             calls.append(number)
-            raise stopping.Stopped
+            raise signals.Stopped
         calls.append(number)
         write(self, number, rows, noted)
 
@@ -583,7 +587,7 @@ def test_published_models_code(tmp_path):
         tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)]
     )
     assert (
-        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", tables.key_reader(key_file))).codes
+        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", keys.key_reader(key_file))).codes
         == CODES
     )
     with pytest.raises(UserError, match="formatter occ1950 are others"):

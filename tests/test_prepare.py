@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
 
-from histocc import findings
-from histocc import preparing as prep
-from histocc.data_report import report_lines
-from histocc.data_settings import file_problems
-from histocc.errors import UserError
-from histocc.row_writer import split_values
+from histocc.data import findings
+from histocc.data import prepare as prep
+from histocc.data.report import report_lines
+from histocc.data.settings import file_problems
+from histocc.data.writer import split_values
+from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
 
 # ---- files that are tables
@@ -70,7 +70,7 @@ def test_texts_stay_as_they_are(tmp_path):
 
 
 def test_rows_longer_than_a_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.table_files.CHUNK", 3)
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 3)
     rows = [(f"{'ø𝔊' * (i % 4)}{i}", f"6111{i % 10}") for i in range(10)]
     result = prepare(tmp_path, "occ1,hisco_1\n" + "".join(f"{text},{code}\n" for text, code in rows))
     assert result.train == [(text, "unk", [code]) for text, code in rows]
@@ -495,7 +495,7 @@ def test_language_column(tmp_path):
 
 
 def test_too_many_languages(tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.code_book.MOST_LANGUAGES", 3)
+    monkeypatch.setattr("histocc.data.code_book.MOST_LANGUAGES", 3)
     content = "occ1,hisco_1,lang\na,61110,se\nb,61110,da\n"
     assert len(prepare(tmp_path, content, language_col="lang").train) == 2
     assert "'lang'" in refusal(tmp_path, content + "c,61110,en\n", language_col="lang")

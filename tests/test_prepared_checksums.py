@@ -16,11 +16,16 @@ import pytest
 from helpers import write_csv
 from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
 
-from histocc import arrays, checksums, evaluate, prepared_folder, row_reader, row_writer
-from histocc import preparing as prep
-from histocc.arrays import FILES, PreparedData, read_meta
-from histocc.errors import UserError
-from histocc.prepared_folder import is_whole
+from histocc.data import arrays
+from histocc.data import folder as prepared_folder
+from histocc.data import prepare as prep
+from histocc.data import rows as row_reader
+from histocc.data import writer as row_writer
+from histocc.data.arrays import FILES, PreparedData, read_meta
+from histocc.data.folder import is_whole
+from histocc.evaluate import __main__ as evaluate
+from histocc.runtime import checksums
+from histocc.runtime.errors import UserError
 
 CONTENT = "occ1,hisco_1,lang\n" + "".join(
     f"{text} {i},{code},{lang}\n"

@@ -12,11 +12,13 @@ import pytest
 from helpers import write_csv
 from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
 
-from histocc import data_settings, prepared_folder, row_writer
-from histocc import preparing as prep
-from histocc.data_settings import PrepareSettings, fingerprint
-from histocc.errors import UserError
+from histocc.data import folder as prepared_folder
+from histocc.data import prepare as prep
+from histocc.data import settings as data_settings
+from histocc.data import writer as row_writer
+from histocc.data.settings import PrepareSettings, fingerprint
 from histocc.formatter import make_formatter
+from histocc.runtime.errors import UserError
 
 
 def test_found_again(tmp_path):
@@ -249,7 +251,7 @@ def test_what_happens_to_the_second_process_is_said(
 
 
 def test_words_of_many_rows_are_counted_in_a_part_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.table_files.CHUNK", 10)
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 10)
     monkeypatch.setattr(row_writer, "ALL_WORDS_OF", 20)
     monkeypatch.setattr(row_writer, "MOST_COUNTED_WORDS", 15)
     rows = [("common " + ("often" if i % 2 else f"once{i}"), "61110") for i in range(200)]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preparing import settings_for
 
-from histocc import preparing
-from histocc.arrays import FILES, META, PreparedData
-from histocc.errors import UserError
+from histocc.data import prepare as preparing
+from histocc.data.arrays import FILES, META, PreparedData
+from histocc.runtime.errors import UserError
 
 PARTS = ("train", "val")
 VALUES = st.sampled_from([None, "", "x", 0, -1, 10**9, 1e308, True, [], {}, ["61110"], {"x": 1}])

@@ -9,10 +9,12 @@ import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, run, write_rows
 
-from histocc import checkpoint, initial_weights, model_io, published
-from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter, hisco_blocky5
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.job import initial_weights
+from histocc.model import model_io, published
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
 
 transformers = pytest.importorskip("transformers")
 sys.path.append(str(REPO / "benchmarks"))

@@ -11,12 +11,14 @@ import pytest
 import torch
 from helpers import REPO, write_csv
 
-from histocc import export, model_io, tables
-from histocc.coder import Coder
-from histocc.errors import UserError
+from histocc import export
+from histocc.data import keys
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.mixer import model_config
-from histocc.published import Given, checked_key, hub_name
+from histocc.model import model_io
+from histocc.model.mixer import model_config
+from histocc.model.published import Given, checked_key, hub_name
+from histocc.predict.coder import Coder
+from histocc.runtime.errors import UserError
 
 pytest.importorskip("transformers")
 pytest.importorskip("unidecode")
@@ -454,5 +456,5 @@ def test_a_key_of_another_size_is_refused(tmp_path):
     path = save(hisco_program("tiny"), tmp_path / "model.bin")
     key = write_csv(tmp_path / "key.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
     with pytest.raises(UserError, match="1,919 outputs, and its key 2 different codes"):
-        Coder.load(path, given=Given(key=tables.key_reader(key)))
-    assert Coder.load(path, given=Given(key=tables.key_reader("hisco"))).codes == list(hisco_key())
+        Coder.load(path, given=Given(key=keys.key_reader(key)))
+    assert Coder.load(path, given=Given(key=keys.key_reader("hisco"))).codes == list(hisco_key())

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import finetune
-from histocc import initial_weights, job_data
-from histocc.errors import UserError
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.linear_loss import MEAN, ROWS
-from histocc.loss import BEST_FIT, ONE_TO_ONE
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, differing, make_loss, settle
+from histocc.job import data as job_data
+from histocc.job import initial_weights
+from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, differing, make_loss, settle
+from histocc.model.linear_loss import MEAN, ROWS
+from histocc.model.loss import BEST_FIT, ONE_TO_ONE
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime.errors import UserError
 
 SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
 TRAINED = {"learning_rate": 2e-5, "empty_blocks": "all", "linear_loss": MEAN, "block_loss": BEST_FIT}

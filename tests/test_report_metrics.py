@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from histocc import report_metrics as rm
+from histocc.evaluate import measures as rm
 
 CODES = ["61110", "61220", "61115", "75400", "-1", "-2", "07540"]
 

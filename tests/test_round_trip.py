@@ -12,14 +12,14 @@ from helpers import write_csv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import preparing as prep
-from histocc.arrays import PreparedData
-from histocc.augment import Augmenter
-from histocc.data_settings import PrepareSettings
-from histocc.dataset import BatchLoader, MicroBatches
+from histocc.data import prepare as prep
+from histocc.data.arrays import PreparedData
+from histocc.data.augment import Augmenter
+from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.settings import PrepareSettings
+from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter
-from histocc.sampler import BatchPlan
-from histocc.table_files import read_chunks
+from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
 # Whatever a cell may hold; no NUL, which is rejected, and nothing that reads like rows of the table.
@@ -151,7 +151,7 @@ def test_lines_are_those_where_rows_begin(rows, line_end, chunk):
             ends = [reader.line_num for _ in reader]
         expected = dict(zip([end + 1 for end in ends[:-1]], rows))
         with_chunks = {}
-        import histocc.table_files as table_files
+        import histocc.data.tables as table_files
 
         whole, table_files.CHUNK = table_files.CHUNK, chunk
         try:

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from histocc.console import duration
-from histocc.run_log import COLUMNS, RunLog
+from histocc.runtime.console import duration
+from histocc.trainer.run_log import COLUMNS, RunLog
 
 VALUES = {
     "step": 1200,
@@ -129,7 +129,7 @@ def test_half_written_last_row_is_dropped(tmp_path):
 
 def test_train_line(tmp_path, capsys, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("histocc.trainer.run_log.time.monotonic", lambda: now[0])
     log = RunLog(str(tmp_path), 5000, step=1100)
     now[0] += 50.0  # 100 steps in 50 s: 3,800 more take 1,900 s
     log.row(VALUES)
@@ -148,7 +148,7 @@ def test_time_is_estimated_once_after_the_first_steps(
     tmp_path, capsys, monkeypatch, total_steps, is_main, said
 ):
     now = [1000.0]
-    monkeypatch.setattr("histocc.run_log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("histocc.trainer.run_log.time.monotonic", lambda: now[0])
     log = RunLog(str(tmp_path), total_steps, is_main, step=900 if total_steps == 5000 else 1100)
     for _ in range(12):
         now[0] += 2.0

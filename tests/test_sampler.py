@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc.sampler import BatchPlan, BatchSampler, EpochOrder, epoch_rows, permuted
+from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, epoch_rows, permuted
 
 plans = st.builds(
     BatchPlan,

@@ -8,13 +8,13 @@ import time
 import pytest
 import torch
 
-from histocc import checkpoint
-from histocc.boundary import Boundary, Meter
-from histocc.distributed import World
-from histocc.errors import UserError
-from histocc.outputs import OwnFiles
-from histocc.run_lock import run_lock
-from histocc.saver import Saver
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.lock import run_lock
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.world import World
+from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer.saver import Saver
 
 
 @pytest.fixture

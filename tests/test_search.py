@@ -5,7 +5,6 @@ import string
 import pytest
 import torch
 
-from histocc import search
 from histocc.formatter import (
     BOS_IDX,
     CodeError,
@@ -13,8 +12,9 @@ from histocc.formatter import (
     hisco_blocky5,
     occ1950_blocky2,
 )
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.search import CodeSearch, CodeTree
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.predict import search
+from histocc.predict.search import CodeSearch, CodeTree
 from histocc.text import encode
 
 SMALL = {

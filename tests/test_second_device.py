@@ -13,10 +13,10 @@ from second_device import DEVICE, Elsewhere, second_device, waits
 from test_predict import CODES, make_model
 
 import finetune
-from histocc import evaluate
-from histocc.coder import DECODERS, Coder
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import settings_of_torch
+from histocc.predict.coder import DECODERS, Coder
 
 TEXTS = [
     "wine merchant",

@@ -18,20 +18,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from histocc import csv_text, table_files, tables
-from histocc.config_file import config_arguments
-from histocc.csv_text import detect_encoding
-from histocc.errors import UserError
-from histocc.input_files import is_pipe, regular_file, spooled
-from histocc.parquet_files import is_parquet
-from histocc.table_files import column_problems, read_chunks, read_header
+from histocc.data import csv_text, keys, tables
+from histocc.data.csv_text import detect_encoding
+from histocc.data.parquet_files import is_parquet
+from histocc.data.tables import column_problems, read_chunks, read_header
+from histocc.runtime.config_file import config_arguments
+from histocc.runtime.errors import UserError
+from histocc.runtime.input_files import is_pipe, regular_file, spooled
 
 
 @contextlib.contextmanager
 def limits(**values):
     """Other values of module constants: chunk=CHUNK, block=_TEXT_BLOCK, begin=BEGIN."""
     places = {
-        "chunk": (table_files, "CHUNK"),
+        "chunk": (tables, "CHUNK"),
         "block": (csv_text, "_TEXT_BLOCK"),
         "begin": (csv_text, "BEGIN"),
     }
@@ -313,9 +313,9 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
         detect_encoding,
         read_header,
         lambda path: list(read_chunks(path, None)),
-        tables.read_key,
-        tables.read_words,
-        lambda path: tables.read_columns(path, ["a"]),
+        keys.read_key,
+        keys.read_words,
+        lambda path: keys.read_columns(path, ["a"]),
         lambda path: config_arguments(path, [], {}),
     ]
     for path, said in paths_that_are_no_files(tmp_path):

@@ -4,13 +4,13 @@ import pytest
 from helpers import write_csv
 from preparing import HEADER, prepare
 
-from histocc import tables
-from histocc.errors import UserError
+from histocc.data import keys
+from histocc.runtime.errors import UserError
 
 
 def test_target_columns_that_a_file_has():
     def find(*names, **options):
-        return tables.find_target_columns(["occ1", *names], **options)
+        return keys.find_target_columns(["occ1", *names], **options)
 
     assert find("hisco_1", "hisco_2", "hisco_4", "OCC1950_1", "code1") == (
         "hisco",
@@ -33,7 +33,7 @@ def test_target_columns_that_a_file_has():
     ],
 )
 def test_columns_that_hold_numbers(columns, numbers):
-    assert tables.hold_numbers(columns) is numbers
+    assert keys.hold_numbers(columns) is numbers
 
 
 def write_key(tmp_path, text: str) -> str:
@@ -49,7 +49,7 @@ def write_key(tmp_path, text: str) -> str:
     ],
 )
 def test_key_file(tmp_path, text):
-    assert tables.read_key(write_key(tmp_path, text)) == ["-3", "01110", "61110"]
+    assert keys.read_key(write_key(tmp_path, text)) == ["-3", "01110", "61110"]
 
 
 @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ def test_key_file(tmp_path, text):
 )
 def test_key_file_with_faults(tmp_path, text, words):
     with pytest.raises(UserError, match=words) as caught:
-        tables.read_key(write_key(tmp_path, text))
+        keys.read_key(write_key(tmp_path, text))
     assert "key.csv" in str(caught.value)
 
 
 def test_key_file_with_a_short_row_is_refused_not_shifted(tmp_path):
     with pytest.raises(UserError, match="key.csv"):
-        tables.read_key(write_key(tmp_path, "code,system_code\n0,61110\n1\n2,83110\n"))
+        keys.read_key(write_key(tmp_path, "code,system_code\n0,61110\n1\n2,83110\n"))
 
 
 def test_key_file_with_a_code_twice_is_refused(tmp_path):
     with pytest.raises(UserError, match="61110"):
-        tables.read_key(write_key(tmp_path, "system_code,code\n61110,0\n83110,1\n61110,2\n"))
+        keys.read_key(write_key(tmp_path, "system_code,code\n61110,0\n83110,1\n61110,2\n"))
 
 
 def test_word_file(tmp_path):
-    assert tables.read_words(write_key(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
+    assert keys.read_words(write_key(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_word_file(tmp_path):
 )
 def test_word_file_with_faults(tmp_path, text):
     with pytest.raises(UserError, match="key.csv"):
-        tables.read_words(write_key(tmp_path, text))
+        keys.read_words(write_key(tmp_path, text))
 
 
 def test_flags_for_the_launchers(tmp_path, capsys):
     path = write_csv(tmp_path / "a.csv", ("occ1", "OCC1950_1", "OCC1950_2"), [])
-    assert tables.main([path]) == 0
+    assert keys.main([path]) == 0
     assert capsys.readouterr().out.split() == [
         "--formatter",
         "occ1950",
@@ -116,7 +116,7 @@ def test_flags_for_the_launchers(tmp_path, capsys):
         (write_csv(tmp_path / "b.csv", ("occ1", "x"), []), "--target-cols"),
         (str(tmp_path / "none"), "no such file"),
     ):
-        assert tables.main([file]) == 2
+        assert keys.main([file]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.startswith("error: ") and words in err
 
@@ -136,7 +136,7 @@ def test_words_of_the_training_texts(tmp_path):
         ["hand,", "1"],
         ["old", "1"],
     ]
-    assert tables.read_words(str(result.folder / "words.csv")) == {
+    assert keys.read_words(str(result.folder / "words.csv")) == {
         "hand": 2,
         "Farm": 1,
         "farm": 1,
@@ -146,6 +146,6 @@ def test_words_of_the_training_texts(tmp_path):
 
 
 def test_the_most_frequent_words_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MOST_WORDS", 2)
+    monkeypatch.setattr(keys, "MOST_WORDS", 2)
     result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
     assert result.table("words.csv")[1:] == [["c", "3"], ["b", "2"]]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc import text_rules
-from histocc.errors import UserError
+from histocc.runtime.errors import UserError
 from histocc.text_rules import ascii_lower, cleaner
 
 unidecode = pytest.importorskip("unidecode").unidecode

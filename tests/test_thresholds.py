@@ -10,12 +10,13 @@ from helpers import run_inside, write_csv
 from test_evaluate import VALIDATION, trained  # noqa: F401  a run whose linear decoder knows some rows
 from test_predict import read
 
-from histocc import evaluate, predict
-from histocc.coder import Coder
-from histocc.errors import UserError
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.thresholds import PUBLISHED, Thresholds
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.thresholds import PUBLISHED, Thresholds
+from histocc.predict import __main__ as predict
+from histocc.predict.coder import Coder
+from histocc.runtime.errors import UserError
 
 FITTED = {"default": 0.3, "by_language": {"da": 0.2}, "source": "fitted"}
 

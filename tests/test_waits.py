@@ -13,15 +13,18 @@ import pytest
 import torch
 from helpers import FINETUNE, REPO, TINY, environment, write_rows
 
-from histocc import distributed, loggers, watchdog
-from histocc.distributed import World
-from histocc.errors import TrainingError, UserError
-from histocc.heartbeat import Heartbeat
-from histocc.launcher import launcher_environment, processes_here
-from histocc.loading import Loader
-from histocc.stopping import Stopped, StopRequest
+from histocc.runtime import watchdog
+from histocc.runtime import world as distributed
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.heartbeat import Heartbeat
+from histocc.runtime.launcher import launcher_environment, processes_here
+from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.world import World
+from histocc.trainer import loggers
+from histocc.trainer.loading import Loader
 
-CODE = "from histocc import stopping; stopping.start_listening(); from histocc import arguments, entrypoint; "
+CODE = "from histocc.runtime import signals; signals.start_listening(); "
+CODE += "from histocc.runtime import arguments, entrypoint; "
 CODE += "p = arguments.make_parser('x', 'x'); entrypoint.add_process_arguments(p); "
 CODE += "p.set_defaults(stop_after=None); "
 CODE += "import os, time; entrypoint.start(p, lambda args, world: print('joined', world.rank) or "
@@ -193,7 +196,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words):
 
 
 def test_a_worker_that_never_answers(monkeypatch):
-    monkeypatch.setattr("histocc.loading.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("histocc.trainer.loading.LOOK_SECONDS", 0.2)
     # how long torch waits for a worker at the end
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     with pytest.raises(
@@ -210,7 +213,7 @@ def test_a_worker_that_never_answers(monkeypatch):
 
 def test_a_worker_that_stops_while_it_hands_over_a_batch(monkeypatch):
     """Reading from it has no limit of its own: it is killed, which ends the read."""
-    monkeypatch.setattr("histocc.loading.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("histocc.trainer.loading.LOOK_SECONDS", 0.1)
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
     worker.start()
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from histocc import watch
-from histocc.run_lock import run_lock
-from histocc.run_log import COLUMNS, STATUS, RunLog
+from histocc.runtime.lock import run_lock
+from histocc.trainer.run_log import COLUMNS, STATUS, RunLog
 
 ROW = {
     "epoch": 0,
@@ -290,7 +290,7 @@ def test_a_lock_that_another_machine_holds_is_not_judged(run):
 def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
     folder, log = run
     monkeypatch.setattr(
-        "histocc.run_log.os.replace",
+        "histocc.trainer.run_log.os.replace",
         lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
     log.say("WARNING: full")

@@ -1,7 +1,7 @@
 """Data sets by their published names: functions that return a table."""
 
-from histocc.coded_tables import as_table
 from histocc.formatter import hisco_key
+from histocc.predict.tables import as_table
 from histocc.sample.generate import rows
 
 TOY_ROWS = 10_000

@@ -6,9 +6,9 @@ import numbers
 from collections.abc import Hashable
 from typing import Any
 
-from histocc.call_arguments import COUNT, FLAG, TABLE, TEXT, checked, optional, shown
-from histocc.coded_tables import column_of, names_of
-from histocc.report_metrics import cut
+from histocc.evaluate.measures import cut
+from histocc.predict.tables import column_of, names_of
+from histocc.runtime.call_arguments import COUNT, FLAG, TABLE, TEXT, checked, optional, shown
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),

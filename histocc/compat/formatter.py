@@ -3,8 +3,8 @@
 import string
 from collections.abc import Sequence
 
-from histocc.call_arguments import COLUMNS, COUNT, Kind, checked, is_count, optional
 from histocc.formatter import BlockyFormatter
+from histocc.runtime.call_arguments import COLUMNS, COUNT, Kind, checked, is_count, optional
 
 TOKENS = Kind(
     "a text of characters, or a list of texts and numbers",

@@ -8,7 +8,7 @@ import argparse
 import os
 import sys
 
-from histocc.entrypoint import run_command
+from histocc.runtime.entrypoint import run_command
 from histocc.sample.files import VAL_SHARE, write
 from histocc.sample.generate import rows
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import islice
 
-from histocc import outputs
+from histocc.runtime import outputs
 from histocc.sample.generate import Row
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")

@@ -6,9 +6,9 @@ python -m histocc.sample.show --model ./output
 import argparse
 import sys
 
-from histocc.coder import Coder
-from histocc.entrypoint import run_command
-from histocc.model_io import load_model
+from histocc.model.model_io import load_model
+from histocc.predict.coder import Coder
+from histocc.runtime.entrypoint import run_command
 from histocc.sample.demo import demo_rows
 from histocc.sample.table import read_table
 

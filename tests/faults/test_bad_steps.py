@@ -5,12 +5,13 @@ import argparse
 import pytest
 import torch
 
-from histocc import initial_weights, model_io
 from histocc import seq2seq_mixer_engine as engine
-from histocc.errors import TrainingError
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.loss import BlockOrderInvariantLoss, LossMixer
-from histocc.lr_schedule import linear_schedule
+from histocc.job import initial_weights
+from histocc.model import model_io
+from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.runtime.errors import TrainingError
+from histocc.trainer.schedule import linear_schedule
 
 
 class BadAt(LossMixer):

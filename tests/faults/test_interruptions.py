@@ -157,13 +157,14 @@ def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two
 DRIFT = """
 import argparse, sys, torch
 from histocc import seq2seq_mixer_engine as engine
-from histocc import entrypoint
+from histocc.runtime import entrypoint
 sys.path[:0] = [{tests!r}, {faults!r}]
 from test_bad_steps import BadAt, batch
-from histocc import initial_weights, model_io
-from histocc.parallel import wrap
+from histocc.job import initial_weights
+from histocc.model import model_io
+from histocc.runtime.parallel import wrap
 from histocc.formatter import hisco_blocky5
-from histocc.lr_schedule import linear_schedule
+from histocc.trainer.schedule import linear_schedule
 
 def run(args, world):
     sizes = argparse.Namespace(

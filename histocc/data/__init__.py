@@ -1,0 +1,1 @@
+"""From tables of rows to batches."""

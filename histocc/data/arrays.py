@@ -1,0 +1,244 @@
+"""A prepared folder: the arrays that every process of a run maps into memory.
+
+For each of `train` and `val` it holds flat arrays:
+
+    {part}.chars     uint32 [N]           code points of all descriptions, one after the other
+    {part}.offsets   int64  [rows + 1]    where each description starts in chars
+    {part}.language  uint8  [rows]        index into meta["languages"]
+    {part}.codes     int32  [rows, K]     indices into meta["codes"], −1 where a row has fewer than K codes
+    {part}.text_hash uint64 [rows]        equal for descriptions that differ only in case and blanks
+
+beside lists for people, and `meta.json`, written last: what the arrays mean, and the size and checksum of
+every other file and of its own content.
+"""
+
+import json
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from histocc.runtime.errors import UserError
+from histocc.text_rules import AS_IS
+
+PREPARED_FORMAT = 3
+ARRAYS = {
+    "chars": np.dtype("<u4"),
+    "offsets": np.dtype("<i8"),
+    "language": np.dtype("u1"),
+    "codes": np.dtype("<i4"),
+    "text_hash": np.dtype("<u8"),
+}
+META = "meta.json"
+# All files that this program writes into a prepared folder; `lines`, `codes.new` are gone before it is whole.
+FILES = (
+    *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines", "codes.new")),
+    "key.csv",
+    "words.csv",
+    "rejected_rows.csv",
+    "conflicts.csv",
+    "data_report.json",
+    META,
+)
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_code_point(value) -> bool:
+    return _is_count(value) and value <= sys.maxunicode
+
+
+def _list_of(kind: Callable) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list) and all(map(kind, value))
+
+
+def _counts_by_name(value) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _is_text(value) -> bool:
+    return isinstance(value, str)
+
+
+def _is_report(value) -> bool:
+    files = value.get("files") if isinstance(value, dict) else None
+    return _list_of(lambda file: isinstance(file, dict) and _is_text(file.get("path")))(files)
+
+
+# Entry of meta.json: (whether a value is of its kind, that kind in words, whether all versions wrote it).
+_ENTRIES = {
+    "format": (lambda value: value == PREPARED_FORMAT, str(PREPARED_FORMAT), True),
+    "fingerprint": (_is_text, "a text", True),
+    "codes": (_list_of(_is_text), "a list of texts", True),
+    "languages": (_list_of(_is_text), "a list of texts", True),
+    "alphabet": (_list_of(_is_code_point), "a list of code points", True),
+    "max_codes": (lambda value: _is_count(value) and value > 0, "a whole number above 0", True),
+    "report": (_is_report, "a report with the list of its files", True),
+    "clean_text": (_is_text, "a text", False),
+    "kept_codes": (_is_count, "a whole number from 0", False),
+    "hisco_numbers": (lambda value: isinstance(value, bool), "true or false", False),
+    "sizes": (_counts_by_name, "a whole number for each file", True),
+    "checksums": (_counts_by_name, "a whole number for each file", False),
+    "checksum": (_is_count, "a whole number from 0", False),
+}
+
+
+def content_checksum(meta: dict) -> int:
+    """The checksum of all entries of meta.json but that of its own, whatever their order."""
+    content = {name: value for name, value in meta.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def is_regular(path: str) -> bool:
+    """Whether there is a plain file, or a link to one: no folder, pipe or device. Raises OSError where
+    nothing is there."""
+    return stat.S_ISREG(os.stat(path).st_mode)
+
+
+def read_meta(folder: str) -> dict:
+    """The content of a prepared folder's meta.json, each entry of its kind; folders of earlier versions have
+    no checksums.
+
+    Raises UserError with the file, the entry, what was found and what was expected.
+    """
+    path = os.path.join(folder, META)
+    remedy = f"move {folder} away and the data are prepared anew"
+    try:
+        if not is_regular(path):
+            raise UserError(f"{path}: found no plain file, expected a JSON file; {remedy}")
+        with open(path, encoding="utf-8") as file:
+            meta = json.load(file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON file as it was written ({error}); {remedy}") from None
+    if not isinstance(meta, dict):
+        raise UserError(f"{path}: found {_short(meta)}, expected an object with entries; {remedy}")
+    for name, (fits, expected, always) in _ENTRIES.items():
+        if name not in meta and always:
+            raise UserError(f"{path}: {name}: found nothing, expected {expected}; {remedy}")
+        if name in meta and not fits(meta[name]):
+            raise UserError(f"{path}: {name}: found {_short(meta[name])}, expected {expected}; {remedy}")
+    if "checksum" in meta and meta["checksum"] != content_checksum(meta):
+        raise UserError(
+            f"{path}: checksum: found {meta['checksum']}, expected {content_checksum(meta)}: it"
+            f" was changed after it was written; {remedy}"
+        )
+    return meta
+
+
+def file_of_other_size(folder: str, meta: dict) -> str | None:
+    """What is wrong with the first file of a folder that is missing or not as long as it was written; None
+    where all are."""
+    for name, size in meta["sizes"].items():
+        path = os.path.join(folder, name)
+        try:
+            if not is_regular(path) or os.path.getsize(path) != size:
+                return f"{name} is not as it was written"
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def _short(value) -> str:
+    said = repr(value)
+    return said if len(said) <= 60 else said[:59] + "…"
+
+
+def map_array(path: str, dtype: np.dtype) -> np.ndarray:
+    """The array in `path`, mapped read-only; an empty file is an empty array."""
+    return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
+
+
+class RowSet:
+    """The rows of one part (`train` or `val`) of a prepared folder. Cheap to send to a worker: it maps
+    files.
+    """
+
+    def __init__(self, folder: str, part: str, max_codes: int):
+        self.folder, self.part, self.max_codes = folder, part, max_codes
+        self._map()
+
+    def _map(self) -> None:
+        arrays = {
+            name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
+            for name, dtype in ARRAYS.items()
+        }
+        self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
+        self.codes, self.text_hash = arrays["codes"].reshape(-1, self.max_codes), arrays["text_hash"]
+
+    def __getstate__(self) -> dict:
+        return {"folder": self.folder, "part": self.part, "max_codes": self.max_codes}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def __len__(self) -> int:
+        return len(self.language)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
+        start = self.offsets[rows]
+        lengths = self.lengths(rows)
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
+        return self.chars[index], offsets
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all
+    characters of its descriptions (sorted code points), by which rule texts were cleaned, how many of the
+    codes come from the initial weights of the run, whether the columns of codes held numbers of the HISCO
+    key, and what was found.
+    """
+
+    folder: str
+    train: RowSet
+    val: RowSet
+    codes: list[str]
+    languages: list[str]
+    alphabet: list[int]
+    max_codes: int
+    fingerprint: str
+    report: dict
+    clean_text: str = AS_IS
+    kept_codes: int = 0
+    hisco_numbers: bool = False
+
+    @classmethod
+    def open(cls, folder: str) -> "PreparedData":
+        """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it or found
+        it. Raises UserError where meta.json or the size of a file is not as it was written."""
+        meta = read_meta(folder)
+        if fault := file_of_other_size(folder, meta):
+            raise UserError(f"{folder}: {fault}; move the folder away and the data are prepared anew")
+        parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
+        return cls(
+            folder,
+            parts["train"],
+            parts["val"],
+            meta["codes"],
+            meta["languages"],
+            meta["alphabet"],
+            meta["max_codes"],
+            meta["fingerprint"],
+            meta["report"],
+            meta.get("clean_text", AS_IS),
+            meta.get("kept_codes", 0),
+            meta.get("hisco_numbers", False),
+        )

@@ -1,0 +1,432 @@
+"""Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of Unicode code
+points.
+
+The noise of a row is a pure function of (seed, epoch, row). It comes from a counter-based generator, so it
+does not depend on the batch the row stands in, on the order of rows, or on how many processes and workers
+share the work, and no state of a generator has to be saved to go on.
+
+A whole batch is changed at once. A transformation cuts each text into five pieces taken from a pool (the
+texts themselves, drawn letters, words); the new texts are one gather from that pool.
+"""
+
+import unicodedata
+
+import numpy as np
+
+from histocc.runtime.rng import below, chance, draw, streams
+from histocc.text_rules import ascii_lower
+
+KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
+MAX_EDGE = 20  # most characters that "edges" puts on one side
+
+# Draws of one row, by number: two for the row, then a block for each transformation.
+_ALTERED, _LANGUAGE, _BLOCK = 0, 1, 64
+_KIND, _WHERE, _WHAT, _LEADING, _TRAILING, _LETTERS = range(6)  # letters: 2 · MAX_EDGE draws from here
+
+# ---- characters
+# ----------------------------------------------------------------------------------------------------
+
+_LATIN = "abcdefghijklmnopqrstuvwxyz"
+_NATIONAL = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþßœ"  # da se nl ca fr no is pt ge es it
+_GREEK = "αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώ"
+# Rows of keys from the digits down, from the left; a key stands between the two that are above it.
+_KEYBOARDS = {
+    "en": ("1234567890-=", "qwertyuiop[]", "asdfghjkl;'", "zxcvbnm,./"),
+    "da": ("1234567890+´", "qwertyuiopå¨", "asdfghjklæø'", "zxcvbnm,.-"),
+    "no": ("1234567890+\\", "qwertyuiopå¨", "asdfghjkløæ'", "zxcvbnm,.-"),
+    "se": ("1234567890+´", "qwertyuiopå¨", "asdfghjklöä'", "zxcvbnm,.-"),
+    "ge": ("1234567890ß´", "qwertzuiopü+", "asdfghjklöä#", "yxcvbnm,.-"),
+    "fr": ("&é\"'(-è_çà)=", "azertyuiop^$", "qsdfghjklmù*", "wxcvbn,;:!"),
+    "es": ("1234567890'¡", "qwertyuiop`+", "asdfghjklñ´ç", "zxcvbnm,.-"),
+    "pt": ("1234567890'«", "qwertyuiop+´", "asdfghjklçº~", "zxcvbnm,.-"),
+    "it": ("1234567890'ì", "qwertyuiopè+", "asdfghjklòàù", "zxcvbnm,.-"),
+    "is": ("1234567890ö-", "qwertyuiopð'", "asdfghjklæ´+", "zxcvbnm,.þ"),
+    "gr": ("1234567890-=", ";ςερτυθιοπ[]", "ασδφγηξκλ΄'", "ζχψωβνμ,./"),
+}
+_TABLE = 0x2000  # code points with an entry in the tables: Latin, Greek, …
+_UPPER, _LOWER, _IS_GREEK, _BLANK = 1, 2, 4, 8
+
+
+def _capital(letter: str) -> str:
+    return letter.upper() if len(letter.upper()) == 1 else letter  # ß stays
+
+
+def _keyboard_neighbours() -> dict[str, str]:
+    """Letter → the letters beside it: for a–z on the English keyboard, for national letters on every keyboard
+    that has a key for them; an accented letter without a key: its bare letter and that letter's other
+    accents.
+    """
+    near: dict[str, set[str]] = {}
+    letters = set(_LATIN + _NATIONAL + _GREEK)
+    for name, rows in _KEYBOARDS.items():
+        key = {(r, c): char for r, row in enumerate(rows) for c, char in enumerate(row)}
+        for (r, c), char in key.items():
+            if char in (_LATIN if name == "en" else _GREEK if name == "gr" else _NATIONAL):
+                around = [(r, c - 1), (r, c + 1), (r - 1, c), (r - 1, c + 1), (r + 1, c - 1), (r + 1, c)]
+                near.setdefault(char, set()).update(key[p] for p in around if key.get(p) in letters)
+    bare = {char: unicodedata.normalize("NFD", char)[0] for char in _NATIONAL + _GREEK}
+    for char in bare:
+        if char not in near:
+            near[char] = {bare[char]} | {c for c in bare if bare[c] == bare[char]}
+    near["œ"] = {"o", "e"}
+    lower = {char: "".join(sorted(others - {char})) for char, others in near.items()}
+    return lower | {
+        _capital(char): "".join(map(_capital, others)) for char, others in lower.items() if char != "ß"
+    }
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint32)
+
+
+def _classes() -> np.ndarray:
+    """Class bits of each code point, uint8 [_TABLE]."""
+    chars = [chr(i) for i in range(_TABLE)]
+    return np.array(
+        [
+            _UPPER * c.isupper()
+            + _LOWER * c.islower()
+            + _BLANK * c.isspace()
+            + _IS_GREEK * (c.isalpha() and 0x370 <= ord(c) < 0x400)
+            for c in chars
+        ],
+        dtype=np.uint8,
+    )
+
+
+def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(all characters uint32, start of each text, length of each text; int64)"""
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    return _code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
+
+
+_CLASS = _classes()
+_NEAR = _keyboard_neighbours()
+_NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(chr(i), "") for i in range(_TABLE)])
+# Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. a–z nine times for each national
+# letter once; the blanks at the end, 1 in about 27, are drawn by "edges" alone.
+_ALPHABETS = [
+    "".join(map(case, letters)) for letters in (_LATIN * 9 + _NATIONAL, _GREEK) for case in (str, _capital)
+]
+_BLANKS = [len(alphabet) // 26 for alphabet in _ALPHABETS]
+_ALPHABET_FLAT, _ALPHABET_START, _ALPHABET_SIZE = _ragged([a + " " * n for a, n in zip(_ALPHABETS, _BLANKS)])
+_LETTER_COUNT = _ALPHABET_SIZE - np.array(_BLANKS)
+
+
+# A letter of a–z for each letter that noise puts in; other characters of the table stay.
+_IN_ASCII = np.arange(_TABLE, dtype=np.uint32)
+for _letter in _NATIONAL:
+    _IN_ASCII[ord(_letter)] = ord(ascii_lower(_letter)[0])
+
+
+def noise_characters() -> np.ndarray:
+    """Every character that noise can put into a text, apart from those of inserted words; uint32."""
+    return np.unique(np.concatenate([_ALPHABET_FLAT, _NEAR_FLAT, np.full(1, 32, dtype=np.uint32)]))
+
+
+def _class_of(characters: np.ndarray) -> np.ndarray:
+    return _CLASS[np.minimum(characters, _TABLE - 1)]
+
+
+def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Which alphabet suits a place between two characters, int64. Capitals: one of them is, and none is lower
+    case.
+    Greek: one of them is.
+    """
+    both = _class_of(before) | _class_of(after)
+    return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
+
+
+def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Indices start, start + 1, … for each of the given ranges, one after the other; int64 [sum of
+    lengths].
+    """
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+# ---- one transformation of many texts
+# ------------------------------------------------------------------------------
+
+
+class _Transformation:
+    """Collects, for M texts, the five pieces of which each will consist; a text without a change is its first
+    piece.
+
+    text: uint32 [N]; length: int64 [M]; stream: uint64 [M]; first: number of the first draw of this
+    transformation. A method named after a kind of noise applies it to the texts `k` (indices, int64).
+    """
+
+    def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int):
+        self.text, self.length, self.stream, self.first = text, length, stream, first
+        self.end = np.cumsum(length)
+        self.base = self.end - length
+        self.bits = draw(stream[:, None], np.arange(first, first + _LETTERS))  # [M, 5]
+        self.start = np.zeros((len(length), 5), dtype=np.int64)
+        self.size = np.zeros((len(length), 5), dtype=np.int64)
+        self.start[:, 0], self.size[:, 0] = self.base, length
+        self.pool, self.pool_size = [text, np.full(1, 32, dtype=np.uint32)], len(text) + 1
+        self.blank = len(text)  # where the pool has a space
+        self.ink = (_class_of(text) & _BLANK) == 0
+        begins = np.zeros(len(text), dtype=bool)
+        begins[self.base] = True  # a text begins here
+        inside = self.ink[1:] & self.ink[:-1] & ~begins[1:]  # goes on from its left
+        self.word_start = np.flatnonzero(self.ink & ~np.concatenate([[False], inside]))
+        self.word_end = np.flatnonzero(self.ink & ~np.concatenate([inside, [False]])) + 1
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """(the new texts uint32, their lengths int64 [M])"""
+        return np.concatenate(self.pool)[piece_ranges(self.start.ravel(), self.size.ravel())], self.size.sum(
+            axis=1
+        )
+
+    def add(self, characters: np.ndarray) -> int:
+        """Puts characters into the pool; where they begin."""
+        self.pool.append(characters)
+        self.pool_size += len(characters)
+        return self.pool_size - len(characters)
+
+    def splice(self, k: np.ndarray, at: np.ndarray, cut: int | np.ndarray, *pieces) -> None:
+        """In texts k: takes `cut` characters away at pool position `at` and puts up to three pieces (start,
+        size) there.
+        """
+        self.size[k, 0] = at - self.base[k]
+        for number, (start, size) in enumerate(pieces, 1):
+            self.start[k, number], self.size[k, number] = start, size
+        self.start[k, 4], self.size[k, 4] = at + cut, self.end[k] - at - cut
+
+    def place(self, k: np.ndarray, shorter: int = 0) -> np.ndarray:
+        """An even choice among the characters of each text k, the last `shorter` excepted."""
+        return self.base[k] + below(self.bits[k, _WHERE], self.length[k] - shorter)
+
+    def letters(self, k: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Puts one letter for each text into the pool, in the style of the characters at two places; where
+        they are.
+        """
+        before, after = np.maximum(before, self.base[k]), np.minimum(after, self.end[k] - 1)
+        style = _style(self.text[before], self.text[after])
+        choice = _ALPHABET_START[style] + below(self.bits[k, _WHAT], _LETTER_COUNT[style])
+        return self.add(_ALPHABET_FLAT[choice]) + np.arange(len(k))
+
+    def delete(self, k: np.ndarray) -> None:
+        at = self.place(k)
+        visible = np.concatenate([[0], np.cumsum(self.ink)])
+        visible = visible[self.end[k]] - visible[self.base[k]]
+        ok = (self.length[k] > 1) & ~((visible == 1) & self.ink[at])
+        self.splice(k[ok], at[ok], 1)
+
+    def keyboard(self, k: np.ndarray) -> None:
+        at = self.place(k)
+        char = np.minimum(self.text[at], _TABLE - 1)
+        ok = _NEAR_COUNT[char] > 0
+        k, at, char = k[ok], at[ok], char[ok]
+        choice = _NEAR_START[char] + below(self.bits[k, _WHAT], _NEAR_COUNT[char])
+        self.splice(k, at, 1, (self.add(_NEAR_FLAT[choice]) + np.arange(len(k)), 1))
+
+    def insert(self, k: np.ndarray) -> None:
+        at = self.place(k, shorter=-1)  # also behind the last
+        self.splice(k, at, 0, (self.letters(k, at - 1, at), 1))
+
+    def substitute(self, k: np.ndarray) -> None:
+        at = self.place(k)
+        # no letter: ask its neighbours
+        other = ((_class_of(self.text[at]) & (_UPPER | _LOWER)) == 0).astype(np.int64)
+        self.splice(k, at, 1, (self.letters(k, at - other, at + other), 1))
+
+    def swap(self, k: np.ndarray) -> None:
+        k = k[self.length[k] > 1]
+        at = self.place(k, shorter=1)
+        self.splice(k, at, 2, (at + 1, 1), (at, 1))
+
+    def words(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of texts k: the number of their first word among all words, how many words they have; int64."""
+        number = np.searchsorted(self.word_start, self.base[k])
+        return number, np.searchsorted(self.word_start, self.end[k]) - number
+
+    def swap_words(self, k: np.ndarray) -> None:
+        number, count = self.words(k)
+        ok = count > 1
+        k, left = k[ok], number[ok] + below(self.bits[k[ok], _WHERE], count[ok] - 1)
+        a, b = self.word_start[left], self.word_end[left]
+        c, d = self.word_start[left + 1], self.word_end[left + 1]
+        self.splice(k, a, d - a, (c, d - c), (b, c - b), (a, b - a))
+
+    def insert_word(self, k: np.ndarray, lexicon: "_Lexicon") -> None:
+        number, count = self.words(k)
+        slot = below(self.bits[k, _WHERE], count + 1)
+        last = slot == count  # behind everything
+        at = np.where(last, self.end[k], np.append(self.word_start, 0)[number + slot])
+        characters, start, size = lexicon.choose(self.bits[k, _WHAT])
+        start = self.add(characters) + start
+        self.splice(
+            k,
+            at,
+            0,
+            (np.where(last, self.blank, start), np.where(last, 1, size)),
+            (np.where(last, start, self.blank), np.where(last, size, 1)),
+        )
+
+    def edges(self, k: np.ndarray) -> None:
+        side = below(self.bits[k, _WHAT], 4)  # 0 left, 1 right, 2 and 3 both
+        leading = np.where(side == 1, 0, 1 + below(self.bits[k, _LEADING], MAX_EDGE))
+        trailing = np.where(side == 0, 0, 1 + below(self.bits[k, _TRAILING], MAX_EDGE))
+        style = _style(self.text[self.base[k]], self.text[np.minimum(self.base[k] + 1, self.end[k] - 1)])
+        numbers = np.arange(self.first + _LETTERS, self.first + _LETTERS + 2 * MAX_EDGE)
+        choice = below(draw(self.stream[k][:, None], numbers), _ALPHABET_SIZE[style][:, None])
+        choice += _ALPHABET_START[style][:, None]  # [m, 2 · MAX_EDGE]
+        start = self.add(_ALPHABET_FLAT[choice].ravel()) + 2 * MAX_EDGE * np.arange(len(k))
+        self.start[k] = np.stack(
+            [start, np.full(len(k), self.blank), self.base[k], np.full(len(k), self.blank), start + MAX_EDGE],
+            axis=1,
+        )
+        self.size[k] = np.stack([leading, side != 1, self.length[k], side != 0, trailing], axis=1)
+
+
+class _Lexicon:
+    """Words to insert, drawn evenly or by weight."""
+
+    def __init__(self, words: list[str], weights):
+        if any(not word.strip() for word in words):
+            raise ValueError("words to insert must not be blank")
+        self.cumulative = None
+        if weights is not None:
+            weights = np.asarray(weights, dtype=np.float64)
+            if weights.shape != (len(words),):
+                raise ValueError(f"{len(words)} words to insert, but weights of shape {weights.shape}")
+            if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
+                raise ValueError("weights of words must be finite, not negative, and not all 0")
+            words = [word for word, weight in zip(words, weights) if weight > 0]
+            self.cumulative = np.cumsum(weights[weights > 0])
+        self.flat, self.start, self.size = _ragged(words)
+
+    def choose(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One word for each draw: (their characters uint32, start of each, length of each)"""
+        if self.cumulative is None:
+            word = below(bits, len(self.size))
+        else:
+            point = (bits >> np.uint64(11)) * 2.0**-53 * self.cumulative[-1]
+            word = np.minimum(np.searchsorted(self.cumulative, point, side="right"), len(self.size) - 1)
+        size = self.size[word]
+        return self.flat[piece_ranges(self.start[word], size)], np.cumsum(size) - size, size
+
+
+# ---- what others use
+# -----------------------------------------------------------------------------------------------
+
+
+class Augmenter:
+    """Noise on descriptions and their language, with the rules and defaults by which the published OccCANINE
+    models were trained (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package), for each (seed,
+    epoch, row).
+
+    With probability `augmentation_prob` (0.3) a row is altered; the others stay as they are. An altered row
+    goes through exactly `num_transformations` (3) transformations, one after the other, each drawn evenly and
+    independently from the kinds below. One that finds nothing to act on changes nothing and is not drawn
+    again, so at the defaults 70 % of the rows or a little more keep their text. Independently of that, a
+    row's language is hidden with probability `unk_lang_prob` (0.25).
+
+    - delete: one character, evenly chosen; never the last visible one.
+    - keyboard: an evenly chosen character becomes one beside it on the keyboard: a–z on the English one,
+      national and Greek letters on theirs. Other characters (spaces, digits, …) stay.
+    - insert: a letter, at an evenly chosen place, the ends included.
+    - substitute: an evenly chosen character becomes a letter (1 time in about 30 the same one).
+    - swap: two neighbouring characters. Texts of one character stay.
+    - swap_words: two neighbouring words; what stands between them stays there. Texts of one word stay.
+    - edges: letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4), 1 to 20 on each
+      side, parted from it by a space.
+    - insert_word: one of `words`, before or behind an evenly chosen word; only where words are given. Drawn
+      evenly, or in proportion to `word_weights`.
+
+    A new letter is a–z, evenly, or in 32 of 266 draws a letter of another language of Latin script (æ, é, ß,
+    …); beside a Greek letter it is Greek; between capitals it is a capital. "Word" means characters without
+    white space.
+
+    The published noise differs in that it draws letters from a–z alone, leaves capitals and national letters
+    out of keyboard slips, collapses white space when it moves words, adds a space also at an end that gets no
+    letters, and can leave an empty text.
+
+    kinds: names out of `KINDS` to draw from instead of all. only_ascii: for texts in ASCII; a letter of
+    another language becomes one of a–z. Raises ValueError for arguments out of range.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        num_transformations: int = 3,
+        augmentation_prob: float = 0.3,
+        unk_lang_prob: float = 0.25,
+        words: list[str] | None = None,
+        word_weights=None,
+        *,
+        kinds: tuple[str, ...] | None = None,
+        only_ascii: bool = False,
+    ):
+        for name, value in (("augmentation_prob", augmentation_prob), ("unk_lang_prob", unk_lang_prob)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {value}")
+        if num_transformations < 0:
+            raise ValueError(f"num_transformations must not be negative, but is {num_transformations}")
+        self.lexicon = _Lexicon(words, word_weights) if words is not None and len(words) else None
+        if kinds is None:
+            kinds = tuple(kind for kind in KINDS if self.lexicon or kind != "insert_word")
+        unknown = [kind for kind in kinds if kind not in KINDS]
+        if unknown or not kinds:
+            raise ValueError(
+                f"kinds of noise must be out of {', '.join(KINDS)}; got {', '.join(unknown) or 'none'}"
+            )
+        if "insert_word" in kinds and self.lexicon is None:
+            raise ValueError("insert_word needs words")
+        self.seed, self.kinds, self.num_transformations = seed, tuple(kinds), num_transformations
+        self.augmentation_prob = augmentation_prob
+        self.unk_lang_prob = unk_lang_prob
+        self.only_ascii = only_ascii
+
+    def hide_language(self, rows: np.ndarray, epoch: int) -> np.ndarray:
+        """True where the language of a row (int64 [B]) is to be replaced by `unk` in this epoch; bool [B]."""
+        return chance(draw(streams(self.seed, epoch, rows), _LANGUAGE), self.unk_lang_prob)
+
+    def apply(
+        self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Noisy copies of B texts.
+
+        flat: uint32 [N], code points of all texts; offsets: int64 [B+1], text i is flat[offsets[i]:offsets[i
+        + 1]];
+        rows: int64 [B], their row numbers. Returns (flat uint32, offsets int64 [B+1], from 0). The arguments
+        stay as they are. A text may grow (by up to 42 characters, or a word and a space, in each
+        transformation), is never emptied, and stays empty if it was.
+        """
+        offsets = np.asarray(offsets, dtype=np.int64)
+        flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
+        starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+        stream = streams(self.seed, epoch, rows)
+        if self.num_transformations == 0 or self.augmentation_prob == 0:
+            return flat.copy(), offsets - offsets[0]
+        altered = np.flatnonzero(chance(draw(stream, _ALTERED), self.augmentation_prob) & (lengths > 0))
+        if len(altered) == 0:
+            return flat.copy(), offsets - offsets[0]
+        text = flat[piece_ranges(starts[altered], lengths[altered])]
+        length = lengths[altered]
+        stream = stream[altered]
+        for number in range(self.num_transformations):
+            text, length = self._transformed(text, length, stream, number)
+        if self.only_ascii:
+            text = _IN_ASCII[np.minimum(text, _TABLE - 1)]
+        starts[altered], lengths[altered] = len(flat) + np.cumsum(length) - length, length
+        return (
+            np.concatenate([flat, text])[piece_ranges(starts, lengths)],
+            np.concatenate([[0], np.cumsum(lengths)]),
+        )
+
+    def _transformed(
+        self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, number: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Transformation `number` (from 0) of each of M texts: (text uint32, length int64 [M])."""
+        change = _Transformation(text, length, stream, _BLOCK * (number + 1))
+        drawn = below(change.bits[:, _KIND], len(self.kinds))
+        for index, kind in enumerate(self.kinds):
+            k = np.flatnonzero(drawn == index)
+            if len(k):
+                arguments = (self.lexicon,) if kind == "insert_word" else ()
+                getattr(change, kind)(k, *arguments)
+        return change.result()

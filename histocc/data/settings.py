@@ -1,0 +1,236 @@
+"""What is to be prepared and how: from arguments to settings, with everything that can be wrong said
+together.
+"""
+
+import argparse
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+
+from histocc.data import keys
+from histocc.data.arrays import PREPARED_FORMAT
+from histocc.data.tables import column_problems, read_header
+from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
+from histocc.runtime.errors import UserError
+from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text_rules import AS_IS
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files`
+    instead.
+    """
+
+    train_files: list[str]
+    formatter: dict
+    target_cols: list[str]
+    val_files: list[str] = field(default_factory=list)
+    share_val: float | None = None
+    input_col: str = "occ1"
+    language: str = UNKNOWN_LANGUAGE
+    language_col: str | None = None
+    max_len: int = 128
+    missing_code: str | None = None
+    drop_bad_labels: bool = False
+    fixed_codes: list[str] | None = None  # the codes of --key or --all-codes-file, in their order
+    numbered: bool = False  # cells hold numbers of a key, not codes
+    delimiter: str | None = None  # None: found in the first line of each file
+    number_codes: list[str] | None = None  # the codes that such numbers stand for; None: `fixed_codes`
+    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
+    clean_text: str = AS_IS
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """(part, path) of all files in the order in which they are read."""
+        return [("train", path) for path in self.train_files] + [("val", path) for path in self.val_files]
+
+
+def fingerprint(settings: PrepareSettings) -> str:
+    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits."""
+    plain = asdict(settings)
+    for name in ("train_files", "val_files"):
+        plain[name] = []
+        for path in getattr(settings, name):
+            with open(path, "rb") as file:
+                plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
+    # at their defaults the data are those of earlier versions
+    for name in (
+        "number_codes",
+        "first_codes",
+        "clean_text",
+    ):
+        if plain[name] == PrepareSettings.__dataclass_fields__[name].default:
+            del plain[name]
+    plain["prepared_format"] = PREPARED_FORMAT
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def file_problems(settings: PrepareSettings) -> list[str]:
+    """All that is wrong with the files and their columns."""
+    problems = []
+    for path in dict.fromkeys(path for _, path in settings.files):
+        try:
+            problems += column_problems(path, read_header(path, settings.delimiter)[0], settings.columns)
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+@dataclass(frozen=True)
+class StartsFrom:
+    """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none
+    where they are not taken), kind of the formatter and its tokens, None where they are not known or the
+    usual ones; numbers: whether columns code1 … hold numbers of the HISCO key where no key is named, which
+    those of earlier versions did not.
+    """
+
+    text: str = AS_IS
+    codes: list[str] = field(default_factory=list)
+    formatter: str | None = None
+    chars: list[str] | None = None
+    numbers: bool = True
+
+
+def settings_from(
+    args: argparse.Namespace,
+    train_files: list[str],
+    val_files: list[str],
+    naming: str = "hisco",
+    problems: list[str] | None = None,
+    start: StartsFrom = StartsFrom(),
+) -> PrepareSettings:
+    """The settings that arguments ask for; sets args.target_cols where the files decide them. start: of the
+    run's initial weights.
+
+    Raises one UserError with `problems`, those already found, and its own.
+    """
+    problems = list(problems or [])
+    fixed = formatter = None
+    try:
+        if not args.target_cols:
+            args.target_cols = _find_target_cols(args, train_files[0], naming)
+        formatter = make_formatter(
+            args.formatter,
+            args.target_cols,
+            args.block_size,
+            args.use_within_block_sep,
+            args.allow_codes_shorter_than_block_size,
+            start.chars if start.formatter == args.formatter == "gpf" else None,
+        )
+        fixed = _fixed_codes(args, formatter)
+    except (UserError, ValueError) as error:
+        problems.append(str(error))
+    hisco_numbers = (
+        start.numbers
+        and args.formatter == "hisco"
+        and not args.key
+        and keys.hold_numbers(args.target_cols or ["hisco_1"])
+    )
+    settings = PrepareSettings(
+        train_files=train_files,
+        val_files=val_files,
+        formatter=formatter.to_dict() if formatter else {},
+        target_cols=args.target_cols or [],
+        share_val=None if val_files else getattr(args, "share_val", None),
+        input_col=args.input_col,
+        language=args.language,
+        language_col=args.language_col,
+        max_len=args.max_len,
+        missing_code=args.missing_code,
+        drop_bad_labels=args.drop_bad_labels,
+        fixed_codes=fixed,
+        delimiter=args.delimiter,
+        clean_text=args.clean_text or start.text,
+        numbered=bool(args.key) and keys.hold_numbers(args.target_cols or []) or hisco_numbers,
+        number_codes=list(hisco_key()) if hisco_numbers else None,
+        first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
+    )
+    problems += [problem for problem in file_problems(settings) if problem not in problems]
+    problems += _missing_code_problem(formatter, args.missing_code, fixed)
+    if problems:
+        raise UserError(
+            problems[0]
+            if len(problems) == 1
+            else "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)])
+        )
+    return settings
+
+
+def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
+    """The codes of the initial weights where this run's formatter writes them and nothing else is asked for;
+    None: those of the data alone.
+    """
+    if not start.codes or getattr(args, "shrink_key", True) or start.formatter not in (None, formatter.kind):
+        return None
+    codes = [formatter.repair(code)[0] for code in start.codes]
+    try:
+        for code in codes:
+            formatter.encode_code(code)
+    except CodeError:
+        return None
+    return codes if len(set(codes)) == len(codes) else None
+
+
+def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[str]:
+    header = read_header(path, args.delimiter)[0]
+    found = keys.find_target_columns(header, naming, has_key=bool(args.key))
+    if found is None and args.formatter == "hisco":
+        found = keys.find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
+    if found is None:
+        numbers = (
+            " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
+            if "code1" in header
+            else ""
+        )
+        raise UserError(
+            f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}."
+            " It has " + ", ".join(map(repr, header))
+        )
+    return found[1]
+
+
+def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[str] | None:
+    """Codes of --key or --all-codes-file as the formatter writes them. Raises UserError."""
+    path = args.key or args.all_codes_file
+    if not path:
+        return None
+    if args.key:
+        cells = keys.read_key(path)
+    else:
+        column = args.all_codes_col or args.target_cols[0]
+        if column not in read_header(path)[0]:
+            raise UserError(
+                f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
+                + ", ".join(map(repr, read_header(path)[0]))
+            )
+        cells = [cell for (cell,) in keys.read_columns(path, [column])]
+    codes = [formatter.repair(cell)[0] for cell in cells if cell]
+    try:
+        for code in codes:
+            formatter.encode_code(code)
+    except CodeError as error:
+        raise UserError(f"{path}: {error}") from None
+    if args.key and len(set(codes)) < len(codes):
+        raise UserError(f"{path}: a code stands there twice, with and without its leading zero")
+    return codes if args.key else sorted(set(codes))
+
+
+def _missing_code_problem(
+    formatter: BlockyFormatter | None, code: str | None, fixed: list[str] | None
+) -> list[str]:
+    if formatter is None or code is None:
+        return []
+    try:
+        formatter.encode_code(code)
+    except CodeError as error:
+        return [f"--missing-code: {error}"]
+    return (
+        []
+        if fixed is None or code in fixed
+        else [f"--missing-code: code {code!r} is not among the codes of the key"]
+    )

@@ -1,0 +1,1 @@
+"""How good a model is on rows with known codes: `python -m histocc.evaluate`."""

@@ -1,0 +1,663 @@
+"""How good a model is on data with known codes: accuracy, precision, recall, calibration, thresholds,
+confusions, for each decoder.
+
+    python -m histocc.evaluate --model RUN_OR_FILE --data test.csv --target-cols hisco_1 hisco_2 \\
+        --language-col lang
+
+Writes report.md, report.json, rejected_rows.csv and, where matplotlib is, pictures into --output. The rows go
+through the engine's own evaluation, so losses and accuracies are those that training would log on the same
+rows.
+"""
+
+from histocc.runtime import signals
+
+if __name__ == "__main__":
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+
+from histocc import seq2seq_mixer_engine as engine
+from histocc.data import arguments as table_arguments
+from histocc.data import keys
+from histocc.data import prepare as preparing
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.findings import OUTSIDE_KEY
+from histocc.data.folder import is_whole
+from histocc.data.report import report_lines
+from histocc.data.settings import PrepareSettings, file_problems
+from histocc.evaluate import baseline
+from histocc.evaluate import markdown as report_text
+from histocc.evaluate.answers import RANKED, Outcomes
+from histocc.evaluate.figures import LEAST_ROWS, decoders_report
+from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
+from histocc.job import recipe
+from histocc.job import train as job
+from histocc.job.data import on_every_node
+from histocc.model import model_io
+from histocc.model.decoding import sets_of
+from histocc.model.published import KINDS, SETTINGS, Given, files_of
+from histocc.model.thresholds import Thresholds
+from histocc.predict import arguments as predict_arguments
+from histocc.predict.search import CodeSearch, CodeTree
+from histocc.runtime import arguments, checkpoint, checksums, entrypoint, outputs
+from histocc.runtime.checkpoint import exists_in
+from histocc.runtime.errors import UserError
+from histocc.runtime.lock import run_lock
+from histocc.runtime.precision import Precision
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.text import UNKNOWN_LANGUAGE
+from histocc.trainer.hooks import StopPoll
+from histocc.trainer.plan import BatchPlan
+from histocc.trainer.run_log import COLUMNS
+
+JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
+# of models that do not say how they were trained
+LOSS = {
+    **recipe.BEFORE_THE_FLAG,
+    "empty_blocks": "all",
+    "seq2seq_weight": 0.1,
+}
+# figures of a decoder that the model lacks
+NOT_OF_KIND = {
+    "mixer": (),
+    "seq2seq": ("val_loss", "val_loss_linear", "flat_acc"),
+    "flat": ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc"),
+}
+OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
+
+
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser(
+        "python -m histocc.evaluate", "How good a model is on data with known codes."
+    )
+    group = parser.add_argument_group("model, data and report")
+    group.add_argument(
+        "--model",
+        required=True,
+        metavar="RUN_OR_FILE",
+        help="folder of a run (its best checkpoint), a checkpoint, or a published model",
+    )
+    group.add_argument(
+        "--data",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="CSV or Parquet files of descriptions and codes",
+    )
+    group.add_argument(
+        "--output",
+        default=None,
+        metavar="DIR",
+        help="folder for the report (default: evaluation, in the model's folder; here for a name on the hub)",
+    )
+    predict_arguments.add_published_arguments(group)
+    group.add_argument(
+        "--fit-thresholds",
+        action="store_true",
+        help=(
+            "store the best threshold of the linear decoder (F1), by language where there are rows enough, in"
+            " the checkpoint that was evaluated; coding then uses them. Of a model with n-grams also how much"
+            " the linear decoder counts where both rank the codes together (--decoder topk and full). The"
+            " rows should be none that it was trained on: --share-val"
+        ),
+    )
+    group.add_argument(
+        "--baseline",
+        action="store_true",
+        help=(
+            "also fit a linear support vector machine on n-grams to the rows that the run "
+            "was trained on, and say what the model adds to it (extra `baseline`: scikit-learn)"
+        ),
+    )
+    group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
+    group.add_argument(
+        "--input-col", default=None, help="column with the descriptions (default: as in training)"
+    )
+    group.add_argument(
+        "--target-cols",
+        nargs="+",
+        default=None,
+        metavar="COL",
+        help="columns with the codes (default: as in training)",
+    )
+    group.add_argument(
+        "--language",
+        default=None,
+        help="language of all descriptions, instead of a column (default: as in training)",
+    )
+    group.add_argument(
+        "--language-col",
+        default=None,
+        metavar="COL",
+        help="column with the language of each description (default: as in training)",
+    )
+    group.add_argument(
+        "--delimiter",
+        type=table_arguments.delimiter,
+        default=None,
+        metavar="CHAR",
+        help="what parts the columns (default: found)",
+    )
+    group.add_argument(
+        "--missing-code",
+        default=None,
+        metavar="CODE",
+        help="code of rows whose first code is missing; without it they are left out",
+    )
+    group.add_argument(
+        "--share-val",
+        type=float,
+        default=None,
+        help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)",
+    )
+    group.add_argument("--batch-size", type=arguments.count, default=256, help="rows at once per process")
+    group.add_argument("--resamples", type=arguments.count, default=1000, help="draws of the bootstrap")
+    group.add_argument("--seed", type=arguments.count_or_zero, default=1, help="seed of the bootstrap")
+    entrypoint.add_process_arguments(parser)
+    parser.set_defaults(stop_after=None)
+    return parser
+
+
+def number_codes(
+    args: argparse.Namespace, columns: list[str], state: dict, formatter: BlockyFormatter
+) -> list[str] | None:
+    """The codes that the cells of `columns` are numbers of, or None for columns of codes. They are those of
+    --key, else of the --key of the training, else of the HISCO key. Raises UserError where a model of another
+    system does not say.
+    """
+    trained_on_them = keys.hold_numbers(formatter.target_cols) and "args" in state
+    if (
+        not keys.hold_numbers(columns)
+        or trained_on_them
+        and not (args.key or state["args"].get("key") or state.get("hisco_numbers"))
+    ):
+        return None  # or codes in columns of such names, as earlier versions took them
+    if args.key:
+        return [formatter.repair(code)[0] for code in keys.read_key(args.key)]
+    if trained_on_them and state["args"].get("key"):
+        return list(state["key"])
+    if formatter.kind != "hisco":
+        raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
+    return list(hisco_key())
+
+
+def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
+    trained = state.get("args", {})
+    columns = args.target_cols or formatter.target_cols
+    if args.input_col is None:
+        args.input_col = trained.get("input_col", "occ1")
+    if args.language is None and args.language_col is None:
+        args.language_col = trained.get("language_col")
+        args.language = None if args.language_col else trained.get("language")
+    if args.language is None:
+        args.language = UNKNOWN_LANGUAGE
+    max_len, problems = state["config"]["max_len"], []
+    checked = argparse.Namespace(
+        **{
+            **vars(args),
+            "target_cols": columns,
+            "key": None,
+            "all_codes_file": None,
+            "all_codes_col": None,
+            "max_len": max_len,
+            "block_size": formatter.block_size,
+            "share_val": args.share_val or 0.0,
+        }
+    )
+    problems += table_arguments.table_problems(checked)
+    if len(columns) > formatter.max_num_codes:
+        problems.append(
+            f"--target-cols names {len(columns)} columns, but the model writes at most"
+            f" {formatter.max_num_codes} codes"
+        )
+        columns = columns[: formatter.max_num_codes]
+    own = make_formatter(
+        formatter.kind,
+        columns,
+        formatter.block_size,
+        formatter.within_block_sep is not None,
+        formatter.allow_short,
+        formatter.chars,
+    )
+    numbers = number_codes(args, columns, state, formatter)
+    settings = PrepareSettings(
+        train_files=args.data,
+        formatter=own.to_dict(),
+        target_cols=columns,
+        share_val=args.share_val,
+        input_col=args.input_col,
+        language=args.language,
+        language_col=args.language_col,
+        max_len=max_len,
+        missing_code=args.missing_code,
+        drop_bad_labels=True,
+        fixed_codes=sorted(state["key"], key=state["key"].get),
+        delimiter=args.delimiter,
+        clean_text=model_io.text_rule(state["config"]),
+        numbered=numbers is not None,
+        number_codes=numbers,
+    )
+    problems += file_problems(settings)
+    if args.missing_code is not None and args.missing_code not in state["key"]:
+        problems.append(f"--missing-code: {args.missing_code!r} is not among the codes of the model")
+    if problems:
+        raise UserError("\n  ".join(problems))
+    return settings
+
+
+def output_problem(args: argparse.Namespace, file: str) -> str | None:
+    """Why no report can be written into the folder of --output, or None. file: of the weights."""
+    folder = args.output
+    inside = [
+        path
+        for path in args.data
+        if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(folder)
+    ]
+    if exists_in(folder) or inside:
+        return (
+            f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its"
+            " own for the report"
+        )
+    unwritable = outputs.save_path_problem(folder)
+    inputs = dict.fromkeys(args.data, "a file of the data") | {
+        args.key: "the file of --key",
+        **dict.fromkeys(files_of(file), "the model"),
+    }
+    found = (
+        []
+        if unwritable
+        else outputs.problems(
+            [os.path.join(folder, name) for name in OWN_FILES],
+            inputs,
+            args.overwrite,
+            remedy="--output names another folder",
+        )
+    )
+    return unwritable or (found[0] if found else None)
+
+
+def prepared(
+    args: argparse.Namespace, world: World, file: str, state: dict, formatter: BlockyFormatter
+) -> PreparedData:
+    """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises
+    UserError.
+    """
+
+    def first() -> list:
+        problem = output_problem(args, file)
+        if problem:
+            raise UserError(problem)
+        settings = settings_from(args, state, formatter)
+        if args.baseline:
+            rows_of_run(args, file, state)  # only to find out now whether they are there
+        try:
+            return [
+                asdict(settings),
+                preparing.prepare(
+                    settings,
+                    args.output,
+                    lambda line: None,
+                    check=world.give_up_if_asked,
+                    wait_seconds=60 * args.timeout_minutes,
+                    warn=world.print,
+                ),
+            ]
+        except preparing.UnusableData as error:
+            raise UserError(nothing_left(error.report, args)) from None
+
+    settings, folder = world.main_first("prepare", first)
+    return on_every_node(
+        PrepareSettings(**settings),
+        args.output,
+        folder,
+        world,
+        world.give_up_if_asked,
+        60 * args.timeout_minutes,
+    )
+
+
+def nothing_left(report: dict, args: argparse.Namespace) -> str:
+    """What to say of data without a row to evaluate."""
+    kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in report["rejected"].items())
+    first = [
+        f"{each['file']}, line {each['line']}: {each['reason']}"
+        for problem in report["problems"]
+        for each in problem["first"][:1]
+    ]
+    what = (
+        "no row can be evaluated"
+        if kinds or not args.share_val
+        else f"--share-val {args.share_val:g} leaves no row to evaluate"
+    )
+    lines = [f"{', '.join(args.data)}: {what}" + (f" ({kinds})" if kinds else ""), *first]
+    if OUTSIDE_KEY in report["rejected"]:
+        lines.append(
+            f"The model {args.model} knows other codes than these: are these the right columns, and is it the"
+            " model for them?"
+        )
+    return "\n  ".join(lines)
+
+
+def known_languages(data: PreparedData, languages: list[str]) -> PreparedData:
+    """The data with languages that the model was not trained on read as unk."""
+    return replace(
+        data, languages=[name if name in languages else UNKNOWN_LANGUAGE for name in data.languages]
+    )
+
+
+def prepared_of_run(file: str, state: dict) -> str:
+    """The folder of the data that a checkpoint was trained on; it need not be there."""
+    return os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
+
+
+def trained_on(file: str, state: dict) -> PreparedData | None:
+    """The prepared data of the run; None where they are not there any more as they were written."""
+    folder = prepared_of_run(file, state)
+    if not is_whole(folder):
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, UserError):
+        return PreparedData.open(folder)
+    return None
+
+
+def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
+    """How many of the distinct texts were trained on; None where `trained_on` is."""
+    own = trained_on(file, state)
+    return None if own is None else int(np.isin(np.unique(rows.text_hash), own.train.text_hash).sum())
+
+
+def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedData:
+    """The data that --baseline is fitted to. Rank 0 only. Raises UserError without them or scikit-learn."""
+    baseline.check_installed()
+    if "fingerprint" not in state.get("position", {}):
+        raise UserError(
+            f"--baseline: {args.model} does not say which rows it was trained on, as checkpoints"
+            " of finetune.py and train_mixer.py do; evaluate one of them in the folder of its"
+            " run, or leave out --baseline"
+        )
+    own = trained_on(file, state)
+    if own is None:
+        raise UserError(
+            f"--baseline: the rows of the training are not in {prepared_of_run(file, state)} any"
+            " more: evaluate the checkpoint in the folder of its run; --prepare-only with the"
+            " command of the training prepares them again"
+        )
+    return own
+
+
+def baseline_figures(
+    args: argparse.Namespace, world: World, file: str, state: dict, data: PreparedData, rows: RowSet
+) -> dict | None:
+    """`baseline.compared` on the evaluated rows; None without --baseline. Rank 0 fits. All ranks."""
+
+    def fit() -> dict:
+        own = rows_of_run(args, file, state)
+        world.print(
+            f"Baseline: a linear support vector machine for each of {len(own.codes):,} codes, on"
+            f" {min(len(own.train), baseline.MOST_ROWS):,} training rows"
+        )
+        return baseline.compared(
+            own, data, rows, args.resamples, args.seed, world.give_up_if_asked, world.print
+        )
+
+    if not args.baseline:
+        return None
+    world.did("fitting the baseline")
+    return world.main_first("baseline", fit)
+
+
+def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
+    """What was evaluated, and what was not."""
+    of_language = np.bincount(rows.language, minlength=len(data.languages))
+    return {
+        "files": args.data,
+        "rows_read": data.report["rows"],
+        "rows": len(rows),
+        "texts": len(np.unique(rows.text_hash)),
+        "share_val": args.share_val,
+        "other_part_rows": data.report["train_rows"] if args.share_val is not None else 0,
+        "rejected": data.report["rejected"],
+        "rows_outside_key": data.report["rejected"].get(OUTSIDE_KEY, 0),
+        "unknown_languages": {
+            name: int(count)
+            for name, count in zip(data.languages, of_language)
+            if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
+        },
+        "texts_trained_on": trained_texts(file, state, rows),
+    }
+
+
+def write_report(
+    args: argparse.Namespace, report: dict, prepared_folder: str, say: Callable[[str], None]
+) -> None:
+    """All files of the report, report.json last. Rank 0 only."""
+    pictures = report_text.pictures(report)
+    report["pictures"] = list(pictures or {})
+    for name in OWN_FILES if args.overwrite else ():  # those that the new report does not have, too
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(args.output, name))
+    with open(os.path.join(prepared_folder, REJECTED), "rb") as file:
+        contents = {REJECTED: file.read()}
+    texts = {
+        MARKDOWN: report_text.markdown(report),
+        JSON: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+    }
+    contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
+    written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
+    files = {REJECTED: written[REJECTED], **(pictures or {}), **written}
+    for name, path in outputs.all_or_none(files, args.output, args.overwrite).items():
+        if os.path.basename(path) != name:
+            say(
+                f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is"
+                f" in {path}"
+            )
+
+
+def ranks_together(state: dict) -> bool:
+    """Whether the report is also on the codes that both decoders rank together: of a model that was made for
+    it, or has a share.
+    """
+    return state.get("kind", "mixer") == "mixer" and bool(
+        state["config"].get("ngrams") or state.get("linear_share")
+    )
+
+
+def collector(
+    outcomes: Outcomes, model: torch.nn.Module, formatter: BlockyFormatter, state: dict
+) -> Callable[..., None]:
+    """What `engine.evaluate` gives every batch to."""
+    search = (
+        None if state.get("kind") == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
+    )
+    together = ranks_together(state)
+
+    def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
+        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
+        written = None
+        if search is None:
+            ranking = torch.full((len(blocks), RANKED), -1, device=blocks.device)
+        elif together:
+            written, _ = search.log_probs(batch["input_ids"], batch["attention_mask"])
+            ranking = written.sort(dim=1, descending=True, stable=True).indices[:, :RANKED]
+        else:
+            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
+        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, written)
+
+    return each
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    """All ranks."""
+    file = model_io.find_weights(args.model, args.model)
+    args.output = args.output or os.path.join(
+        os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
+    )
+    evaluated = (
+        checksums.of_file(file) if args.fit_thresholds and world.is_main and os.path.isfile(file) else 0
+    )
+    model, formatter, state = load(args, file, world)
+    kind, thresholds = state.get("kind", "mixer"), Thresholds.of(state)
+    if kind != "mixer":
+        world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
+    data = prepared(args, world, file, state, formatter)
+    rows = data.train if args.share_val is None else data.val
+    if world.is_main:
+        facts = data_facts(args, file, state, data, rows)
+        world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
+
+    Precision("float32", world.device).use()  # as in training
+    read_as = known_languages(data, state["languages"])
+    plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
+    loader = BatchLoader(
+        MicroBatches(
+            rows,
+            plan,
+            world.rank,
+            formatter,
+            read_as,
+            max_len=state["config"]["max_len"],
+            fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"],
+        )
+    )
+    outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, thresholds)
+    each = collector(outcomes, model, formatter, state)
+    figures = engine.evaluate(
+        model,
+        loader,
+        job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter),
+        world.device,
+        formatter=formatter,
+        stop=StopPoll(world.stop_agreed),
+        world=world,
+        each=each,
+    )
+    if figures is None:
+        raise Stopped
+    compared = baseline_figures(args, world, file, state, data, rows)
+    found = outcomes.gathered(world)
+    if not world.is_main:
+        return
+    decoders = decoders_report(
+        found,
+        formatter,
+        rows,
+        data.codes,
+        data.languages,
+        facts["rows_outside_key"],
+        args.resamples,
+        args.seed,
+        kind,
+    )
+    if "linear" in decoders:
+        decoders["linear"]["codes_above"] = str(thresholds)
+    report = {
+        "model": {
+            "file": file,
+            "step": state.get("step"),
+            "system": state["system"],
+            "codes": len(state["key"]),
+        },
+        "data": facts,
+        "validation": {
+            name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]
+        },
+        "resamples": args.resamples,
+        "seed": args.seed,
+        "decoders": decoders,
+    }
+    report |= {"baseline": compared} if compared else {}
+    write_report(args, report, data.folder, world.print)
+    for name, each in decoders.items():
+        world.print(
+            f"{report_text.name_of(name, each)}: {each['accuracy']:.1%} of rows, "
+            f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts"
+        )
+    if compared:
+        world.print(report_text.baseline_line(report))
+    if not report["pictures"]:
+        world.print("No pictures: they need matplotlib (pip install matplotlib)")
+    world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
+    if args.fit_thresholds:
+        fitted = {
+            name: each
+            for name, each in decoders["linear"]["thresholds"].items()
+            if name in ("all", *state["languages"])
+        }
+        share = decoders["both"]["linear_share"] if "both" in decoders else None
+        store_thresholds(file, evaluated, fitted, share, facts["texts_trained_on"], world)
+
+
+def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
+    """The model, for which --key names numbers alone where it brings its own key and the columns hold
+    numbers. Raises UserError.
+    """
+    content = model_io.load_state(file)
+    own = model_io.brings_settings(content)
+    trained = (content.get(SETTINGS, content).get("formatter") or {}).get("target_cols") if own else None
+    key = None if own and keys.hold_numbers(args.target_cols or trained or ["-"]) else args.key
+    model, formatter, state = model_io.model_of(
+        file,
+        content,
+        Given(args.formatter, keys.key_reader(key), args.target_cols, args.use_within_block_sep),
+    )
+    if args.fit_thresholds and (not own or file.endswith(".safetensors")):
+        raise UserError(
+            f"--fit-thresholds: {file} is not a .bin of histocc, so it is not written to; python -m"
+            " histocc.export makes one of it"
+        )
+    if args.fit_thresholds and state.get("kind") == "seq2seq":
+        raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
+    return model.to(world.device), formatter, state
+
+
+def store_thresholds(
+    file: str, evaluated: int, found: dict, share: float | None, texts_trained_on: int | None, world: World
+) -> None:
+    """Puts the fitted thresholds, and the fitted share of the linear decoder where there is one, into the
+    checkpoint; evaluated: its checksum when it was read. Rank 0 only. Raises UserError.
+    """
+    fitted = {
+        "default": found["all"]["threshold_f1"],
+        "source": "fitted",
+        "by_language": {name: each["threshold_f1"] for name, each in found.items() if name != "all"},
+    }
+    with run_lock(os.path.dirname(file) or "."):  # no run may put another one there meanwhile
+        if checksums.of_file(file) != evaluated:
+            raise UserError(
+                f"--fit-thresholds: {file} is no longer the file that was evaluated; evaluate it again"
+            )
+        content = checkpoint.load_plain(file)
+        settings = content.get(SETTINGS, content)
+        held = settings.get("thresholds") or {}
+        fitted |= {name: held[name] for name in ("at_least_one", "at_most") if name in held}
+        settings |= {"thresholds": fitted, **({} if share is None else {"linear_share": share})}
+        checkpoint.replace(file, content)
+    world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
+    if share is not None:
+        world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
+    if found["all"]["rows"] < LEAST_ROWS:
+        world.print(f"WARNING: they are fitted on {found['all']['rows']:,} rows; take {LEAST_ROWS} or more")
+    if texts_trained_on:
+        world.print(
+            f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give"
+            " better ones"
+        )
+
+
+def main(argv: list[str] | None = None) -> None:
+    entrypoint.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

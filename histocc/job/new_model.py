@@ -1,0 +1,167 @@
+"""What a new model starts from where it starts from nothing: frequencies of the codes, and n-grams that
+were fitted to the texts."""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from histocc.data.arrays import PreparedData
+from histocc.data.dataset import MicroBatches
+from histocc.formatter import BlockyFormatter
+from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit
+from histocc.model.loss import LossMixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import AUTO, NONE
+from histocc.runtime.errors import UserError
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.trainer.plan import BatchPlan
+from histocc.trainer.schedule import FITTED, NEW, TRAINED
+
+NGRAM_WIDTH = 128  # numbers for each n-gram
+MOST_FOUND = 18  # 2^18 n-grams, since a step of the optimizer goes over all
+SAY_EVERY = 30.0  # seconds
+
+
+def has_ngrams(asked: str, first: dict | None, only_encoder: bool) -> bool:
+    """Whether a new run has n-grams. asked: --ngrams; first: the initial weights. Raises UserError where
+    these have others than are asked for."""
+    held = None if first is None or only_encoder else first["config"].get("ngrams")
+    if held is not None and (asked == NONE or asked != AUTO and held["rows"] > 1 << int(asked)):
+        raise UserError(
+            f"--ngrams {asked}: the initial weights have {held['rows']:,} n-grams and need them; leave "
+            "--ngrams out, or take --only-encoder"
+        )
+    return held is not None or asked not in (AUTO, NONE) or asked == AUTO and first is None
+
+
+def ngram_config(
+    asked: str, first: dict | None, only_encoder: bool, world: World, data: PreparedData, max_len: int
+) -> tuple[dict | None, tuple | None]:
+    """(`ngrams` in the config of a new run, None for a model without; hashes and weights of the n-grams
+    of the training texts, on rank 0, where the initial weights bring none). All ranks. Raises UserError."""
+    if not has_ngrams(asked, first, only_encoder):
+        return None, None
+    if first is not None and not only_encoder and first["config"].get("ngrams"):
+        return first["config"]["ngrams"], None
+    counted = {}
+
+    def count() -> int:
+        most = 1 << (MOST_FOUND if asked == AUTO else int(asked))
+        counted["found"] = TextNgrams(data, max_len, world.give_up_if_asked).weights(most)
+        return len(counted["found"][0])
+
+    world.did("counting n-grams")
+    rows = world.main_first("n-grams", count)
+    return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted.get("found")
+
+
+def state_of_outputs(
+    args: argparse.Namespace, model: Seq2SeqMixerOccCANINE, resumed: dict | None
+) -> tuple[str, bool]:
+    """(whether the linear decoder with its n-grams was FITTED by `fit_ngrams`, is NEW or TRAINED; whether
+    the n-grams alone are new). Of a resumed run only the second is known, as it was at its start."""
+    ngrams = model.ngrams
+    if resumed:
+        groups, own = resumed["optimizer"]["param_groups"], list(ngrams.parameters()) if ngrams else []
+        return TRAINED, bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
+    new = not model.linear_decoder.weight.any()
+    if ngrams is None:
+        return (NEW if new else TRAINED), False
+    if new and args.ngram_passes and not args.initial_checkpoint:
+        return FITTED, False
+    return (TRAINED, False) if ngrams.linear.weight.any() else (NEW, not new)
+
+
+def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
+    """A new linear decoder starts at how often each code stands in the training rows, whatever the text:
+    its bias is the log-odds, its weights are 0. From ½ each, a short training is spent on learning that
+    codes are rare."""
+    rows, counts = len(data.train), np.zeros(len(data.codes), dtype=np.int64)
+    for start in range(0, rows, 1 << 18):
+        codes = data.train.codes[start : start + (1 << 18)]
+        counts += np.bincount(codes[codes >= 0], minlength=len(counts))
+    share = torch.from_numpy((counts + 0.5) / (rows + 1))
+    with torch.no_grad():
+        model.linear_decoder.weight.zero_()
+        model.linear_decoder.bias.copy_(torch.logit(share))
+
+
+def fit_ngrams(
+    model: Seq2SeqMixerOccCANINE,
+    data: PreparedData,
+    formatter: BlockyFormatter,
+    loss_fn: LossMixer,
+    max_len: int,
+    passes: int,
+    seed: int,
+    check: Callable[[int, int], None],
+) -> float:
+    """`ngram_fit.fit` on the distinct training rows of a run. Returns the seconds. check: called with
+    the number of each step and of all, before it, may raise to stop."""
+    rows = DistinctRows(data.train)
+    batches = MicroBatches(
+        rows,
+        BatchPlan(len(rows), BATCH, 1, BATCH),
+        0,
+        formatter,
+        data,
+        max_len=max_len,
+        shuffle_seed=seed,
+        first_empty_block=loss_fn.loss_fn_seq2seq.empty_blocks == "first",
+    )
+    return fit(model, batches, loss_fn, passes, seed, check)
+
+
+def progress(world: World) -> Callable[[int, int], None]:
+    """What `fit_ngrams` calls before each step: says every half minute how far it is, and ends it where the
+    run is to stop."""
+    said = time.monotonic()
+
+    def check(step: int, steps: int) -> None:
+        nonlocal said
+        if world.stop_asked_anywhere():
+            world.print(
+                f"The fit is given up after {step:,} of {steps:,} steps; fewer --ngram-passes make it shorter"
+            )
+            raise Stopped
+        if time.monotonic() - said > SAY_EVERY:
+            said = time.monotonic()
+            world.print(f"Fitting: {step:,} of {steps:,} steps")
+
+    return check
+
+
+def start_ngrams(
+    model: Seq2SeqMixerOccCANINE,
+    world: World,
+    counted: tuple | None,
+    fit: Callable[[], float] | None,
+    frozen: bool,
+) -> None:
+    """Gives every rank the n-grams of rank 0, and its decoders. counted: hashes and weights of the
+    n-grams, on rank 0; fit: what trains them there, returns its seconds; frozen: whether the encoder stays as
+    it is. All ranks.
+    """
+
+    def first() -> float:
+        if counted:
+            model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
+            model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
+        return fit() if fit else 0.0
+
+    world.did("fitting n-grams")
+    seconds = world.main_first("fit of n-grams", first)
+    own = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
+    model.load_state_dict(world.broadcast(own if world.is_main else None, 0), strict=False)
+    if seconds:
+        model.encoder.say_nothing()  # which the decoders know nothing of yet
+        world.print(f"Fitted in {seconds:.1f} s")
+        if frozen:
+            world.print(
+                "Note: --freeze-encoder without --initial-checkpoint: what an encoder reads that nothing has "
+                "trained is left out, so the decoders have the n-grams alone"
+            )

@@ -1,0 +1,203 @@
+"""What a new model's n-grams start from: how often each occurs in the training texts, and weights that
+were fitted to the texts alone.
+
+An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step
+the n-grams and both decoders are trained without the encoder, on the texts as they are: noise makes them
+worse here. It is a part of the initial weights: computed by rank 0 on its CPU with a fixed number of
+threads, the same for any number of processes, and never again when a run is resumed.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.dataset import MicroBatches
+from histocc.formatter import PAD_IDX
+from histocc.model.loss import LossMixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.ngrams import NgramHasher
+from histocc.runtime.rng import mix
+from histocc.seq2seq_mixer_engine import CLIP_NORM, multi_hot, row_losses
+from histocc.text import encode_batch, language_table
+from histocc.trainer.schedule import linear_schedule
+
+MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
+MOST_SHOWN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
+TINY_WIDTH = 128
+LINEAR_PASSES = 10  # of the first part
+DROPOUT = 0.3  # share of the n-grams that are left out
+RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
+THREADS = 1  # operations are small: two are 1.5 times as fast on idle cores, many times slower on busy ones
+_CHUNK = 4096
+
+
+def _spread(rows: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of the row numbers, evenly spread."""
+    return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
+
+
+def _text_and_language(rows: RowSet, index: np.ndarray) -> np.ndarray:
+    """uint64, the same for two rows if their texts (but for case and blanks) and languages are."""
+    return mix(np.asarray(rows.text_hash[index]) ^ mix(np.asarray(rows.language[index]).astype(np.uint64)))
+
+
+class TextNgrams:
+    """The n-grams of distinct training texts. rows: number of each text's first row, int64 [N]; flat:
+    hashes of all texts, one after the other, int64; offsets: int64 [N + 1]."""
+
+    def __init__(self, data: PreparedData, max_len: int, check: Callable[[], None] = lambda: None):
+        """check: called again and again, may raise to stop."""
+        train = data.train
+        looked_at = _spread(np.arange(len(train)), MOST_ROWS)
+        _, first = np.unique(_text_and_language(train, looked_at), return_index=True)
+        self.rows = _spread(looked_at[np.sort(first)], MOST_COUNTED)
+        table, hasher = language_table(data.languages), NgramHasher()
+        hashes, counts = [], []
+        for start in range(0, len(self.rows), _CHUNK):
+            check()
+            rows = self.rows[start : start + _CHUNK]
+            ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
+            found, there, _ = hasher(torch.from_numpy(ids))
+            hashes.append(found[there].numpy())
+            counts.append(there.sum((1, 2)).numpy())
+        self.flat = np.concatenate(hashes) if hashes else np.zeros(0, dtype=np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts) if counts else [])]).astype(
+            np.int64
+        )
+
+    def weights(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """(hashes of the `most` n-grams that most texts have, increasing, int64 [R]; their inverse
+        document frequency, float32 [R]): ln((1 + texts) / (1 + texts with it)) + 1."""
+        text = np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+        hashes, place = np.unique(self.flat, return_inverse=True)
+        pairs = np.unique(text * len(hashes) + place)
+        frequency = np.bincount(pairs % max(1, len(hashes)), minlength=len(hashes))
+        kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
+        return hashes[kept], (np.log((1 + len(self.rows)) / (1 + frequency[kept])) + 1).astype(np.float32)
+
+
+class DistinctRows:
+    """Training rows of which none has text, language and codes of another, read like a `RowSet`; `weight`
+    float32 [N]: the root of how often each occurs, 1 on average."""
+
+    def __init__(self, train: RowSet):
+        pair = _text_and_language(train, np.arange(len(train)))
+        for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
+            pair = mix(pair ^ mix(column))
+        _, first, count = np.unique(pair, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        self.train, self.index = train, first[order]
+        weight = np.sqrt(count[order])
+        self.weight = torch.from_numpy((weight / weight.mean()).astype(np.float32))
+        self.language, self.codes = train.language[self.index], train.codes[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return self.train.lengths(self.index[rows])
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.train.texts(self.index[rows])
+
+
+def fit(
+    model: Seq2SeqMixerOccCANINE,
+    batches: MicroBatches,
+    loss_fn: LossMixer,
+    passes: int,
+    seed: int,
+    check: Callable[[int, int], None] = lambda step, steps: None,
+) -> float:
+    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
+    of `DistinctRows`, without the encoder, in place, on the CPU in float32: first with the
+    linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
+    `passes`. At most MOST_SHOWN rows are seen in either part, and the fewer the wider the decoder. check:
+    called with the number of each step and of all, before it, may raise to stop. Returns the seconds."""
+    began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
+    torch.manual_seed(seed % 2**63)
+    model.train()
+    dropout, model.ngrams.dropout, model.ngrams.sparse = model.ngrams.dropout, DROPOUT, True
+    most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
+    steps = [max(1, min(each * len(batches), most // batches.plan.total)) for each in (LINEAR_PASSES, passes)]
+    fast = [model.ngrams.linear.weight, model.linear_decoder.bias]
+    to_memory = [model.ngrams.word_to_memory.weight, model.ngrams.text_to_memory.weight]
+    slow = [*to_memory, *model.decoder.parameters()]
+    parts = (
+        (linear_losses, [], RATE, range(steps[0])),
+        (both_losses, slow, RATE_WITH_DECODER, range(steps[0], sum(steps))),
+    )
+    try:
+        for losses, others, rate, own in parts:
+            _descend(
+                batches,
+                partial(losses, model, loss_fn),
+                model.ngrams.table.weight,
+                fast,
+                others,
+                rate,
+                own,
+                lambda step: check(step, sum(steps)),
+            )
+    finally:
+        model.ngrams.dropout, model.ngrams.sparse = dropout, False
+        model.zero_grad(set_to_none=True)
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
+    return time.perf_counter() - began
+
+
+def _descend(
+    batches: MicroBatches,
+    losses: Callable[[dict], Tensor],
+    table: Tensor,
+    fast: list[Tensor],
+    slow: list[Tensor],
+    rate: float,
+    steps: range,
+    check: Callable[[int], None],
+) -> None:
+    """Steps of Adam. losses: [B] of a batch; table, fast: trained at `rate`, which rises and falls; slow: at
+    DECODER_RATE."""
+    groups = [{"params": each, "lr": peak} for each, peak in ((fast, rate), (slow, DECODER_RATE)) if each]
+    optimizers = [torch.optim.SparseAdam([table], lr=rate), torch.optim.Adam(groups, fused=True)]
+    schedules = [linear_schedule(each, len(steps) // 20, len(steps)) for each in optimizers]
+    for step in steps:
+        check(step)
+        for batch in batches[divmod(step, len(batches))]:
+            loss = losses(batch) * batch["weights"] * batches.rows.weight[batch["rows"]]
+            (loss.sum() / batch["global_count"]).backward()
+        torch.nn.utils.clip_grad_norm_(slow, CLIP_NORM)
+        for optimizer, schedule in zip(optimizers, schedules):
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+
+
+def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Loss of the linear decoder from n-grams alone, [B]."""
+    text, _, _ = model.ngrams.by_word(batch["input_ids"], batch["attention_mask"])
+    logits = model.ngrams.linear(text) + model.linear_decoder.bias
+    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
+    return loss_fn.loss_fn_linear(logits, target)
+
+
+def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Sum of both decoders' losses from n-grams alone, [B]."""
+    losses = row_losses(loss_fn, without_encoder(model, batch), batch)
+    return losses["loss_seq2seq"] + losses["loss_linear"]
+
+
+def without_encoder(model: Seq2SeqMixerOccCANINE, batch: dict) -> tuple[Tensor, Tensor]:
+    """What `model` gives from n-grams alone, teacher-forced: (logits [B, T − 1, V], linear logits [B, C])."""
+    looked_at = batch["attention_mask"] if model.memory_mask else torch.ones_like(batch["attention_mask"])
+    text, memory, scores = model.ngrams.by_word(batch["input_ids"], looked_at)
+    target = batch["targets_seq2seq"][:, :-1].long()
+    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
+    return logits, model.ngrams.linear(text) + model.linear_decoder.bias

@@ -1,0 +1,178 @@
+"""Going on with a run: which checkpoint, whether it fits these arguments and data, and what of it comes back
+when.
+"""
+
+import argparse
+
+import torch
+
+from histocc.data.arrays import PreparedData
+from histocc.job.data import refuse_other_arguments
+from histocc.model import model_io
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.parallel import load_optimizer_state
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.trainer.plan import BatchPlan
+
+# What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made
+# now.
+OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
+OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
+OTHER = ", so the checkpoint is of another run: choose another folder, or start anew with --overwrite"
+
+
+def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
+    """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it
+    does not fit.
+
+    Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to
+    another node than before. The one that has come furthest hands its state to all.
+    """
+    here = {}
+
+    def newest() -> dict | None:
+        if not checkpoint.exists_in(args.save_path):
+            return None
+        try:
+            path, here["state"], wrong = model_io.newest_good(args.save_path)
+        except UserError:
+            if args.overwrite:
+                return None
+            raise
+        position = here["state"]["position"]
+        return {
+            "path": path,
+            "step": here["state"]["step"],
+            "wrong": wrong,
+            "run": position.get("run"),
+            "launchers": position.get("launchers", []),
+        }
+
+    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
+    answers = dict(zip(leaders, world.led("resume", leaders, newest)))
+    # a restart by the launcher starts nothing anew
+    found = {
+        rank: answer
+        for rank, answer in answers.items()
+        if answer and (not args.overwrite or launchers & set(answer["launchers"]) - {""})
+    }
+    if 0 in found:  # what another node holds of an earlier run is not for this one
+        found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
+    if not found:
+        return None
+    owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
+    if found[owner]["wrong"]:
+        world.print(
+            "\n  ".join(
+                [
+                    "WARNING: a newer checkpoint cannot be used:",
+                    *found[owner]["wrong"],
+                    f"Going on from {found[owner]['path']} instead.",
+                ]
+            )
+        )
+    if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
+        world.print(
+            f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0"
+            " writes on its own node"
+        )
+    state = world.broadcast(here.get("state"), owner)
+    if owner != 0:
+        refuse_other_arguments(args, state)
+    if state["position"]["fingerprint"] != data.fingerprint:
+        raise UserError(
+            f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
+            "same files, choose another folder, or start anew with --overwrite."
+        )
+    return state
+
+
+def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) -> None:
+    total = resumed["position"]["total_batch"]
+    if total != plan.total:
+        raise UserError(
+            f"the run in {args.save_path} has a total batch of {total}, these arguments make {plan.total}; "
+            f"pass --global-batch-size {total}"
+        )
+
+
+def check_files(args: argparse.Namespace, resumed: dict, found: dict[str, int]) -> None:
+    """found: checksum of each file beside the rows that decides the result, by flag. Raises UserError where
+    one was changed.
+    """
+    before = resumed["position"].get("files", found)  # earlier versions did not note them
+    changed = [name for name in before if before[name] != found.get(name)]
+    if changed:
+        raise UserError(
+            f"{getattr(args, changed[0])}: was changed since the run in {args.save_path} began"
+            f" (--{changed[0].replace('_', '-')}). Give it the same file, choose another folder, or start"
+            " over with --overwrite"
+        )
+
+
+def set_threads(resumed: dict | None, world: World) -> None:
+    """The number of threads decides the last bits of every sum: a resumed run takes that of its first
+    start.
+    """
+    if not resumed or resumed["rng"]["threads"] == torch.get_num_threads():
+        return
+    threads = resumed["rng"]["threads"]
+    if resumed["rng"]["processes"] == world.size:
+        torch.set_num_threads(threads)
+        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
+    else:
+        world.print(
+            f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits"
+            " may differ"
+        )
+
+
+def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
+    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out.
+    All ranks. Raises UserError where the checkpoint is of other parameters.
+    """
+    load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
+    held = resumed["scheduler"]
+    if len(held["base_lrs"]) != len(optimizer.param_groups):
+        raise UserError(
+            f"scheduler: base_lrs: found {len(held['base_lrs'])} rates, expected"
+            f" {len(optimizer.param_groups)}{OTHER}"
+        )
+    scheduler.load_state_dict(
+        {**scheduler.state_dict(), **{name: held[name] for name in OF_SCHEDULER if name in held}}
+    )
+    precision.load_state(resumed.get("scaler"))
+
+
+def _fitting(state: dict, optimizer: torch.optim.Optimizer) -> dict:
+    """The optimizer's state of a checkpoint; of its groups only the rates and decays, since all else is that
+    of this optimizer. Raises UserError where it is that of other parameters.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    own = optimizer.state_dict()["param_groups"]
+    if [len(group["params"]) for group in state["param_groups"]] != [len(group["params"]) for group in own]:
+        raise UserError(
+            f"optimizer: param_groups: found other groups of parameters than this run trains{OTHER}"
+        )
+    for number, entry in state["state"].items():
+        if entry["exp_avg"].shape != parameters[number].shape:
+            raise UserError(
+                f"optimizer: state: {number}: found a state of shape {list(entry['exp_avg'].shape)}, expected"
+                f" {list(parameters[number].shape)}{OTHER}"
+            )
+    groups = [
+        {**ours, **{name: theirs[name] for name in OF_GROUP if name in theirs}}
+        for ours, theirs in zip(own, state["param_groups"])
+    ]
+    return {"state": state["state"], "param_groups": groups}
+
+
+def nothing_to_do(args: argparse.Namespace, step: int, stop: int, total: int) -> str:
+    if step >= total:
+        return (
+            f"The run in {args.save_path} is finished ({step:,} steps): nothing to do. "
+            "More --num-epochs go on, --overwrite starts anew."
+        )
+    return f"The run in {args.save_path} is at step {step:,}, and --max-steps is {stop:,}: nothing to do."

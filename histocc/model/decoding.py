@@ -1,0 +1,313 @@
+"""From an encoded text to token sequences, and how sure the model is of the codes in them."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import permutations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.text import padded_width
+
+SEQUENCES_AT_ONCE = 256  # of the orders of codes that `set_probs` goes through
+MOST_IN_ANY_ORDER = 6  # codes: 720 orders
+
+
+class GreedyResult(NamedTuple):
+    """tokens int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks; block_probs
+    float [B, max_codes], product of the probabilities of a block's tokens, 0 for a block that is not written;
+    linear_logits float [B, classes] of the linear decoder, None where only the memory was there; end_probs
+    float [B], probability of the first PAD that began a block, 1 where none did; sequence_probs float [B],
+    product of the probabilities of all tokens that were chosen.
+    """
+
+    tokens: Tensor
+    block_probs: Tensor
+    linear_logits: Tensor | None
+    end_probs: Tensor
+    sequence_probs: Tensor
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every submodule is in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def greedy(
+    model: Seq2SeqMixerOccCANINE,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    max_codes: int,
+    block_size: int,
+) -> GreedyResult:
+    """The most probable token at each position, given those before it.
+
+    input_ids int64 [B, S], attention_mask bool or 0/1 [B, S]; max_codes and block_size are the formatter's. A
+    row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what
+    should be EOS behind them, as its published program does. What a row gets depends on its own text alone.
+    Raises ValueError where max_codes · block_size is more than the decoder's positions.
+    """
+    with evaluating(model):
+        memory, pooled = model.encode(input_ids, attention_mask)
+        result = greedy_from_memory(
+            model,
+            memory,
+            model.memory_padding_mask(attention_mask),
+            max_codes=max_codes,
+            block_size=block_size,
+        )
+        return result._replace(linear_logits=model.classify(pooled))
+
+
+def greedy_sorted(
+    model: Seq2SeqMixerOccCANINE,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    batch_size: int,
+    *,
+    max_codes: int,
+    block_size: int,
+) -> GreedyResult:
+    """As `greedy`, in batches of rows of similar length, each as wide as its longest row asks for; results in
+    the given order.
+    """
+    order = order_by_length(attention_mask)
+    parts = [
+        greedy(model, ids, mask, max_codes=max_codes, block_size=block_size)
+        for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))
+    ]
+    back = torch.argsort(order)
+    return GreedyResult(*(torch.cat(values)[back] for values in zip(*parts)))
+
+
+def flat_sorted(
+    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int
+) -> Tensor:
+    """Probabilities of the linear decoder, float [B, classes], worked out in batches of rows of similar
+    length.
+    """
+    order = order_by_length(attention_mask)
+    with evaluating(model):
+        parts = [
+            widened(model.classify(model.encode(ids, mask)[1])).sigmoid()
+            for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))
+        ]
+    return torch.cat(parts)[torch.argsort(order)]
+
+
+def order_by_length(attention_mask: Tensor) -> Tensor:
+    """Rows from the shortest to the longest, int64 [B]."""
+    return torch.argsort(attention_mask.sum(1), stable=True)
+
+
+def in_order(
+    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batches: Iterable[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(ids, mask) of batches of rows that `order_by_length` gave, cut to the width that their last, longest
+    row asks for.
+    """
+    for rows in batches:
+        width = input_ids.shape[1]
+        if model.memory_mask:
+            width = min(width, padded_width(int(attention_mask[rows[-1]].sum()) - 2, width))
+        yield input_ids[rows, :width], attention_mask[rows, :width]
+
+
+def greedy_from_memory(
+    model: Seq2SeqMixerOccCANINE,
+    memory: Tensor,
+    memory_padding_mask: Tensor | None,
+    *,
+    max_codes: int,
+    block_size: int,
+) -> GreedyResult:
+    """As `greedy`, from an encoding that is already there; `linear_logits` is None.
+
+    memory [B, S, H] from `model.encode` in evaluation mode; memory_padding_mask from
+    `model.memory_padding_mask`.
+    """
+    batch, number = len(memory), widened(memory).dtype
+    tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
+    tokens[:, 0] = BOS_IDX
+    tokens[:, -1] = EOS_IDX
+    if not model.target_mask:
+        return _greedy_to_the_end(model, memory, memory_padding_mask, tokens, block_size)
+    block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=number, device=memory.device)
+    end_log_probs = torch.zeros(batch, dtype=number, device=memory.device)
+    rows = torch.arange(batch, device=memory.device)  # those that are not finished
+    with evaluating(model):
+        cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
+        for position in range(1, max_codes * block_size + 1):
+            logits = model.decoder.step(tokens[rows, position - 1], cache)  # [rows, V]
+            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)  # [rows], [rows]
+            block, within = divmod(position - 1, block_size)
+            if within == 0:
+                ends = token == PAD_IDX
+                end_log_probs[rows] = log_prob.masked_fill(~ends, 0.0)
+                on = (~ends).nonzero()[:, 0]  # waits for the device, so only once per block
+                if not len(on):
+                    break
+                if len(on) < len(rows):
+                    rows, log_prob, token, cache = rows[on], log_prob[on], token[on], cache.select(on)
+                block_log_probs[rows, block] = 0.0
+            tokens[rows, position] = token
+            block_log_probs[rows, block] += log_prob
+    all_log_probs = block_log_probs.masked_fill(block_log_probs.isinf(), 0.0).sum(1) + end_log_probs
+    return GreedyResult(tokens, block_log_probs.exp(), None, end_log_probs.exp(), all_log_probs.exp())
+
+
+def _greedy_to_the_end(
+    model: Seq2SeqMixerOccCANINE,
+    memory: Tensor,
+    memory_padding_mask: Tensor | None,
+    tokens: Tensor,
+    block_size: int,
+) -> GreedyResult:
+    """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in
+    sequence_probs alone.
+    """
+    log_probs = []
+    with evaluating(model):
+        cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
+        for position in range(1, tokens.shape[1]):
+            logits = model.decoder.step(tokens[:, position - 1], cache)  # [B, V]
+            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)  # [B], [B]
+            log_probs.append(log_prob)
+            if position < tokens.shape[1] - 1:
+                tokens[:, position] = token
+    written = torch.stack(log_probs, dim=1)  # [B, T − 1]
+    blocks = tokens[:, 1:-1].unflatten(1, (-1, block_size))  # [B, M, block_size]
+    of_blocks = written[:, :-1].unflatten(1, (-1, block_size))
+    begins_empty = blocks[..., 0] == PAD_IDX  # [B, M]
+    first_empty = begins_empty & (begins_empty.cumsum(1) == 1)
+    block_log_probs = of_blocks.sum(-1).masked_fill((blocks == PAD_IDX).all(-1), float("-inf"))
+    ends = of_blocks[..., 0].masked_fill(~first_empty, 0.0).sum(1)
+    return GreedyResult(tokens, block_log_probs.exp(), None, ends.exp(), written.sum(1).exp())
+
+
+def greedy_sets(
+    model: Seq2SeqMixerOccCANINE,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    formatter: BlockyFormatter,
+    in_any_order: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no
+    code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
+    max_codes]; float [B], the probability of the set of codes, see `set_probs`, or, not in_any_order, that of
+    the tokens as they were written).
+    """
+    sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
+    with evaluating(model):
+        memory, _ = model.encode(input_ids, attention_mask)
+        padding = model.memory_padding_mask(attention_mask)
+        written = greedy_from_memory(model, memory, padding, **sizes)
+        if in_any_order:
+            blocks, probs = sets_of(model, memory, padding, written, formatter)
+        else:
+            blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
+            probs = written.sequence_probs
+        if not model.target_mask:
+            blocks = formatter.canonical_blocks(written.tokens)
+    return blocks, written.block_probs, probs
+
+
+def distinct_blocks(blocks: Tensor) -> Tensor:
+    """Canonical blocks [B, max_codes, block_size] with PAD in place of those that an earlier block holds
+    already.
+    """
+    again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)  # [B, max_codes]
+    return blocks.masked_fill(again[..., None], PAD_IDX)
+
+
+def sets_of(
+    model: Seq2SeqMixerOccCANINE,
+    memory: Tensor,
+    padding: Tensor | None,
+    written: GreedyResult,
+    formatter: BlockyFormatter,
+) -> tuple[Tensor, Tensor]:
+    """(distinct blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory."""
+    with evaluating(model):
+        blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
+        at_first = torch.full_like(blocks, PAD_IDX)
+        at_first[:, 0] = blocks[:, 0]
+        plain = (at_first.flatten(1) == written.tokens[:, 1:-1]).all(1)  # at most one code, written as it is
+        found = torch.where(
+            plain,
+            written.end_probs * torch.where(written.block_probs[:, 0] > 0, written.block_probs[:, 0], 1.0),
+            0.0,
+        )
+        rows = (~plain).nonzero()[:, 0]
+        if len(rows):
+            found[rows] = set_probs(
+                model, memory[rows], None if padding is None else padding[rows], blocks[rows]
+            )
+    return blocks, found
+
+
+def set_probs(
+    model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor
+) -> Tensor:
+    """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
+    orders of the codes.
+
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none; the order in which they
+    stand does not matter. Of more than MOST_IN_ANY_ORDER codes, whose orders are too many, it is the
+    probability of the order in which they stand alone. Memory holds SEQUENCES_AT_ONCE sequences.
+    """
+    batch, room, size = blocks.shape
+    there = (blocks != PAD_IDX).any(-1)  # [B, room]
+    number = there.sum(1)
+    found = torch.zeros(batch, dtype=widened(memory).dtype, device=memory.device)
+    front = blocks.gather(1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks))
+    with evaluating(model):
+        for count in number.unique().tolist():
+            all_orders = permutations(range(count)) if count <= MOST_IN_ANY_ORDER else [range(count)]
+            # [orders, count]
+            orders = torch.tensor(list(map(list, all_orders)), dtype=torch.int64, device=blocks.device)
+            for rows in (number == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
+                parts = [
+                    _log_probs(
+                        model, memory, memory_padding_mask, rows, front[rows][:, some].flatten(2), room * size
+                    ).logsumexp(1)
+                    for some in orders.split(SEQUENCES_AT_ONCE)
+                ]
+                found[rows] = torch.stack(parts).logsumexp(0).exp()
+    return found
+
+
+def _log_probs(
+    model: Seq2SeqMixerOccCANINE,
+    memory: Tensor,
+    padding: Tensor | None,
+    rows: Tensor,
+    codes: Tensor,
+    room: int,
+) -> Tensor:
+    """Log-probability, float [R, orders], that the rows numbered `rows` are written as `codes` [R, orders,
+    tokens] and no more; room: tokens at most.
+    """
+    of, flat = rows.repeat_interleave(codes.shape[1]), codes.flatten(0, 1)
+    begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
+    follows = torch.cat([flat, end], dim=1)[:, :room]  # nothing ends what fills the room
+    written = torch.cat([begin, flat], dim=1)[:, :room]
+    logits = model.decode(memory[of], written, None if padding is None else padding[of])
+    return widened(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+
+
+def widened(x: Tensor) -> Tensor:
+    """Half precision as float32, the rest as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

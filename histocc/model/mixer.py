@@ -1,0 +1,152 @@
+"""The whole model: CANINE encoder, a decoder that writes codes digit by digit, and one linear output per
+code.
+
+Dahl, Johansen, Vedel, 2024 (arXiv 2402.13604, section 3).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from histocc.formatter import PAD_IDX
+from histocc.model.canine import CanineConfig, CanineEncoder
+from histocc.model.decoder import TransformerDecoder
+from histocc.model.layers import Dropout
+from histocc.model.ngrams import Ngrams
+
+MODEL_SIZES = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "small": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+    "base": {},  # the sizes of google/canine-s
+}
+
+
+def model_config(size: str, **overrides) -> CanineConfig:
+    """Encoder config of a named size, with single fields changed. Raises ValueError for an unknown size."""
+    if size not in MODEL_SIZES:
+        raise ValueError(f"model size {size!r} is not one of {', '.join(MODEL_SIZES)}")
+    return CanineConfig(**(MODEL_SIZES[size] | overrides))
+
+
+class Seq2SeqMixerOccCANINE(nn.Module):
+    """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
+
+    num_classes: a formatter's `num_classes`, one entry per position of a target, each its largest token id +
+    1.
+    num_classes_flat: number of codes of the linear decoder. dropout_rate: probability 0…1 (None is 0) in the
+    decoder and on the input of the linear layer, never on logits. decoder_dim_feedforward: None for the
+    encoder's width.
+    config: encoder sizes, None for base. memory_mask: whether the decoder leaves out padded positions of the
+    memory; published models look at all of them. target_mask: the same of PAD among the tokens, see
+    `TransformerDecoder`.
+    ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.model.ngrams`; None, as
+    published, for none; ngram_dropout: share of them that is left out in training. model_domain is accepted
+    for compatibility with the published class.
+    """
+
+    def __init__(
+        self,
+        num_classes: list[int],
+        num_classes_flat: int,
+        dropout_rate: float | None = None,
+        decoder_dim_feedforward: int | None = None,
+        *,
+        config: CanineConfig | None = None,
+        memory_mask: bool = True,
+        target_mask: bool = True,
+        ngrams: dict | None = None,
+        ngram_dropout: float = 0.0,
+        model_domain: str = "Multilingual_CANINE",
+    ):
+        super().__init__()
+        if model_domain != "Multilingual_CANINE":
+            raise ValueError(f"model_domain {model_domain!r} is not 'Multilingual_CANINE'")
+        self.config = config or CanineConfig()
+        self.seq_len = len(num_classes)
+        self.vocab_size = max(num_classes) + 1
+        self.memory_mask = memory_mask
+        width = self.config.hidden_size
+        dropout = dropout_rate or 0.0
+        self.encoder = CanineEncoder(self.config)
+        self.decoder = TransformerDecoder(
+            self.vocab_size,
+            width,
+            decoder_dim_feedforward or width,
+            dropout=dropout,
+            max_positions=max(128, self.seq_len),
+            pad_idx=PAD_IDX,
+            target_mask=target_mask,
+        )
+        self.linear_dropout = Dropout(dropout)
+        self.linear_decoder = nn.Linear(width, num_classes_flat)
+        self.ngrams = None
+        if ngrams:
+            self.ngrams = Ngrams(ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout)
+
+    @property
+    def target_mask(self) -> bool:
+        """Whether the decoder leaves out PAD among the tokens."""
+        return self.decoder.target_mask
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
+
+        With n-grams, their vector of the text stands behind the pooled one: [B, H + their width]. Where
+        padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
+        """
+        narrow = self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
+        memory, pooled = self.encoder(input_ids, attention_mask, padding_follows=narrow)
+        if self.ngrams is None:
+            return memory, pooled
+        text, of_words = self.ngrams(input_ids)
+        return memory + of_words, torch.cat([pooled, text], dim=1)
+
+    def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
+        """What the decoder may not look at: bool [B, S], True at padding; None where it looks at
+        everything.
+        """
+        return ~attention_mask.bool() if self.memory_mask else None
+
+    def decode(
+        self,
+        memory: Tensor,
+        target: Tensor,
+        memory_padding_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [B, T, vocabulary] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        if target_padding_mask is None:
+            target_padding_mask = target == PAD_IDX
+        return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits [B, num_classes_flat] of the linear decoder for what `encode` gives as pooled."""
+        width = self.config.hidden_size
+        logits = self.linear_decoder(self.linear_dropout(pooled[:, :width]))
+        return logits if self.ngrams is None else logits + self.ngrams.linear(pooled[:, width:])
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        target: Tensor,
+        target_mask: Tensor | None = None,
+        target_padding_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Both decoders, teacher-forced.
+
+        input_ids int64 [B, S]; attention_mask bool or 0/1 [B, S]; target int64 [B, T] from BOS on, at most as
+        long as the decoder has positions; target_padding_mask [B, T], True or not 0 at PAD, None to find it
+        in the target. The decoder is always causal; target_mask is accepted for compatibility with the
+        published class and not used. Returns (out_seq2seq [B, T, vocabulary], out_linear [B,
+        num_classes_flat]), logits.
+        """
+        memory, pooled = self.encode(input_ids, attention_mask)
+        out_seq2seq = self.decode(
+            memory, target, self.memory_padding_mask(attention_mask), target_padding_mask
+        )
+        return out_seq2seq, self.classify(pooled)

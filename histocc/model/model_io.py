@@ -1,0 +1,450 @@
+"""Models out of checkpoints, exported files and what others published."""
+
+import contextlib
+import os
+import re
+
+import torch
+
+from histocc.formatter import (
+    NEVER_SHORT,
+    PAD_IDX,
+    WITHIN_BLOCK_SEP,
+    BlockyFormatter,
+    CodeError,
+    hisco_key,
+    make_formatter,
+)
+from histocc.model import checkpoint_schema, published, resume_schema
+from histocc.model.checkpoint_schema import LACKING, check_weights
+from histocc.model.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.model.published import Given, Published
+from histocc.model.thresholds import PUBLISHED
+from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
+from histocc.runtime.outputs import kind_of
+from histocc.runtime.schema import described, mapping, require
+from histocc.text import LANGUAGES
+from histocc.text_rules import AS_IS
+
+Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
+
+
+def build_model(
+    config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0
+) -> Seq2SeqMixerOccCANINE:
+    """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
+    return checkpoint_schema.build(config, formatter.num_classes, codes, dropout, ngram_dropout)
+
+
+def text_rule(config: dict) -> str:
+    """The rule by which texts of the model are cleaned; checkpoints that name none read texts as they are."""
+    return config.get("text", AS_IS)
+
+
+def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
+    """(model in eval mode, formatter, checkpoint) of a checkpoint file, a run's folder, its best one first,
+    an exported file, or what
+    others published: a file, a folder, or a name on the hub.
+
+    given: for published models alone. Raises UserError.
+    """
+    file = find_weights(path, path)
+    model, own, state = model_of(file, load_state(file), given)
+    return model.to(device), own, state
+
+
+def load_state(file: str) -> dict:
+    """What a file of weights holds. Raises UserError; of what it says itself only the formatter is checked
+    here, see `own_state`.
+    """
+    content = published.load_content(file)
+    if brings_settings(content):
+        require(
+            file,
+            mapping({}, {"formatter": checkpoint_schema.FORMATTER}),
+            content.get(published.SETTINGS, content),
+        )
+    return content
+
+
+def brings_settings(state: dict) -> bool:
+    """Whether a file of weights is a checkpoint or an export of histocc, which holds formatter and sizes."""
+    return "format" in state or "config" in state or published.SETTINGS in state
+
+
+@contextlib.contextmanager
+def damage_is_said(file: str):
+    """What goes wrong inside with weights that do not fit, as a UserError."""
+    try:
+        yield
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        ZeroDivisionError,
+    ) as error:
+        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
+
+
+def model_of(file: str, state: dict, given: Given = Given()) -> Loaded:
+    """As `load_model`, of what `load_state` gave, on the CPU."""
+    if not brings_settings(state):
+        with damage_is_said(file):
+            model, own, state = published_model(file, state, given)
+        return model.eval(), own, state
+    superfluous = [flag for flag, said in (("--formatter", given.formatter), ("--key", given.key)) if said]
+    if superfluous:
+        raise UserError(f"{file}: brings its formatter and its key; leave {superfluous[0]} out")
+    state = own_state(file, state)
+    with damage_is_said(file):
+        own = BlockyFormatter.from_dict(state["formatter"])
+        model = build_model(state["config"], own, len(state["key"]))
+        load_weights(file, model, state["model"], state.get("kind", "mixer"))
+    return model.eval(), own, state
+
+
+def own_state(file: str, content: dict) -> dict:
+    """The checkpoint in a file of histocc, a run's or an exported one. Raises UserError where an entry is not
+    what it must be, or does not agree with the others.
+    """
+    return exported(file, content) if published.SETTINGS in content else own_checkpoint(file, content)
+
+
+def exported(file: str, content: dict) -> dict:
+    """The checkpoint in an exported file: model, key, config, formatter, system, languages and what else it
+    says. Raises UserError.
+    """
+    settings, entry = content[published.SETTINGS], published.SETTINGS
+    check_format(file, settings.get("format") if isinstance(settings, dict) else None)
+    require(file, checkpoint_schema.EXPORTED, settings, entry)
+    weights = published.with_our_names(file, published.tensors_of(file, content))[1]
+    require(file, published.kind_of(dict), content.get("key"), "key")
+    return whole_state(file, {**settings, "model": weights, "key": content["key"]}, f"{entry}: ")
+
+
+def check_format(file: str, found) -> None:
+    """Raises UserError where a file of histocc is of another format than this version reads."""
+    if type(found) is int and found > checkpoint.FORMAT:
+        raise NewerFormat(
+            f"{file}: written by a newer histocc: format {found}; this version reads {checkpoint.FORMAT}. It"
+            " stays as it is: install a newer histocc, or choose another folder"
+        )
+    if type(found) is not int or found != checkpoint.FORMAT:
+        raise UserError(f"{file}: format: found {described(found)}, expected {checkpoint.FORMAT}")
+
+
+def whole_state(file: str, state: dict, where: str = "") -> dict:
+    """A checkpoint whose entries are checked one by one, its key in the order of the outputs. Raises
+    UserError where they do not agree.
+    where: the entry of the file that holds the settings.
+    """
+    key = published.checked_key(file, state["key"])
+    formatter = checkpoint_schema.formatter_of(file, state["formatter"], f"{where}formatter")
+    check_weights(file, state["model"], state["config"], formatter, key, state.get("kind", "mixer"))
+    return {**state, "key": key, "formatter": formatter.to_dict(), "languages": list(state["languages"])}
+
+
+def load_weights(file: str, model: Seq2SeqMixerOccCANINE, weights: dict, kind: str) -> None:
+    """Copies `weights` into the model; of what a model of this kind lacks, the linear decoder knows no code,
+    and the other writes none.
+
+    Raises UserError where anything else is missing or does not fit.
+    """
+    new, unused = checkpoint.load_matching(model, weights)
+    missing = [name for name in new if not name.startswith(LACKING[kind])] if LACKING[kind] else new
+    if missing or unused:
+        wrong = [
+            f"{verb} {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            for verb, names in (
+                ("misses", by_part(missing, model.state_dict())),
+                ("has", by_part(unused, weights)),
+            )
+            if names
+        ]
+        raise UserError(f"{file}: its weights do not fit its settings: it {'; it '.join(wrong)}")
+    with torch.no_grad():
+        for part in LACKING[kind]:
+            layer = model.linear_decoder if part == "linear_decoder." else model.decoder.head
+            layer.weight.zero_()
+            layer.bias.zero_()
+            if layer is model.decoder.head:
+                layer.bias[PAD_IDX] = 1.0
+
+
+def published_model(file: str, content: dict, given: Given) -> Loaded:
+    """As `load_model`, of weights that come without settings. `kind` in the checkpoint: mixer, seq2seq, which
+    has no linear decoder, or flat, which has no decoder that writes codes.
+
+    It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a
+    seq2seq decoder looks too. Raises UserError.
+    """
+    found = published.read(file, content)
+    if found.kind == "encoder":
+        raise UserError(
+            f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint"
+        )
+    codes = published_codes(file, found, given)
+    outputs = len(codes) if found.outputs is None else found.outputs
+    if not codes and found.outputs is None:
+        raise UserError(
+            f"{file}: does not say which codes it knows; --key FILE names them, columns code and system_code"
+            " (or hisco)"
+        )
+    formatter = published_formatter(file, found, given, codes) if len(codes) == outputs else None
+    codes = [formatter.repair(code)[0] for code in codes] if formatter else codes
+    if formatter is None or len(set(codes)) < outputs:
+        raise UserError(
+            f"{file}: has {outputs:,} outputs, and its key {len(set(codes)):,} different codes; --key FILE"
+            " names its codes, columns code and system_code (or hisco)"
+        )
+    model = build_model(found.config, formatter, outputs)
+    load_weights(file, model, found.weights, found.kind)
+    state = {
+        "model": found.weights,
+        "key": {code: i for i, code in enumerate(codes)},
+        "config": found.config,
+        "formatter": formatter.to_dict(),
+        "system": given.system or system_name(formatter),
+        "languages": list(LANGUAGES),
+        "kind": found.kind,
+        "thresholds": PUBLISHED,
+        "source": "published",
+    }
+    return model, formatter, state
+
+
+def published_codes(file: str, found: Published, given: Given) -> list[str]:
+    """Codes of the linear outputs: those of --key, those that the file or key.json beside it names, or the
+    HISCO key where it fits.
+    """
+    if given.key:
+        return given.key()
+    if found.key or not is_hisco(found) or given.formatter not in (None, "hisco"):
+        return list(found.key)
+    return list(hisco_key())
+
+
+def is_hisco(found: Published) -> bool:
+    """Whether published weights have the outputs of the HISCO key and, where they write codes, its tokens."""
+    return (
+        found.outputs in (None, len(hisco_key()))
+        and found.chars is None
+        and (found.tokens == vocabulary("hisco") or found.tokens is None and found.outputs is not None)
+    )
+
+
+def vocabulary(kind: str, chars: list[str] | None = None) -> int:
+    """Tokens of the decoder of a formatter."""
+    return make_formatter(kind, ["code"], chars=chars).num_classes[0] + 1
+
+
+def kind_of_formatter(found: Published, codes: list[str]) -> str | None:
+    """hisco, occ1950 or gpf, as far as tokens and codes tell; None where they leave it open."""
+    if found.tokens is None:  # a flat classifier: perhaps codes that only one system has
+        possible = [kind for kind in ("hisco", "occ1950") if fits(make_formatter(kind, None), codes)]
+        return possible[0] if len(possible) == 1 else None
+    if found.chars is not None:  # its program takes such files for general-purpose ones, whatever the tokens
+        return "gpf" if found.tokens == vocabulary("gpf", found.chars) else None
+    return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == vocabulary(kind)), None)
+
+
+def published_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
+    """The formatter of published weights. Raises UserError where that is not known, or not the one that is
+    given.
+    """
+    kind = kind_of_formatter(found, codes)
+    if found.tokens is None and kind is None:
+        kind = given.formatter
+    if kind is None or given.formatter not in (None, kind):
+        what = f"{found.tokens} tokens" if found.tokens is not None else "no tokens"
+        raise UserError(
+            f"{file}: the weights have {what}, and those of "
+            + (
+                f"formatter {given.formatter} are others"
+                if given.formatter
+                else (
+                    "no formatter of this version alone; --formatter names the system, chars.json beside the"
+                    " file its tokens"
+                )
+            )
+        )
+    if kind != "gpf":
+        return make_formatter(kind, given.target_cols)
+    return general_formatter(file, found, given, codes)
+
+
+def general_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
+    """The general-purpose formatter of published weights: block size and separator from the key, as their
+    program finds them; number of codes from config.json beside the file, or the target columns. Raises
+    UserError where these do not tell.
+    """
+    if not codes:
+        raise UserError(
+            f"{file}: a general-purpose model, of which no key is known: --key FILE names its codes, columns"
+            " code and system_code"
+        )
+    separated = given.use_within_block_sep or are_separated(codes)
+    block_size = max(code_lengths(codes, separated))
+    columns = given.target_cols
+    if found.positions is not None:
+        count, rest = divmod(found.positions - 2, block_size)
+        if rest or count < 1:
+            raise UserError(
+                f"{file}: config.json beside it says {found.positions} positions, which are no whole blocks"
+                f" of {block_size} tokens as its key has"
+            )
+        if columns is not None and len(columns) > count:
+            raise UserError(
+                f"{file}: writes up to {count} codes, and {len(columns)} target columns are named:"
+                f" {', '.join(columns)}"
+            )
+        columns = [
+            *(columns or []),
+            *(f"{given.system or 'code'}_{i}" for i in range(len(columns or []) + 1, count + 1)),
+        ]
+    if columns is None:
+        raise UserError(
+            f"{file}: a general-purpose model that does not say how many codes it writes: --target-cols names"
+            " the columns with which it was trained, one for each code"
+        )
+    short = any(
+        min(code_lengths([code], separated)) < block_size for code in codes if code not in NEVER_SHORT
+    )
+    return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
+
+
+def are_separated(codes) -> bool:
+    """Whether the tokens of the codes of a general-purpose key are separated by commas, as far as it
+    shows.
+    """
+    return any(WITHIN_BLOCK_SEP in code for code in codes)
+
+
+def code_lengths(codes: list[str], separated: bool) -> set[int]:
+    """How many tokens the codes of a general-purpose key have."""
+    return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
+
+
+def fits(formatter: BlockyFormatter, codes) -> bool:
+    """Whether there are codes and the formatter can write each."""
+    try:
+        return bool([formatter.encode_code(formatter.repair(code)[0]) for code in codes])
+    except CodeError:
+        return False
+
+
+class ForeignCheckpoint(UserError):
+    """Weights that another program has written."""
+
+
+class NewerFormat(UserError):
+    """A file that a newer version of this program has written."""
+
+
+def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) -> dict:
+    """A checkpoint of a run, its key in the order of the outputs. resumes: it must have all that a run needs
+    to be resumed, too.
+
+    Raises UserError where it is none, an entry is not what it must be, or entries do not agree.
+    """
+    state = checkpoint.load(file) if state is None else state
+    if "format" not in state:
+        raise ForeignCheckpoint(
+            f"{file}: holds weights but not the settings of their model, as another program writes them. It"
+            f" is not of a run of histocc and stays as it is: start from it with --initial-checkpoint {file}"
+            " and another --save-path"
+        )
+    check_format(file, state["format"])
+    require(file, checkpoint_schema.RUN, state)
+    state = whole_state(file, state)
+    if resumes:
+        resume_schema.check_resumable(file, state)
+    return state
+
+
+def newest_good(folder: str) -> tuple[str, dict, list[str]]:
+    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
+
+    Raises UserError where no checkpoint of it can be read, and for one that another program or a newer
+    version has written.
+    """
+    wrong = []
+    for path in checkpoint.newest_first(folder):
+        try:
+            return path, own_checkpoint(path, resumes=True), wrong
+        except (ForeignCheckpoint, NewerFormat):
+            raise
+        except UserError as error:
+            wrong.append(str(error))
+    raise UserError(
+        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts anew", *wrong])
+    )
+
+
+def by_part(found: list[str], among: dict) -> list[str]:
+    """«name [shape]» of tensors; a part of the model (`decoder`, `linear_decoder`) of which all are named
+    stands for them.
+    """
+    names = []
+    for part in dict.fromkeys(name.partition(".")[0] for name in found):
+        inside = [name for name in found if name.startswith(part + ".")]
+        whole = len(inside) == sum(name.startswith(part + ".") for name in among)
+        names += [f"all {len(inside)} tensors of {part}"] if whole and len(inside) > 2 else inside
+    return names
+
+
+def has_size(config: dict, name: str) -> bool:
+    """Whether the encoder of `config` has the sizes that --model-size `name` makes."""
+    sizes = model_config(name).to_dict()
+    return all(config[field] == value for field, value in sizes.items() if "dropout" not in field)
+
+
+def size_name(config: dict) -> str | None:
+    """tiny, small or base; None for other sizes."""
+    return next((name for name in MODEL_SIZES if has_size(config, name)), None)
+
+
+def system_name(formatter: BlockyFormatter) -> str:
+    """Name of the output columns: hisco, occ1950, or what the target columns have in common."""
+    if formatter.kind != "gpf":
+        return formatter.kind
+    # hisco_1, code1, but OCC1950 stays
+    bare = [re.sub(r"_\d+$|(?<=[A-Za-z])\d$", "", name) for name in formatter.target_cols]
+    return (
+        bare[0]
+        if len(set(bare)) == 1 and bare[0]
+        else os.path.commonprefix(bare).rstrip("_") or formatter.target_cols[0]
+    )
+
+
+def find_weights(path: str, said: str, force_download: bool = False) -> str:
+    """The file of weights that `path` names: itself, the best or last of a run, the one in a published
+    folder, or of a name on the hub.
+
+    said: what a message begins with; force_download: of a name on the hub, loads it anew. Raises UserError.
+    """
+    if kind_of(path) not in (None, "a folder"):
+        raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
+    if file is None and os.path.isdir(path):
+        raise UserError(
+            f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
+            f"{' nor '.join(published.WEIGHTS)})"
+        )
+    if (
+        file is None
+        and path.count("/") <= 1
+        and not path.startswith((".", "/", "~"))
+        and not path.endswith((".bin", ".safetensors"))
+    ):
+        file = published.find_weights(published.from_hub(path, force_download))
+    if file is None:
+        raise UserError(
+            f"{said}: no checkpoint there" + ("" if os.path.exists(path) else " (no such file or folder)")
+        )
+    return file

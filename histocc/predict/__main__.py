@@ -1,0 +1,421 @@
+"""Codes a file of descriptions with a trained model:
+
+    python -m histocc.predict --model ./output --input new.csv --column occ1 --language-column lang \\
+        --output coded.csv
+    torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --column occ1 \\
+        --language en --output coded.csv
+
+The columns of the input stay, in order; behind them come up to --k codes with their probabilities, how sure
+the model is of them together, and whether somebody should look. The same command again goes on where it was
+interrupted.
+"""
+
+from histocc.runtime import signals
+
+if __name__ == "__main__":
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+
+import argparse
+import contextlib
+import os
+import time
+from collections import Counter
+
+from histocc.data import keys
+from histocc.data.descriptions import read_descriptions
+from histocc.data.tables import Chunk, column_problems, read_header
+from histocc.model import model_io
+from histocc.model.published import Given
+from histocc.predict.arguments import DECIDES, DECIDES_SINCE, argument_problems, get_args_parser
+from histocc.predict.coder import Coded, Coder
+from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
+from histocc.runtime import entrypoint
+from histocc.runtime.errors import TrainingError, UserError, said_by_all
+from histocc.runtime.input_files import is_pipe, spooled
+from histocc.runtime.lock import run_lock
+from histocc.runtime.machine_errors import in_words, is_out_of_memory
+from histocc.runtime.outputs import is_same
+from histocc.runtime.precision import Precision
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.text import UNKNOWN_LANGUAGE
+from histocc.text_rules import AS_IS
+
+
+class Job:
+    """One input on its way to one output. header: of the input; descriptions: code → description, None
+    without.
+    """
+
+    def __init__(self, args: argparse.Namespace, world: World):
+        self.args, self.world = args, world
+        self.header = read_header(args.input, args.delimiter)[0]
+        self.progress: Progress | None = None
+        self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
+        precision = Precision.of(args, world.device)
+        precision.use()
+        key = keys.key_reader(args.key)
+        given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
+        self.coder = Coder.load(
+            args.model,
+            world,
+            given=given,
+            batch_size=args.batch_size,
+            precision=precision,
+            check=self.between_batches,
+        )
+        self.coder.need(args.decoder)
+        if args.decoder in ("topk", "full"):
+            self.coder.search()
+        self.system = args.system or self.coder.system
+        self.thresholds = self.coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
+        self.descriptions = (
+            read_descriptions(args.descriptions, self.coder.codes, self.coder.formatter)
+            if args.descriptions
+            else None
+        )
+
+    def new_columns(self) -> list[str]:
+        """Names of what comes behind the columns of the input."""
+        names = [
+            name
+            for i in range(1, self.most + 1)
+            for name in (
+                f"{self.system}_{i}",
+                f"prob_{i}",
+                *([f"desc_{i}"] if self.descriptions is not None else []),
+            )
+        ]
+        return [*names, "conf", "needs_review"]
+
+    @property
+    def most(self) -> int:
+        """Codes of a row at most."""
+        return min(
+            self.args.k,
+            self.coder.formatter.max_num_codes if self.args.decoder == "greedy" else len(self.coder.codes),
+        )
+
+    @property
+    def read_columns(self) -> list[str]:
+        return [self.args.column, *([self.args.language_column] if self.args.language_column else [])]
+
+    def problems(self) -> list[str]:
+        args = self.args
+        problems = column_problems(args.source, self.header, self.read_columns)
+        there = [name for name in self.new_columns() if name in self.header]
+        if there:
+            problems.append(
+                f"{args.source}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
+                " of codes, rename the others"
+            )
+        strange = [
+            language
+            for language, _ in args.threshold or []
+            if language is not None and language not in self.coder.languages
+        ]
+        if strange:
+            problems.append(
+                f"--threshold: the model does not know the language {', '.join(strange)}; it knows"
+                f" {', '.join(self.coder.languages)}"
+            )
+        if args.language and args.language not in self.coder.languages:
+            problems.append(
+                f"--language: the model does not know {args.language!r}; it knows"
+                f" {', '.join(self.coder.languages)}"
+            )
+        return problems
+
+    def settings(self) -> dict:
+        args = self.args
+        return {
+            "input": fingerprint(args.input, args.input != args.source),
+            "model": file_hash(model_io.find_weights(args.model, args.model)),
+            "system": self.system,
+            **{name: value for name, value in vars(args).items() if name in DECIDES},
+            **{name: value for name in DECIDES_SINCE if (value := getattr(args, name))},
+            "threshold": list(map(list, args.threshold)) if args.threshold else None,
+            **({} if self.coder.thresholds.source == "usual" else {"thresholds": str(self.thresholds)}),
+            **{
+                name: file_hash(path) if path and os.path.isfile(path) else path
+                for name, path in (("descriptions", args.descriptions), ("key", args.key))
+            },
+        }
+
+    def languages_of(self, columns: list[list[str]]) -> list[str]:
+        if self.args.language_column:
+            return columns[self.header.index(self.args.language_column)]
+        return [self.args.language or UNKNOWN_LANGUAGE] * len(columns[0])
+
+    def code(self, cleaned: list[str], languages: list[str]) -> list[Coded]:
+        self.share = (0, -(-len(cleaned) // self.args.batch_size))
+        return self.coder.code(
+            cleaned,
+            languages,
+            self.args.decoder,
+            self.args.k,
+            self.thresholds.by_language,
+            not self.args.no_deduplicate,
+            cleaned=True,
+        )
+
+    def between_batches(self) -> None:
+        self.world.give_up_if_asked()
+        if self.progress is not None:
+            self.progress.show(self.share[0] / self.share[1])
+            self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
+
+    def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
+        columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
+        texts, languages = columns[self.header.index(self.args.column)], self.languages_of(columns)
+        keys = [
+            (self.coder.clean(text), self.coder.known(language) if self.args.language_column else "")
+            for text, language in zip(texts, languages)
+        ]
+        rare = [i for i, key in enumerate(keys) if key not in frequent]
+        coded = [frequent.get(key) for key in keys]
+        for i, found in zip(rare, self.code([keys[i][0] for i in rare], [languages[i] for i in rare])):
+            coded[i] = found
+        new = [self.cells(found) for found in coded]
+        unknown = Counter(
+            language.strip() for language in languages if self.coder.known(language) != language.strip()
+        )
+        noted = {
+            "rows": len(texts),
+            "empty": sum(not text.strip() for text, _ in keys),
+            "no_code": sum(not found.codes for found in coded),
+            "review": sum(cells[-1] for cells in new),
+            "unknown": unknown.total(),
+            "unknown_languages": dict(unknown.most_common(1000)),
+            "faults": [list(fault) for chunk in chunks for fault in chunk.faults],
+        }
+        file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], noted)
+
+    def cells(self, coded: Coded) -> list:
+        found = []
+        for code, prob in zip(coded.codes[: self.most], coded.probs):
+            found += [code, f"{prob:.6g}"] + (
+                [self.descriptions.get(code, "")] if self.descriptions is not None else []
+            )
+        found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
+        review = int(not coded.codes or not coded.conf >= self.args.min_prob)  # NaN is no confidence
+        return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
+
+
+def refuse(problems: list[str]) -> None:
+    if problems:
+        raise UserError(
+            problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
+        )
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    """All ranks."""
+    with contextlib.ExitStack() as held:
+        try:
+            code_file(args, world, held)
+        except Stopped:
+            world.stop.acted = True
+            world.print(
+                f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on."
+            )
+        except (OSError, RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise said_by_all(
+                    TrainingError(
+                        f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
+                        f"{max(1, args.batch_size // 4)}"
+                    )
+                ) from None
+            if not isinstance(error, OSError):
+                raise
+            raise said_by_all(
+                TrainingError(f"{in_words(error, error.filename or args.output)}. The same command continues")
+            ) from None
+
+
+def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:
+    """All ranks. Who waits polls the store, so that no time limit is met."""
+    here: dict[str, Job] = {}
+    args.source = args.input  # as it was named: what comes through a pipe is saved elsewhere
+    started, everyone = time.monotonic(), list(range(world.size))
+
+    settings, before, args.input = world.main_first("first look", lambda: first_look(args, world, held, here))
+    file = CodedFile(args.output, settings)
+    found: dict[str, Scan] = {}
+
+    def ready() -> None:
+        if "job" not in here:
+            here["job"] = Job(args, world)
+        found["scan"] = file.open_scan()
+
+    world.led("ready", everyone, ready)
+    job, scan = here["job"], found["scan"]
+    if not args.non_verbose:
+        world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
+    job.progress = Progress(file, world.is_main and not args.non_verbose)
+    job.progress.begin(
+        "texts that occur often", len(scan.frequent), scan.pieces, lambda name: name.startswith("frequent")
+    )
+
+    def often() -> None:
+        language = args.language or UNKNOWN_LANGUAGE
+        file.code_frequent(
+            scan,
+            lambda number: number % world.size == world.rank,
+            lambda texts, languages: job.code(
+                texts, languages if args.language_column else [language] * len(texts)
+            ),
+        )
+
+    world.led("frequent texts", everyone, often)
+    job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
+
+    def parts() -> None:
+        frequent = file.frequent(scan)
+        for number, chunks in file.rows(args.input, args.delimiter, scan):
+            world.give_up_if_asked()
+            if number % world.size == world.rank and not file.is_done(number):
+                job.code_part(file, number, chunks, frequent)
+
+    world.led("parts", everyone, parts)
+
+    def join() -> dict:
+        if fingerprint(args.input, args.input != args.source) != settings["input"]:
+            raise UserError(f"{args.source} was changed while it was coded; start anew with --overwrite")
+        return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
+
+    counts = world.main_first("join", join)
+    if world.is_main:
+        remove_parts(file, held)
+    say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
+
+
+def first_look(
+    args: argparse.Namespace, world: World, held: contextlib.ExitStack, here: dict[str, Job]
+) -> list:
+    """What rank 0 finds before all start: [settings of the output, whether it resumes, the file to read].
+    Raises UserError.
+    """
+    refuse(argument_problems(args))
+    CodedFile(args.output, {}).refuse_others()
+    with contextlib.ExitStack() as otherwise:
+        locked = take_input(args, world, held, otherwise)
+        job = here["job"] = Job(args, world)
+        refuse(job.problems())
+        file = CodedFile(args.output, job.settings())
+        os.makedirs(file.folder, exist_ok=True)
+        if not locked:
+            held.enter_context(run_lock(file.folder))
+        before = file.begin(args.overwrite)
+        otherwise.pop_all()
+    try:
+        file.scan(
+            args.input,
+            args.delimiter,
+            job.read_columns,
+            job.coder.clean,
+            job.coder.known,
+            not args.no_deduplicate,
+            world.give_up_if_asked,
+        )
+    except UserError:
+        remove_parts(file, held)
+        raise
+    return [file.settings, before, args.input]
+
+
+def take_input(
+    args: argparse.Namespace, world: World, held: contextlib.ExitStack, otherwise: contextlib.ExitStack
+) -> bool:
+    """What comes through a pipe is saved beside the parts first, since it is read more than once; says
+    whether their folder is locked.
+    otherwise: removes it where nothing comes of it.
+    """
+    if not is_pipe(args.input):
+        return False
+    folder = CodedFile(args.output, {}).folder
+    os.makedirs(folder, exist_ok=True)
+    held.enter_context(run_lock(folder))
+    path = os.path.join(folder, INPUT)
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            os.remove(path)
+        held.close()
+        with contextlib.suppress(OSError):  # the parts of an earlier start
+            os.rmdir(folder)
+
+    otherwise.callback(remove)
+    spooled(args.input, f"{path}.tmp", world.give_up_if_asked, 60 * args.timeout_minutes)
+    os.replace(f"{path}.tmp", path)
+    args.input = path
+    return True
+
+
+def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
+    """What is about to be done."""
+    texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
+    lines = [
+        f"Coding {rows:,} rows of {args.source} with {args.model} ({args.decoder}, {len(job.coder.codes):,}"
+        f" codes, {texts}{world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type})"
+        + ("; resuming with what is there" if resumed else "")
+    ]
+    if args.decoder in ("topk", "full") and job.coder.linear_share:
+        lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")
+    return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
+
+
+def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
+    file.clear()
+    held.close()  # the lock
+    with contextlib.suppress(OSError):
+        os.rmdir(file.folder)
+
+
+def say_end(
+    args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job
+) -> None:
+    """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not
+    be read.
+    """
+    if not args.non_verbose:
+        world.print(
+            f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
+            f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"
+            f" code ({counts.get('empty', 0):,} texts are empty)"
+        )
+    if not is_same(counts["output"], args.output):
+        world.print(
+            f"WARNING: somebody has made {args.output} meanwhile, and it stays as it is: the result is"
+            f" {counts['output']}"
+        )
+    if counts["unknown"]:
+        names = ", ".join(
+            f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items()
+        )
+        world.print(
+            f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}; it"
+            f" knows {', '.join(job.coder.languages)}"
+        )
+    if job.descriptions is not None:
+        without = sum(code not in job.descriptions for code in job.coder.codes)
+        if without:
+            world.print(
+                f"{args.descriptions}: {without:,} of {len(job.coder.codes):,} codes have no description"
+            )
+    if counts["faults"]:
+        error = TrainingError(
+            f"{counts['faults']:,} rows of {args.source} could not be read and are not in {counts['output']};"
+            f" {counts['rejected']} lists them by line. All others are there."
+        )
+        error.heard_from_main = True  # all ranks know it at the same time
+        raise error
+
+
+def main(argv: list[str] | None = None) -> None:
+    entrypoint.start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

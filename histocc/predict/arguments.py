@@ -1,0 +1,226 @@
+"""Arguments of `python -m histocc.predict`, and what can be wrong with them."""
+
+import argparse
+import os
+
+from histocc.data import arguments as table_arguments
+from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.model import published
+from histocc.predict.coder import DECODERS
+from histocc.runtime import arguments, entrypoint, outputs
+
+# What decides the output beside the input and the model; another value is another output.
+DECIDES = (
+    "column",
+    "language",
+    "language_column",
+    "decoder",
+    "k",
+    "threshold",
+    "min_prob",
+    "descriptions",
+    "system",
+    "formatter",
+    "key",
+    "no_deduplicate",
+    "delimiter",
+    "float64",
+    "bf16",
+    "fp16",
+    "use_amp",
+)
+
+# The same of flags that came later: outputs that were begun before do not have them.
+DECIDES_SINCE = ("target_cols", "use_within_block_sep")
+
+
+def probability(text: str) -> float:
+    """For argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a probability between 0 and 1")
+    return value
+
+
+def threshold(text: str) -> tuple[str | None, float]:
+    """0.5, or en=0.5: (language, probability), for argparse."""
+    language, sign, value = text.rpartition("=")
+    return (language.strip() if sign else None), probability(value)
+
+
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser(
+        "python -m histocc.predict", "Code a file of descriptions with a trained model."
+    )
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--model",
+        required=True,
+        metavar="RUN_OR_FILE",
+        help="folder of a run, a checkpoint, or a published model",
+    )
+    files.add_argument(
+        "--input", "--fn-in", required=True, metavar="FILE", help="rows to code: CSV or Parquet"
+    )
+    files.add_argument(
+        "--output",
+        "--fn-out",
+        required=True,
+        metavar="FILE.csv",
+        help="where they go, with their codes (CSV, UTF-8)",
+    )
+    files.add_argument("--column", "--col", default="occ1", help="column with the descriptions")
+    files.add_argument(
+        "--language", default=None, help="language of all descriptions, instead of a column (default: unk)"
+    )
+    files.add_argument(
+        "--language-column",
+        "--language-col",
+        default=None,
+        metavar="COL",
+        help="column with the language of each description (default: none, all have that of --language)",
+    )
+    files.add_argument(
+        "--delimiter",
+        type=table_arguments.delimiter,
+        default=None,
+        metavar="CHAR",
+        help="what parts the columns of the input (default: found)",
+    )
+    files.add_argument(
+        "--descriptions",
+        default=None,
+        metavar="FILE",
+        help=(
+            f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), to be"
+            " written beside the codes"
+        ),
+    )
+    files.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    how = parser.add_argument_group("coding")
+    how.add_argument(
+        "--decoder",
+        choices=tuple(DECODERS),
+        default="greedy",
+        help="; ".join(f"{name}: {what}" for name, what in DECODERS.items()),
+    )
+    how.add_argument("--k", type=arguments.count, default=5, help="most codes of a row")
+    how.add_argument(
+        "--threshold",
+        type=threshold,
+        nargs="+",
+        default=None,
+        metavar="[LANG=]P",
+        help=(
+            "flat: codes above this probability count; one number for all, or by language: en=0.3 da=0.4 0.5"
+            " (default: those of the model: published ones, those of evaluate --fit-thresholds, else 0.5)"
+        ),
+    )
+    how.add_argument(
+        "--min-prob",
+        type=probability,
+        default=0.0,
+        metavar="P",
+        help="rows whose conf is lower have 1 in needs_review",
+    )
+    how.add_argument(
+        "--system",
+        default=None,
+        metavar="NAME",
+        help="name of the columns of codes (default: the model's, for example hisco)",
+    )
+    add_published_arguments(how)
+    how.add_argument(
+        "--target-cols",
+        nargs="+",
+        default=None,
+        metavar="COL",
+        help=(
+            "columns with which a published general-purpose model was trained, one for each code, where it"
+            " does not say how many it writes (default: as it says)"
+        ),
+    )
+    how.add_argument("--no-deduplicate", action="store_true", help="code every row, also where texts repeat")
+    parser.add_argument("--non-verbose", action="store_true", help="no words but warnings and errors")
+    machine = entrypoint.add_process_arguments(parser)
+    machine.add_argument("--batch-size", type=arguments.count, default=256, help="texts at once")
+    machine.add_argument(
+        "--stop-after",
+        type=float,
+        default=None,
+        metavar="MINUTES",
+        help="stop so long after the start; the same command goes on",
+    )
+    for name, what in (
+        ("float64", "double precision"),
+        ("bf16", "matrix products in bfloat16"),
+        ("fp16", "matrix products in float16"),
+        ("use-amp", "the fastest of these that the device has"),
+    ):
+        machine.add_argument(f"--{name}", action="store_true", help=what)
+    return parser
+
+
+def argument_problems(args: argparse.Namespace) -> list[str]:
+    """What is wrong with the arguments themselves, a line each."""
+    inputs = {
+        args.input: "the input",
+        args.descriptions: "the file of --descriptions",
+        args.key: "the file of --key",
+        **dict.fromkeys(published.files_of(args.model), "the model"),
+    }
+    together = [
+        (args.language and args.language_column, "--language and --language-column: give one of them"),
+        (
+            args.threshold and args.decoder != "flat",
+            f"--threshold is for --decoder flat; {args.decoder} has none",
+        ),
+        (
+            len(dict(args.threshold or [])) < len(args.threshold or []),
+            "--threshold: a language stands there twice",
+        ),
+        (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
+        (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),
+        (
+            sum((args.bf16, args.fp16, args.use_amp, args.float64)) > 1,
+            "--bf16, --fp16, --use-amp and --float64: give one of them",
+        ),
+    ]
+    problems = [text for wrong, text in together if wrong]
+    problems += outputs.problems(
+        [args.output, args.output + ".rejected.csv"][: 1 if not args.output.strip() else 2],
+        inputs,
+        args.overwrite,
+    )
+    unwritable = outputs.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
+    return problems + ([unwritable] if unwritable else [])
+
+
+def add_published_arguments(group: argparse._ArgumentGroup) -> None:
+    """What a user says of a published model that it does not say itself; `published.Given`."""
+    group.add_argument(
+        "--formatter",
+        choices=("hisco", "occ1950", "gpf"),
+        default=None,
+        help="system of a published model that does not show it",
+    )
+    group.add_argument(
+        "--key",
+        default=None,
+        metavar="FILE",
+        help=(
+            "codes of a published model that does not hold them; the word hisco: those of the published HISCO"
+            " models"
+        ),
+    )
+    group.add_argument(
+        "--use-within-block-sep",
+        action="store_true",
+        help=(
+            "the tokens of a code of a published general-purpose model are separated by ',', where its key"
+            " does not show it"
+        ),
+    )

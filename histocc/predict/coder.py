@@ -1,0 +1,321 @@
+"""Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.formatter import PAD_IDX
+from histocc.model import decoding, model_io
+from histocc.model.published import Given
+from histocc.model.thresholds import Thresholds
+from histocc.predict.search import CodeSearch, CodeTree
+from histocc.runtime.errors import UserError
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.text import UNKNOWN_LANGUAGE, encode
+from histocc.text_rules import cleaner
+
+DECODERS = {
+    "greedy": "writes the codes digit by digit",
+    "flat": "the linear decoder's codes above --threshold: fast",
+    "topk": "the most probable codes of the key, each alone",
+    "full": "as topk, by way of the probability of every code",
+}
+
+
+class Coded(NamedTuple):
+    """What a text gets. codes and probs: at most k, in order; conf: how sure the model is of them together,
+    None for an empty text.
+
+    greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of
+    codes, in any order (of
+    more than six: in the order written), and no other. flat: the most probable first, which thresholds with
+    at_least_one always count; conf is the probability that these outputs and no others are on. topk, full:
+    the most probable first, each as if it were written first; conf is the probability of the best one. With a
+    linear share above 0 the probabilities of topk and full are those by both decoders together, see `search`,
+    which sum to 1 over the codes of the key.
+    """
+
+    codes: list[str]
+    probs: list[float]
+    conf: float | None
+
+
+NOTHING = Coded([], [], None)
+
+
+def never_stop() -> None:
+    pass
+
+
+def on_cpu(model: torch.nn.Module) -> torch.nn.Module:
+    """The model where all of it is on the CPU, else a copy there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return model
+    there = {id(tensor): tensor.detach().cpu() for tensor in tensors}
+    for each in model.parameters():
+        there[id(each)] = torch.nn.Parameter(there[id(each)], each.requires_grad)
+    return copy.deepcopy(model, there)  # which takes these in place of the model's own tensors
+
+
+class Coder:
+    """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them;
+    batch_size: texts at once; check: called between batches, may raise to stop.
+
+    Texts are cleaned by the model's rule, see `text_rules`; one of blanks alone gets no code. Languages are
+    those that the model was trained on; see `known`. thresholds: of the linear decoder, where none are given;
+    linear_share: of the checkpoint, 0…1, how much the linear decoder counts in topk and full; 0 where there
+    is none.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        formatter,
+        state: dict,
+        *,
+        batch_size: int = 256,
+        precision: Precision | None = None,
+        check: Callable[[], None] = never_stop,
+    ):
+        self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
+        self.precision = precision or Precision("float32")
+        self.model.to(self.precision.dtype)
+        self.device = next(model.parameters()).device
+        self.codes = list(state["key"])
+        self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
+        self.system = state.get("system") or model_io.system_name(formatter)
+        self.kind = state.get("kind", "mixer")
+        self.text_rule = model_io.text_rule(state["config"])
+        self.clean = cleaner(self.text_rule)
+        self.thresholds = Thresholds.of(state)
+        self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
+        self.max_len = state["config"]["max_len"]
+        self._width = None if model.memory_mask else self.max_len
+        self._search: CodeSearch | None = None
+        self._code_of: dict[tuple, str] = {}
+
+    def __getstate__(self) -> dict:
+        """For pickle and copy: the weights on the CPU, and nothing that is worked out from them."""
+        on_the_cpu = {"model": on_cpu(self.model), "device": torch.device("cpu")}
+        return {**vars(self), **on_the_cpu, "_search": None, "_code_of": {}}
+
+    def to(self, device: torch.device) -> "Coder":
+        """This coder with its model on `device`, in place."""
+        self.model.to(device)
+        self.device, self._search = device, None
+        return self
+
+    @classmethod
+    def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
+        """The coder of a run, checkpoint, exported or published model; given: for the last alone. Raises
+        UserError.
+        """
+        world = world or World()
+        return cls(*model_io.load_model(path, world.device, given), **options)
+
+    def need(self, decoder: str) -> None:
+        """Raises UserError where the model has no such decoder."""
+        if decoder != "flat" and self.kind == "flat":
+            raise UserError(
+                f"decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes;"
+                " use flat"
+            )
+        if decoder == "flat" and self.kind == "seq2seq":
+            raise UserError("decoder flat: this model has no linear decoder; use greedy, topk or full")
+
+    def known(self, language: str) -> str:
+        """The language as the model knows it: itself, or unk."""
+        language = language.strip()
+        return language if language in self.languages else UNKNOWN_LANGUAGE
+
+    def code(
+        self,
+        texts: list[str],
+        languages: list[str],
+        decoder: str = "greedy",
+        k: int = 5,
+        threshold: float | dict[str | None, float] | None = None,
+        deduplicate: bool = True,
+        cleaned: bool = False,
+        in_any_order: bool = True,
+    ) -> list[Coded]:
+        """Codes of each text. languages: one per text. threshold: for flat, by language, None for all others,
+        or one number; where none is given, the model's.
+
+        deduplicate: code the same text in the same language once. cleaned: the texts are what `clean` gave.
+        in_any_order: False: conf of greedy is the probability of the tokens as they were written. Raises
+        UserError, ValueError.
+        """
+        if decoder not in DECODERS:
+            raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
+        self.need(decoder)
+        thresholds = self.thresholds.with_given(threshold)
+
+        def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> Iterator[Coded]:
+            return self._batch(ids, mask, languages, decoder, k, thresholds, in_any_order)
+
+        return self._each(texts, languages, deduplicate, batch, NOTHING, cleaned)
+
+    def probabilities(
+        self,
+        texts: list[str],
+        languages: list[str],
+        decoder: str = "flat",
+        deduplicate: bool = True,
+        logits: bool = False,
+    ) -> np.ndarray:
+        """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full, as
+        `Coded` has them; an empty text has NaN. logits: what the linear decoder puts out instead, for flat
+        alone.
+        """
+        self.need(decoder)
+
+        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
+            found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask)
+            return list((found if decoder == "full" or logits else found.sigmoid()).float().cpu().numpy())
+
+        return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
+
+    def embeddings(self, texts: list[str], languages: list[str], deduplicate: bool = True) -> np.ndarray:
+        """The encoder's pooled output, float32 [texts, width], without what n-grams add; an empty text has
+        NaN.
+        """
+        width = self.model.config.hidden_size
+
+        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
+            with decoding.evaluating(self.model):
+                return list(self.model.encode(ids, mask)[1][:, :width].float().cpu().numpy())
+
+        return self._stacked(self._each(texts, languages, deduplicate, batch, None), width)
+
+    def search(self) -> CodeSearch:
+        """Made when it is first asked for. Raises UserError where the key does not fit the formatter."""
+        if self._search is None:
+            try:
+                with torch.autocast(self.device.type, enabled=False):
+                    self._search = CodeSearch(
+                        self.model, CodeTree(self.codes, self.formatter), self.linear_share
+                    )
+            except ValueError as error:
+                raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
+        return self._search
+
+    @staticmethod
+    def _stacked(rows: list[np.ndarray | None], width: int) -> np.ndarray:
+        found = np.full((len(rows), width), np.nan, dtype=np.float32)
+        for i, row in enumerate(rows):
+            if row is not None:
+                found[i] = row
+        return found
+
+    def _each(
+        self,
+        texts: list[str],
+        languages: list[str],
+        deduplicate: bool,
+        batch: Callable,
+        nothing,
+        cleaned: bool = False,
+    ) -> list:
+        """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length;
+        `nothing` for an empty one.
+        """
+        rows = [
+            (text if cleaned else self.clean(text), self.known(language))
+            for text, language in zip(texts, languages, strict=True)
+        ]
+        if deduplicate:
+            distinct = list(dict.fromkeys(row for row in rows if row[0].strip()))
+            found = dict(zip(distinct, self._in_batches(distinct, batch)))
+            return [found.get(row, nothing) for row in rows]
+        at = [i for i, row in enumerate(rows) if row[0].strip()]
+        results = [nothing] * len(rows)
+        for i, result in zip(at, self._in_batches([rows[i] for i in at], batch)):
+            results[i] = result
+        return results
+
+    def _in_batches(self, rows: list[tuple[str, str]], batch: Callable) -> list:
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        results, size = [None] * len(rows), self.batch_size  # the latter may be set by another thread
+        for start in range(0, len(rows), size):
+            self.check()
+            part = order[start : start + size]
+            texts, languages = zip(*(rows[i] for i in part))
+            ids, mask = (
+                torch.from_numpy(array).to(self.device)
+                for array in encode(texts, languages, self.max_len, self._width)
+            )
+            with self.precision.autocast():
+                # here and now: a generator would compute outside of autocast
+                found = list(batch(ids, mask, languages))
+            for i, result in zip(part, found):
+                results[i] = result
+        return results
+
+    def _flat_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
+        with decoding.evaluating(self.model):
+            return decoding.widened(self.model.classify(self.model.encode(ids, mask)[1]))
+
+    def _batch(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        languages: list[str],
+        decoder: str,
+        k: int,
+        thresholds: Thresholds,
+        in_any_order: bool,
+    ) -> Iterator[Coded]:
+        if decoder == "greedy":
+            return self._greedy(ids, mask, k, in_any_order)
+        if decoder == "flat":
+            return self._flat(ids, mask, languages, k, thresholds)
+        if decoder == "topk":
+            numbers, probs = self.search().topk(ids, mask, k)
+        else:
+            # as topk orders ties
+            probs, numbers = (
+                found[:, :k]
+                for found in self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
+            )
+        return (
+            Coded([self.codes[i] for i in row], of_row, of_row[0])
+            for row, of_row in zip(numbers.tolist(), probs.tolist())
+        )
+
+    def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
+        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
+        for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
+            there = [
+                (self._name(tuple(block)), prob)
+                for block, prob in zip(row, of_row)
+                if any(token != PAD_IDX for token in block)
+            ][:k]
+            yield Coded([code for code, _ in there], [prob for _, prob in there], conf)
+
+    def _name(self, block: tuple[int, ...]) -> str:
+        code = self._code_of.get(block)
+        if code is None:
+            code = self._code_of[block] = self.formatter.decode_block(block)
+        return code
+
+    def _flat(
+        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
+    ) -> Iterator[Coded]:
+        logits, least = self._flat_logits(ids, mask), list(map(thresholds.least, languages))
+        logit, number = logits.topk(min(k, logits.shape[1]))
+        prob = logit.sigmoid()
+        # [B, k], the most probable first
+        above = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]
+        counts = thresholds.number(above.sum(1))
+        on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
+        none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
+        conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
+        for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), counts.tolist(), conf.tolist()):
+            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)

@@ -1,0 +1,468 @@
+"""Search over the codes of a key, so that only real codes come out.
+
+The seq2seq decoder gives a code the probability of writing its tokens one after the other in the first block.
+Codes that begin alike
+share those tokens: a key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes
+level after level and gives the probability of every code; `topk` takes the most probable open prefixes first.
+Probabilities only fall along a path, so that what lies below a prefix less probable than the k-th best code
+found can be left out, and the result is still exact.
+
+With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
+decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
+2002, Training products of experts by minimizing contrastive divergence, section 2), normalised over the codes
+of the key. What `topk` then needs of the codes below a prefix it knows
+beforehand: none has a score above (1 − a) · log p(prefix) + a · the best log p of the linear decoder among
+them, and all of them together no more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a
+(Hölder's inequality).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
+from histocc.model.decoding import evaluating, widened
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.predict.code_trie import CodeTree
+
+# of all rows together, in `full`; more would leave a CPU's caches
+PREFIXES_AT_ONCE = {
+    "cpu": 2048,
+    "cuda": 1 << 17,
+}
+ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
+OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
+MOST_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
+# of what all codes sum to, at most, in `topk` with a linear_share
+LEFT_OUT = {
+    torch.float32: 1e-4,
+    torch.float64: 1e-12,
+}
+INF = float("inf")
+
+
+class _Opened:
+    """Keys and values of the prefixes that went through a layer's self-attention, [slots, H]; grows."""
+
+    def __init__(self, slots: int):
+        self.slots, self.rows = slots, None
+
+    def put(self, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends key and value [N, H] at slot `start`; returns all keys and all values."""
+        end = start + len(key)
+        if self.rows is None or end > self.rows.shape[1]:
+            grown = key.new_empty(
+                2, max(self.slots, end, 0 if self.rows is None else 2 * self.rows.shape[1]), key.shape[1]
+            )
+            if self.rows is not None:
+                grown[:, :start] = self.rows[:, :start]
+            self.rows = grown
+        self.rows[0, start:end], self.rows[1, start:end] = key, value
+        return self.rows[0], self.rows[1]
+
+
+def attend_to_path(
+    attention: MultiheadAttention,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    path: Tensor,
+    visible: Tensor | None,
+) -> Tensor:
+    """Self-attention of N prefixes, each to itself and the prefixes that it begins with, and to nothing else
+    → [N, H].
+
+    q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
+    """
+    heads, size = attention.heads, q.shape[1] // attention.heads
+    scores = torch.stack(
+        [(q * keys.index_select(0, at)).unflatten(1, (heads, size)).sum(-1) for at in path.unbind(1)], dim=2
+    )
+    scores = scores * size**-0.5  # [N, heads, D]
+    if visible is not None:
+        scores = scores.masked_fill(~visible[:, None], -INF)
+    weights = scores.softmax(2).to(values.dtype)
+    mixed = q.new_zeros(len(q), heads, size)
+    for j, at in enumerate(path.unbind(1)):
+        mixed.addcmul_(values.index_select(0, at).unflatten(1, (heads, size)), weights[:, :, j, None])
+    return attention.out_proj(mixed.flatten(1))
+
+
+@dataclass
+class _Memory:
+    """What the decoder looks at: keys and values [B, heads, S, H / heads] per layer; visible bool [B, 1, 1,
+    S] or None.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+    visible: Tensor | None
+
+    def rows(self, index: Tensor | slice) -> "_Memory":
+        return _Memory(
+            [k[index] for k in self.keys],
+            [v[index] for v in self.values],
+            None if self.visible is None else self.visible[index],
+        )
+
+
+class CodeSearch:
+    """A model and a tree of codes. What depends on both but not on a text is worked out here, once, so make a
+    new one when the weights have changed.
+
+    linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
+    Above 0 the codes of the tree are the outputs of the linear decoder, in their order. Raises ValueError
+    where they are not as many, or the share is another number.
+    """
+
+    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTree, linear_share: float = 0.0):
+        if not 0 <= linear_share <= 1:
+            raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
+        outputs = model.linear_decoder.out_features
+        if linear_share and outputs != len(tree.codes):
+            raise ValueError(
+                f"the linear decoder has {outputs:,} outputs, and the tree {len(tree.codes):,} codes"
+            )
+        self.model, self.linear_share = model, linear_share
+        self.layers = model.decoder.decoder.layers
+        self.tree = tree.to(next(model.parameters()).device)
+        with evaluating(model):
+            tree, decoder, layer = self.tree, model.decoder, self.layers[0]
+            decoder.check_length(tree.depths)
+            position = decoder.positional_encoding.pos_embedding[tree.depth[: tree.inner], 0]
+            x = decoder.token_emb(tree.token[: tree.inner]) + position  # [inner, H]
+            q, k, v = (part[0].transpose(0, 1).flatten(1) for part in layer.self_attn.project(x[None], ALL))
+            reached = torch.arange(tree.depths, device=x.device) <= tree.depth[: tree.inner, None]
+            self.x = layer.norm1(x + attend_to_path(layer.self_attn, q, k, v, tree.path, reached))
+            # [inner, heads, H / heads]
+            self.q = layer.multihead_attn.project(self.x[None], QUERY)[0][0].transpose(0, 1)
+
+    def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Probability of every code, float [B, codes] in the order of the tree's codes; input_ids,
+        attention_mask [B, S].
+
+        Without a linear_share that of writing the code in the first block, which all codes together have less
+        than 1 of; with one that by both decoders, which sums to 1 over the codes.
+        """
+        if self.linear_share:
+            return self._scores(input_ids, attention_mask).softmax(1)
+        with evaluating(self.model):
+            memory, _ = self._encode(input_ids, attention_mask)
+            return torch.cat([self._by_code(part.exp()) for part in self._parts(memory, len(input_ids))])
+
+    def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of every code by each decoder, whatever the linear_share: (of writing it in the
+        first block, by the softmax of the linear decoder), each float [B, codes]; arguments as of `full`.
+        """
+        with evaluating(self.model):
+            memory, pooled = self._encode(input_ids, attention_mask)
+            written = torch.cat([self._by_code(part) for part in self._parts(memory, len(input_ids))])
+            return written, widened(self.model.classify(pooled)).log_softmax(1)
+
+    def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable codes (all, where there are fewer): (numbers int64 [B, k], probabilities float
+        [B, k]), the most probable first, those of the same probability in the order of the tree's codes.
+
+        Codes and probabilities are those of `full`; with a linear_share, what the latter are divided by has a
+        relative error of at most LEFT_OUT / 2, for the codes that are not looked at.
+        """
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}")
+        k = min(k, len(self.tree.codes))
+        with evaluating(self.model):
+            memory, pooled = self._encode(input_ids, attention_mask)
+            step, parts = ROWS_AT_ONCE[input_ids.device.type], []
+            for i in range(0, len(input_ids), step):
+                part = slice(i, i + step)
+                parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
+        return torch.cat([codes for codes, _ in parts]), torch.cat([probs for _, probs in parts])
+
+    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
+        """What both decoders look at."""
+        memory, pooled = self.model.encode(input_ids, attention_mask)
+        keys, values = zip(*(layer.multihead_attn.project(memory, KEY_VALUE) for layer in self.layers))
+        visible = visible_memory(self.model.memory_padding_mask(attention_mask))
+        return _Memory(list(keys), list(values), visible), pooled
+
+    def _scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Weighted mean of both decoders' log-probabilities, float [B, codes]."""
+        written, linear = self.log_probs(input_ids, attention_mask)
+        return (1 - self.linear_share) * written + self.linear_share * linear
+
+    def _by_code(self, by_leaf: Tensor) -> Tensor:
+        """Leaves [B, codes] in the order of the tree's codes."""
+        return torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
+
+    def _parts(self, memory: _Memory, rows: int) -> Iterator[Tensor]:
+        """Log-probability of writing each code, float [b, leaves], for so many rows at once as there is room
+        for.
+        """
+        widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
+        step = max(1, PREFIXES_AT_ONCE[self.x.device.type] // widest)
+        for i in range(0, rows, step):
+            yield self._full(memory.rows(slice(i, i + step)), min(step, rows - i))
+
+    def _open(
+        self,
+        nodes: Tensor,
+        memory: _Memory,
+        opened: list[_Opened],
+        start: int,
+        path: Tensor,
+        visible: Tensor | None,
+    ) -> Tensor:
+        """Log-probability of each token after each prefix, float [B, P, vocabulary].
+
+        nodes: inner nodes [P] of all rows, or [B, P]; their keys and values take the slots from `start` on,
+        row by row; path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
+        """
+        rows = len(memory.keys[0])
+        q = self.q[nodes].transpose(-3, -2)  # [(B,) heads, P, H / heads]
+        x = self.layers[0].look_and_think(
+            self.x[nodes], memory.keys[0], memory.values[0], memory.visible, q.expand(rows, -1, -1, -1)
+        )
+        for i, layer in enumerate(self.layers[1:], start=1):
+            flat = x.flatten(0, 1)  # [B · P, H]
+            attention = layer.self_attn
+            q, k, v = torch.nn.functional.linear(
+                flat, attention.in_proj_weight, attention.in_proj_bias
+            ).chunk(3, dim=1)
+            x = layer.norm1(
+                flat + attend_to_path(attention, q, *opened[i].put(start, k, v), path, visible)
+            ).view_as(x)
+            x = layer.look_and_think(x, memory.keys[i], memory.values[i], memory.visible)
+        return widened(self.model.decoder.head(x)).log_softmax(-1)
+
+    def _full(self, memory: _Memory, rows: int) -> Tensor:
+        tree, levels = self.tree, self.tree.levels
+        opened = [_Opened(rows * tree.inner) for _ in self.layers]
+        begin = torch.tensor(levels[: tree.depths], device=self.x.device)
+        size = torch.tensor(levels[1 : tree.depths + 1], device=self.x.device) - begin
+        row = torch.arange(rows, device=self.x.device)[:, None, None]
+        log_probs = torch.zeros(rows, 1, device=self.x.device)
+        for level in range(tree.depths):
+            first, last, end = levels[level : level + 3]
+            above = slice(0, level + 1)
+            # [B, P, level + 1]
+            path = begin[above] * rows + row * size[above] + tree.path[first:last, above] - begin[above]
+            after = self._open(
+                torch.arange(first, last, device=self.x.device),
+                memory,
+                opened,
+                first * rows,
+                path.flatten(0, 1),
+                None,
+            )
+            parent = torch.repeat_interleave(
+                torch.arange(last - first, device=self.x.device), tree.children[first:last]
+            )
+            log_probs = (
+                log_probs[:, parent] + after.flatten(1)[:, parent * after.shape[2] + tree.token[last:end]]
+            )
+        return log_probs
+
+    def _first_queue(self, pooled: Tensor) -> "_Queue":
+        """The empty prefix of each row."""
+        rows, tree = len(pooled), self.tree
+        log_prob = self.x.new_zeros(rows, 1, dtype=widened(self.x).dtype)
+        nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
+        if not self.linear_share:
+            return _Queue(log_prob, nodes, slots)
+        best = log_prob.new_empty(rows, tree.levels[-1])  # [B, nodes]
+        best[:, tree.inner :] = widened(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
+        mass = best.exp()
+        for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
+            parent = torch.repeat_interleave(
+                torch.arange(last - first, device=pooled.device), tree.children[first:last]
+            ).expand(rows, -1)
+            best[:, first:last] = best.new_full((rows, last - first), -INF).scatter_reduce(
+                1, parent, best[:, last:end], "amax"
+            )
+            mass[:, first:last] = mass.new_zeros(rows, last - first).scatter_add(1, parent, mass[:, last:end])
+        return _JointQueue(log_prob, nodes, slots, self.linear_share, best, torch.maximum(mass.log(), best))
+
+    def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
+        tree, device, rows = self.tree, self.x.device, len(queue.node)
+        codes = torch.empty(rows, k, dtype=torch.int64, device=device)
+        log_probs = self.x.new_empty(rows, k, dtype=widened(self.x).dtype)
+        opened, used = [_Opened(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
+        paths = torch.zeros(0, tree.depths, dtype=torch.int64, device=device)  # slots on the way to each slot
+        active = torch.arange(rows, device=device)
+        while True:
+            is_open = queue.shorten(k, tree.inner)
+            done = ~is_open.any(1)
+            finished = int(done.sum())
+            if 4 * finished >= len(active):
+                codes[active[done]], log_probs[active[done]] = queue.rows(done).best_codes(k, tree)
+                if finished == len(active):
+                    return codes, log_probs.exp()
+                active = active[~done]
+                memory = memory.rows(~done)
+                queue = queue.rows(~done)
+                is_open = is_open[~done]
+            if self.linear_share and MOST_OPENED * used > rows * tree.inner:
+                codes[active], log_probs[active] = self._joint_best(memory, queue, k)
+                return codes, log_probs.exp()
+            best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)  # [b, P] each
+            depth = tree.depth[nodes].flatten()
+            own = used + torch.arange(nodes.numel(), device=device)
+            reach = torch.arange(int(depth.max()) + 1, device=device)  # [D]
+            path = own[:, None].repeat(1, tree.depths)
+            if used:
+                path = torch.where(
+                    torch.arange(tree.depths, device=device) < depth[:, None], paths[parents.flatten()], path
+                )
+            after = self._open(nodes, memory, opened, used, path[:, : len(reach)], reach <= depth[:, None])
+            paths, used = torch.cat([paths, path]), used + len(own)
+            queue.add(best, nodes, own.view_as(nodes), after, tree)
+
+    def _joint_best(self, memory: _Memory, queue: "_JointQueue", k: int) -> tuple[Tensor, Tensor]:
+        """(codes, log-probabilities) as `topk` gives them, by way of all codes."""
+        linear = queue.best[:, self.tree.inner :]
+        written = torch.cat(list(self._parts(memory, len(linear))))
+        scores = (1 - self.linear_share) * written + self.linear_share * linear
+        best, codes = self._by_code(scores.log_softmax(1)).sort(dim=1, descending=True, stable=True)
+        return codes[:, :k], best[:, :k]
+
+
+class _Queue:
+    """Prefixes and codes that were met, in no order: log_prob float [B, F], −inf where there is none; node
+    and slot int64 [B, F], the slot that of the prefix one token shorter.
+    """
+
+    def __init__(self, log_prob: Tensor, node: Tensor, slot: Tensor):
+        self.log_prob, self.node, self.slot = log_prob, node, slot
+
+    def rows(self, index: Tensor) -> "_Queue":
+        return _Queue(self.log_prob[index], self.node[index], self.slot[index])
+
+    def shorten(self, k: int, inner: int) -> Tensor:
+        """Drops what is less probable than the k-th best code; returns which entries are prefixes to be
+        opened, bool [B, F].
+        """
+        if self.log_prob.shape[1] >= k:
+            of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
+            least = of_codes.topk(k).values[:, -1:]  # −inf: fewer than k codes so far
+            self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
+        return self.compact(inner)
+
+    def compact(self, inner: int) -> Tensor:
+        """Drops empty columns; returns which entries are prefixes, bool [B, F]."""
+        longest = int((self.log_prob > -INF).sum(1).max())
+        self.log_prob, at = self.log_prob.topk(longest)
+        self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
+        return (self.node < inner) & (self.log_prob > -INF)
+
+    def priority(self) -> Tensor:
+        """What is opened first, float [B, F]."""
+        return self.log_prob
+
+    def take(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each
+        [B, P]. A row with fewer has the empty prefix with log_prob −inf in their place.
+        """
+        first, at = self.priority().masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
+        none = first == -INF
+        found = self.log_prob.gather(1, at).masked_fill(none, -INF)
+        node = self.node.gather(1, at).masked_fill(none, 0)
+        slot = self.slot.gather(1, at).masked_fill(none, 0)
+        self.log_prob = self.log_prob.scatter(1, at, self.log_prob.gather(1, at).masked_fill(~none, -INF))
+        return found, node, slot
+
+    def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTree) -> None:
+        """What follows the prefixes `nodes` [B, P] of log_prob [B, P] in `slots` [B, P]; after: as
+        `CodeSearch._open` gives it.
+        """
+        number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
+        there = number < tree.children[nodes][..., None]  # [B, P, C]
+        child = torch.where(there, tree.first_child[nodes][..., None] + number, 0)
+        found = log_prob[..., None] + after.gather(2, tree.token[child])
+        self.log_prob = torch.cat([self.log_prob, found.masked_fill(~there, -INF).flatten(1)], dim=1)
+        self.node = torch.cat([self.node, child.flatten(1)], dim=1)
+        self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
+
+    def best_codes(self, k: int, tree: CodeTree) -> tuple[Tensor, Tensor]:
+        """(numbers of codes, log_prob), each [B, k]: sorted by number first, then by probability, which
+        leaves equal ones in order.
+        """
+        is_code = self.node >= tree.inner
+        code, at = torch.where(
+            is_code, tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)], len(tree.codes)
+        ).sort(1)
+        log_prob, again = (
+            self.log_prob.masked_fill(~is_code, -INF).gather(1, at).sort(dim=1, descending=True, stable=True)
+        )
+        return code.gather(1, again)[:, :k], log_prob[:, :k]
+
+
+class _JointQueue(_Queue):
+    """As `_Queue`, for both decoders together; codes stay in it, since all count for the sum. share: of the
+    linear decoder; best,
+    together: log-probability by it of the best code below each node, and of all of them, float [B, nodes].
+    """
+
+    def __init__(
+        self, log_prob: Tensor, node: Tensor, slot: Tensor, share: float, best: Tensor, together: Tensor
+    ):
+        super().__init__(log_prob, node, slot)
+        self.share, self.best, self.together = share, best, together
+
+    def rows(self, index: Tensor) -> "_JointQueue":
+        return _JointQueue(
+            self.log_prob[index],
+            self.node[index],
+            self.slot[index],
+            self.share,
+            self.best[index],
+            self.together[index],
+        )
+
+    def bound(self, of_linear: Tensor) -> Tensor:
+        """Score of each code, and of each prefix the highest below it (`best`) or the most that it sums to
+        (`together`), float [B, F].
+        """
+        found = (1 - self.share) * self.log_prob + self.share * of_linear.gather(1, self.node)
+        return found.masked_fill(self.log_prob == -INF, -INF)
+
+    def priority(self) -> Tensor:
+        return self.bound(self.together)
+
+    def sums(self, inner: int) -> tuple[Tensor, Tensor]:
+        """(logarithm of what the codes sum to, and of the most that is below open prefixes), float [B]
+        each.
+        """
+        score, is_code = self.priority(), self.node >= inner
+        return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
+
+    def shorten(self, k: int, inner: int) -> Tensor:
+        """Drops nothing; returns which prefixes may hold one of the k best codes, or count for the sum."""
+        is_open = self.compact(inner)
+        known, left = self.sums(inner)
+        counts = left > known + math.log(LEFT_OUT[left.dtype])  # [B]
+        scores = self.bound(self.best)
+        if scores.shape[1] < k:
+            return is_open
+        least = scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
+        return is_open & (counts[:, None] | (scores >= least))
+
+    def best_codes(self, k: int, tree: CodeTree) -> tuple[Tensor, Tensor]:
+        """As of `_Queue`, with the logarithm of the probability among all codes."""
+        known, left = self.sums(tree.inner)
+        total = torch.logaddexp(known, left - math.log(2))
+        codes, score = _Queue(self.bound(self.best), self.node, self.slot).best_codes(k, tree)
+        return codes, score - total[:, None]
+
+
+def full(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTree) -> Tensor:
+    """`CodeSearch.full` for a single batch."""
+    return CodeSearch(model, tree).full(input_ids, attention_mask)
+
+
+def topk(
+    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTree, k: int
+) -> tuple[Tensor, Tensor]:
+    """`CodeSearch.topk` for a single batch."""
+    return CodeSearch(model, tree).topk(input_ids, attention_mask, k)

@@ -1,0 +1,132 @@
+"""What command lines are made of: a parser that takes both spellings, and the kinds of values."""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from histocc.runtime.config_file import config_arguments
+from histocc.runtime.errors import UserError
+
+
+class _Group(argparse._ArgumentGroup):
+    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        action.resumable = resumable
+        return action
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes long flags with hyphens or underscores; a mistake is a UserError, so that one rank speaks.
+
+    Args:
+        own_flags: script → flags (dest) that no other script has, to tell whose a file of --config is.
+
+    `add_argument` takes `resumable=True` for a flag that may differ when a run is resumed.
+    """
+
+    def __init__(self, *args, own_flags: Mapping[str, set[str]] | None = None, **options):
+        self.own_flags = own_flags or {}
+        super().__init__(*args, **options)
+
+    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+        action = super().add_argument(*names, **options)
+        action.resumable = resumable
+        return action
+
+    def add_argument_group(self, *args, **options) -> _Group:
+        group = _Group(self, *args, **options)
+        self._action_groups.append(group)
+        return group
+
+    def resumable(self) -> set[str]:
+        """Flags (dest) that may differ when a run is resumed."""
+        return {action.dest for action in self._actions if getattr(action, "resumable", False)}
+
+    def parse_known_args(self, args=None, namespace=None):
+        args = sys.argv[1:] if args is None else list(args)
+        args = [
+            (
+                arg
+                if not arg.startswith("--")
+                else arg.partition("=")[0].replace("_", "-") + arg[len(arg.partition("=")[0]) :]
+            )
+            for arg in args
+        ]
+        files = [
+            args[i + 1] if arg == "--config" else arg[len("--config=") :]
+            for i, arg in enumerate(args)
+            if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)
+        ]
+        if files and "--config" in self._option_string_actions:
+            args = config_arguments(files[-1], self._actions, self.own_flags) + args
+        unknown, inside = [], False  # inside: an unknown flag's values
+        for arg in args[: args.index("--") if "--" in args else None]:
+            if arg.startswith("--"):
+                inside = arg.partition("=")[0] not in self._option_string_actions
+            unknown += [arg] if inside else []
+        if unknown and not {"-h", "--help"} & set(args):  # before argparse names the flags that are missing
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message):
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        near = sum(
+            (
+                get_close_matches(word.partition("=")[0], self._option_string_actions, 1)
+                for word in unknown
+                if word.startswith("--")
+            ),
+            [],
+        )
+        raise UserError(
+            message
+            + (f" (is {' or '.join(near)} meant?)" if near else "")
+            + f"\n  {self.prog} --help lists the flags"
+        )
+
+
+def make_parser(prog: str, description: str, own_flags: Mapping[str, set[str]] | None = None) -> Parser:
+    return Parser(
+        prog=prog,
+        description=description,
+        allow_abbrev=False,
+        formatter_class=_Defaults,
+        own_flags=own_flags,
+    )
+
+
+class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but not that there is none."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.lstrip("+").isdecimal() or len(text) > 12 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is not a number above 0")
+    return value
+
+
+def count_or_zero(text: str) -> int:
+    if not text.lstrip("+").isdecimal() or len(text) > 12:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def flag(dest: str) -> str:
+    return "--" + dest.replace("_", "-")

@@ -1,0 +1,203 @@
+"""Arguments from a file: `--config FILE.toml`, or the args.json that a run has written. What stands on the
+command line wins.
+"""
+
+import argparse
+import codecs
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections import Counter
+
+from histocc.runtime.errors import UserError
+from histocc.runtime.input_files import opened
+
+NOT_FROM_A_FILE = ("config", "help", "version")
+LARGEST = 1 << 20  # bytes: a file of arguments has some lines
+SHOWN = 20  # problems at most in a message
+OF_ONE_START = (
+    "config",
+    "distributed",
+    "local_rank",
+    "world_size",
+    "overwrite",
+    "eval_only",
+    "prepare_only",
+    "dry_run",
+    "profile",
+)
+
+
+def config_arguments(path: str, actions: list[argparse.Action], of_others: dict[str, set[str]]) -> list[str]:
+    """The file's arguments as they would stand on a command line; names may be spelled with hyphens or
+    underscores.
+
+    of_others: script → names of flags that it alone has, to tell whose file it is where `actions` are those
+    of another script.
+
+    An args.json holds every argument of a run; what belongs to its start alone, such as the number of
+    processes, is left out. Raises UserError for what cannot be read, for names that no flag has or that stand
+    there twice, and for values of the wrong kind.
+    """
+    names = {
+        option.lstrip("-").replace("-", "_"): action for action in actions for option in action.option_strings
+    }
+    names |= {action.dest: action for action in actions}
+    found, problems, given = [], [], {}
+    content, is_args = _read(path)
+    for name, value in content.items():
+        plain = name.replace("-", "_")
+        action = names.get(plain)
+        if action is None:
+            few = len(problems) < SHOWN and len(plain) < 100
+            near = difflib.get_close_matches(plain, names, 1) if few else None
+            owner = next((script for script, flags in of_others.items() if plain in flags), None)
+            hint = (
+                f" here, it is a flag of {owner}"
+                if owner
+                else f"; the nearest is {near[0]!r}"
+                if near
+                else ""
+            )
+            problems.append(f"{name!r:.200}: there is no such flag{hint}")
+        elif value is None or is_args and action.dest in OF_ONE_START:
+            continue
+        elif (odd := _odd_value(value)) is not None:
+            problems.append(f"{name!r}: {odd}")
+        elif is_args and action.dest == "memory_mask" and "clean_text" not in content and not value:
+            continue  # in an args.json of earlier versions false was what was not given
+        elif action.dest in NOT_FROM_A_FILE:
+            problems.append(f"{name!r}: stands on a command line alone")
+        elif (first := given.setdefault(action.dest, name)) != name:
+            problems.append(f"{name!r}: is the same flag as {first!r}; give one of them")
+        elif isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (
+            action.nargs == 0
+        ):
+            kind = "a list" if action.nargs == "+" else "true or false" if action.nargs == 0 else "one value"
+            problems.append(f"{name!r}: expected {kind}, not {_shown(value)}")
+        elif action.nargs == "+" and (wrong := [item for item in value if not _is_plain(item)]):
+            problems.append(f"{name!r}: expected texts or numbers in the list, not {_shown(wrong[0])}")
+        elif action.nargs == 0:
+            off = [
+                option
+                for option in action.option_strings
+                if option.startswith("--no-") and len(action.option_strings) > 1
+            ]
+            found += [action.option_strings[0]] if value else off[:1]
+        elif action.nargs == "+":
+            found += [action.option_strings[0], *map(str, value)] if value else []
+        else:
+            found.append(f"{action.option_strings[0]}={value}")
+    if problems:
+        more = [f"… and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
+        count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
+        raise UserError("\n  ".join([f"--config {path}: {count}:", *problems[:SHOWN], *more]))
+    return found
+
+
+def _is_plain(value) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _odd_value(value) -> str | None:
+    """What is wrong with a text or a number, alone or in a list, that no flag could take; None for
+    nothing.
+    """
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, str) and ("\0" in item or re.search("[\ud800-\udfff]", item)):
+            return f"{_shown(item)} holds a NUL character or half of a character, which no text has"
+        if isinstance(item, float) and not math.isfinite(item):
+            return f"expected a finite number, not {item}"
+        if isinstance(item, int) and abs(item) >= 1 << 63:
+            return "the whole number is too large: more than 63 bits"
+    return None
+
+
+def _shown(value) -> str:
+    """A value as part of a message, of bounded length."""
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # a number of thousands of digits; nested too deeply
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _read(path: str) -> tuple[dict, bool]:
+    """(content, whether it is an args.json). Raises UserError, one message for whatever the file is."""
+    kind = "JSON" if path.endswith(".json") else "TOML"
+    try:
+        with opened(path) as file:
+            plain = file.read(LARGEST + 1).removeprefix(codecs.BOM_UTF8)
+        if len(plain) > LARGEST:
+            raise UserError(f"{path}: is larger than {LARGEST:,} bytes; is this a file of arguments?")
+        if path.endswith((".yaml", ".yml")):
+            shown = _as_toml(plain.decode(errors="replace"))
+            raise UserError(f"{path}: the file must be TOML, not YAML{shown}")
+        if kind == "TOML":
+            return tomllib.loads(plain.decode()), False
+        content = json.loads(plain, object_pairs_hook=_without_repeats)
+    except UserError as error:
+        raise UserError(f"--config {error}") from None
+    except RecursionError:
+        raise UserError(f"--config {path}: cannot be read as {kind}: it is nested too deeply") from None
+    except ValueError as error:  # of either format, and of text that is not UTF-8
+        raise UserError(f"--config {path}: cannot be read as {kind}: {_reason(error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path}: is not the args.json of a run")
+    return content, True
+
+
+def _reason(error: ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        line = error.object.count(b"\n", 0, error.start) + 1
+        return f"line {line:,} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save the file as UTF-8"
+    if "integer string conversion" in str(error):
+        return "a number in it has thousands of digits"
+    return str(error)[:300]
+
+
+def _without_repeats(pairs: list[tuple]) -> dict:
+    """An object of a JSON file. Raises ValueError where a name stands there twice, as TOML does."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{name!r:.200} stands there twice")
+    return found
+
+
+def _as_toml(text: str) -> str:
+    """What a YAML file of names and values would be as TOML, as part of a message; "" where it holds more
+    than that.
+    """
+    values: dict[str, str | list[str]] = {}
+    last = None
+    for line in text.splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        pair, item = re.fullmatch(r"([\w-]+):\s*(.*)", line), re.fullmatch(r"\s*-\s+(.*)", line)
+        if pair:
+            last = pair[1]
+            values[last] = pair[2]
+        elif item and last is not None and (values[last] == "" or isinstance(values[last], list)):
+            values[last] = values[last] or []
+            values[last].append(item[1])
+        elif line and line != "---":
+            return ""
+    lines = [
+        f"{name} = {_toml_value(value)}" for name, value in values.items() if value not in ("", "null", "~")
+    ]
+    shown = "\n".join(lines)
+    return f". As TOML, in a file that ends with .toml:\n\n{shown}" if lines and len(shown) < 10_000 else ""
+
+
+def _toml_value(value: str | list[str]) -> str:
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if value.lower() in ("true", "false", "yes", "no", "on", "off"):
+        return str(value.lower() in ("true", "yes", "on")).lower()
+    if re.fullmatch(r"[-+]?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", value):
+        return value
+    return json.dumps(value.strip("'\""), ensure_ascii=False)

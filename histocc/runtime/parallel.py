@@ -1,0 +1,198 @@
+"""How a model is spread over the processes: a whole copy on each (DDP), or a share of every tensor on each
+(FSDP2).
+
+In both, the gradients of a step are averaged over the processes. Weights that are not trained stay whole
+everywhere.
+"""
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime.world import World
+
+MODES = ("ddp", "fsdp")
+
+
+def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
+    """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other
+    processes. Keep it inside
+    a function: a DDP object that is alive when the interpreter ends can abort the process.
+
+    fsdp shares out the trained weights of each layer (each member of a ModuleList) on their own and gathers
+    them when the layer works, so that gradients and the optimizer's state are never whole anywhere. The model
+    is changed in place. All ranks.
+    """
+    model = model.to(world.device)
+    if not world.backend or not any(p.requires_grad for p in model.parameters()):
+        return model
+    if mode == "ddp":
+        options = inspect.signature(DistributedDataParallel).parameters
+        # its newer name, and its older
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
+        # they are constants
+        return DistributedDataParallel(
+            model,
+            device_ids=[world.local_rank] if world.device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            **{buffers: False},
+        )
+    # these take seconds, so only where they are used
+    from torch.distributed.device_mesh import (
+        init_device_mesh,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    # nothing changes logits in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    frozen = {p for p in model.parameters() if not p.requires_grad}
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for layer in layers:
+            if any(p.requires_grad for p in layer.parameters()):
+                fully_shard(
+                    layer,
+                    mesh=mesh,
+                    reshard_after_forward=True,
+                    ignored_params=frozen & set(layer.parameters()),
+                )
+    return fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DDP, or `model` itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    return isinstance(model, DistributedDataParallel) or is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
+    """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False).
+    FSDP shares them out at once: kept back, they would lie whole on every process.
+    """
+    with (
+        model.no_sync()
+        if isinstance(model, DistributedDataParallel) and not sync
+        else contextlib.nullcontext()
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def whole_weights(model: nn.Module) -> Iterator[None]:
+    """All weights of a sharded model on every process, without a message inside: processes may do different
+    work there, and call any method. For models that have taken a step or been through `engine.settle`. All
+    ranks.
+    """
+    units = [module for module in model.modules() if is_sharded(module)]
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_reshard_after_forward(unit is not model, recurse=False)
+            unit.reshard()
+
+
+def whole(value: Any, keep: bool = True) -> Any:
+    """Nested dicts and lists whose shared out tensors are put together, where `keep`; else None stands in the
+    place of tensors. Those that were shared out lie on the CPU then: a device never holds more than one of
+    them. All ranks.
+    """
+    if isinstance(value, Tensor):
+        full = whole_tensor(value).cpu() if is_share(value) else value
+        return full if keep else None
+    if isinstance(value, dict):
+        return {name: whole(part, keep) for name, part in value.items()}
+    if isinstance(value, list):
+        return [whole(part, keep) for part in value]
+    return value
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
+    """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights
+    are shared out. All ranks.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def share(parameter: Tensor, value: Any) -> Any:
+        if is_share(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
+            from torch.distributed.tensor import distribute_tensor
+
+            return distribute_tensor(
+                value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+        return value
+
+    shares = {
+        i: {name: share(parameters[i], value) for name, value in entry.items()}
+        for i, entry in state["state"].items()
+    }
+    optimizer.load_state_dict({**state, "state": shares})
+
+
+class PeerWait:
+    """How long this process waits for others at the end of its backward passes: from the moment when it has
+    all its own gradients until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
+    """
+
+    def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
+        self._clock, self._since, self._hooks = DeviceClock(device), None, []
+        # counted one by one: a hook for all of them would keep, and so copy, every gradient
+        if isinstance(model, DistributedDataParallel):
+            trained = [p for p in model.parameters() if p.requires_grad]
+            self._missing = self._all = len(trained)
+            self._hooks = [p.register_hook(self._one_more) for p in trained]
+
+    @property
+    def measures(self) -> bool:
+        return bool(self._hooks)
+
+    @property
+    def seconds(self) -> float:
+        return self._clock.seconds
+
+    def _one_more(self, _) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._missing, self._since = self._all, self._clock.now()
+
+    def backward_done(self) -> None:
+        """To be called after a backward pass whose gradients were averaged over the processes."""
+        if self._since is not None:
+            self._clock.add(self._since, self._clock.now())
+            self._since = None
+
+    def settle(self) -> None:
+        """Waits for the device, so that `seconds` is complete."""
+        self._clock.settle()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def is_share(x: Tensor) -> bool:
+    """Whether this process holds a share of a tensor alone: a DTensor, as FSDP makes them."""
+    return hasattr(x, "full_tensor")
+
+
+def whole_tensor(x: Tensor) -> Tensor:
+    """`x` itself; where processes share it out, the whole. All ranks."""
+    return x.full_tensor() if is_share(x) else x

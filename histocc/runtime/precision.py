@@ -1,0 +1,94 @@
+"""In which number format a model computes: float32, float64, bfloat16 or float16.
+
+In the two half formats weights, optimizer, loss and sums stay float32, and matrix products run in half
+precision (autocast).
+"""
+
+import argparse
+import contextlib
+
+import torch
+
+from histocc.runtime.errors import UserError
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+LEAST_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
+
+
+def has_bfloat16(device_type: str) -> bool:
+    """Whether the device computes in bfloat16 itself. A CPU without (AVX-512 BF16, AMX) was 100 times slower
+    in it than in float32.
+    """
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+class Precision:
+    """name: float32, float64, bf16 or fp16; device: where it computes. scaler: scales the loss up in fp16,
+    None elsewhere.
+
+    Raises UserError where the device does not have the format, and names what it has.
+    """
+
+    def __init__(self, name: str, device: torch.device | str = "cpu"):
+        self.name, self.device_type = name, torch.device(device).type
+        self.half = HALF.get(name)
+        if name == "bf16" and self.device_type == "cuda" and not has_bfloat16("cuda"):
+            raise UserError(
+                f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; it has float32 (the default) and"
+                " float16 (--fp16)"
+            )
+        self.scaler = torch.amp.GradScaler(self.device_type) if name == "fp16" else None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, device: torch.device) -> "Precision":
+        """What --float64, --bf16, --fp16 or --use-amp ask for; --use-amp takes the fastest that the device
+        has.
+        """
+        if args.use_amp:
+            return cls(
+                "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32",
+                device,
+            )
+        return cls(
+            "float64" if args.float64 else "bf16" if args.bf16 else "fp16" if args.fp16 else "float32", device
+        )
+
+    def use(self) -> None:
+        """Settings of this process: on GPUs that have TF32, products of float32 matrices use it."""
+        if self.device_type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.name == "float32" else "highest")
+
+    def warning(self) -> str | None:
+        """What speaks against this format on this device."""
+        if self.device_type == "cpu" and self.name == "fp16":
+            return (
+                "float16 is many times slower than float32 on CPUs; --bf16 is the half format for those that"
+                " have it"
+            )
+        if self.device_type == "cpu" and self.name == "bf16" and not has_bfloat16("cpu"):
+            return (
+                "this CPU has no instructions for bfloat16, so that --bf16 is many times slower than float32"
+                " here; leave it out"
+            )
+        return None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.float64 if self.name == "float64" else torch.float32
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def state(self) -> dict:
+        """What to save, to go on with the same scale of the loss; {} where there is none."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load_state(self, state: dict | None) -> None:
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)

@@ -1,0 +1,127 @@
+"""Signals that ask a run to stop: seen at once, acted on between two steps.
+
+Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
+collective does not. So
+the handler does nothing: the interpreter writes the signal's number into a pipe, and a thread reads it there.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+
+from histocc.runtime.console import occupy_closed_descriptors
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
+
+
+class Stopped(BaseException):
+    """Raised where work is given up because the run is to stop. Not an error: nothing that catches errors
+    catches it.
+    """
+
+
+class StopRequest:
+    """Whether this process was asked to stop, and by what. `listening` is for the main thread."""
+
+    def __init__(self):
+        self.signal: int | None = None
+        self.acted = False  # whether the run was stopped, rather than ended by itself
+        self.deadline: float | None = None  # time.monotonic() of --stop-after
+        self._started, self._since, self._listens = time.monotonic(), 0.0, False
+
+    def limit(self, minutes: float | None) -> None:
+        """Asks to stop by itself so long after this request was made."""
+        self.deadline = None if minutes is None else self._started + 60 * minutes
+
+    def __bool__(self) -> bool:
+        return self.signal is not None or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    @property
+    def reason(self) -> str:
+        """The signal's name or the flag; "" where this process was not asked."""
+        return signal.Signals(self.signal).name if self.signal is not None else "--stop-after" if self else ""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 130 after Ctrl-C, as shells expect."""
+        return 130 if self.signal == signal.SIGINT else 0
+
+    @contextlib.contextmanager
+    def listening(self):
+        """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at
+        that.
+        """
+        if self._listens:
+            yield
+            return
+        self._listens = True
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
+        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(
+            target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True
+        ).start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            writer.close()
+            self._listens = False
+
+    def _read(self, reader: socket.socket, owner: int) -> None:
+        with reader:
+            while numbers := reader.recv(64):
+                for number in numbers:
+                    if number in SIGNALS and os.getpid() == owner:
+                        self._take(number)
+
+    def _take(self, number: int) -> None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self._since = number, now
+        elif now - self._since >= SECOND_AFTER:
+            os._exit(128 + number)  # files are replaced by renames: none is half-written
+
+
+def _is_left_alone(number: int) -> bool:
+    """nohup has SIGHUP ignored: what it starts outlives its terminal."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+_early: list = []  # the request of `start_listening`, and what keeps it listening
+
+
+def start_listening() -> None:
+    """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes
+    seconds.
+    """
+    occupy_closed_descriptors()
+    request = StopRequest()
+    _early[:] = [request, request.listening()]
+    _early[1].__enter__()
+
+
+def stop_request() -> StopRequest:
+    """The request that `start_listening` made, or a new one."""
+    return _early[0] if _early else StopRequest()
+
+
+def _nothing(number, frame) -> None:
+    pass
+
+
+def leave_to_parent(*_) -> None:
+    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for
+    it.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

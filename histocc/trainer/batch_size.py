@@ -1,0 +1,128 @@
+"""How many observations go through the model at once: `--batch-size auto`, and what to do where they do not
+fit into memory.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+
+from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
+from histocc.runtime.world import World
+
+# first size tried; what a larger one must gain on a CPU; share of a GPU's memory that may fill
+FIRST = 8
+GAIN = 1.05
+FULL = 0.85
+
+
+class AutoBatchSize(int):
+    """`--batch-size auto`: the script's default, until the run has found its own."""
+
+
+def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
+    """The largest number of observations, up to `most`, that fits into the memory of every GPU; on CPUs the
+    fastest one. All ranks.
+
+    run(rows): takes so many through the model, forward and backward. The sizes tried are 8, 16, 32 … and
+    `most`. still_to_come: bytes that a step needs besides.
+    """
+    device, found, fastest = world.device, 1, 0.0
+    sizes = [size for size in (FIRST << i for i in range(12)) if size < most] + [most]
+    for size in sizes:
+        seconds, fits = _try(run, size, device, still_to_come)
+        if not all(world.gather(fits)):
+            break
+        if device.type == "cuda":
+            found = size
+        else:
+            rate = size * world.size / world.sum_over_ranks({"seconds": seconds})["seconds"]
+            if rate < GAIN * fastest:
+                break
+            found, fastest = size, rate
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _try(
+    run: Callable[[int], None], size: int, device: torch.device, still_to_come: int
+) -> tuple[float, bool]:
+    """(seconds, whether it fits and on a GPU leaves room for `still_to_come` bytes); the better of two
+    times.
+    """
+    best = float("inf")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what smaller sizes left behind does not count
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(2):
+        started = time.perf_counter()
+        try:
+            run(size)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return best, False
+        best = min(best, time.perf_counter() - started)
+    if device.type == "cuda":
+        return (
+            best,
+            torch.cuda.max_memory_allocated(device) + still_to_come
+            < FULL * torch.cuda.get_device_properties(device).total_memory,
+        )
+    return best, True
+
+
+def total_batch(args: argparse.Namespace, world: World) -> int:
+    """Observations of an optimizer step over all processes."""
+    return args.global_batch_size or int(args.batch_size) * world.size * args.accumulate_steps
+
+
+def _where(world: World) -> str:
+    place = f"GPU {world.local_rank}" if world.device.type == "cuda" else "this machine"
+    return f"{place} (rank {world.rank})"
+
+
+def model_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
+    """What to type where the model itself or its optimizer does not fit, whatever the batch size."""
+    others = ["a smaller --model-size"]
+    if world.size > 1 and args.parallel != "fsdp":
+        others.append(f"--parallel fsdp, with which the {world.size} processes share its weights")
+    elif world.size == 1 and world.device.type == "cuda":
+        others.append("several GPUs with --parallel fsdp")
+    if args.float64:
+        others.append("no --float64")
+    return (
+        f"{_where(world)} has not enough memory for the model itself, whatever the batch size: "
+        f"{memory_in_words(error)}. Take "
+        f"{', or '.join(others)}; --freeze-encoder needs less, too"
+    )
+
+
+def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
+    """What to type so that a run that did not fit into memory does, with the same total batch and so the same
+    result.
+    """
+    rows, total = int(args.batch_size), total_batch(args, world)
+    smaller = rows // 2
+    if smaller == 0:
+        return (
+            f"{memory_in_words(error)}, on {_where(world)}, with one observation at once: take a "
+            "smaller --model-size or --max-len, "
+            "or --bf16"
+        )
+    same = (
+        f"--accumulate-steps {args.accumulate_steps * 2}"
+        if args.global_batch_size is None and rows % 2 == 0
+        else f"--global-batch-size {total}"
+    )
+    return (
+        f"{memory_in_words(error)}, on {_where(world)} with --batch-size {rows}. Give --batch-size "
+        f"{smaller} {same}: the total batch stays {total}, and so "
+        "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then "
+        "goes on from the last checkpoint. "
+        "Where no batch size fits, the model is too large: a smaller --model-size, or --parallel fsdp"
+    )

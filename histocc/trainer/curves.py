@@ -1,0 +1,53 @@
+"""Curves of runs as a picture: losses, accuracies, learning rate and speed by step (extra `plots`)."""
+
+import importlib.util
+import os
+
+from histocc.runtime.outputs import OwnFiles
+
+PANELS = (
+    ("loss", ("train_loss", "val_loss")),
+    ("accuracy, %", ("seq_acc", "token_acc", "flat_acc")),
+    ("learning rate", ("lr",)),
+    ("samples/s", ("samples_per_sec",)),
+)
+
+
+STYLES = ("-", "--", ":")  # of the columns of a panel; colours are runs
+
+
+def available() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(runs: dict[str, list[dict]], path: str, own: OwnFiles) -> str:
+    """runs: name → rows of its logs.csv as `run_log.numbers` gives them; own: files of the folder of `path`.
+    Writes a PNG, whole or not at all, and returns its path.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, columns) in zip(figure.subplots(2, 2).flat, PANELS):
+        for number, (name, rows) in enumerate(runs.items()):
+            for style, column in zip(STYLES, columns):
+                points = [
+                    (row["step"], row[column] * (100 if "%" in title else 1))
+                    for row in rows
+                    if row[column] is not None
+                ]
+                label = ", ".join(([name] if len(runs) > 1 else []) + ([column] if len(columns) > 1 else []))
+                if points:
+                    axes.plot(
+                        *zip(*points),
+                        style,
+                        color=f"C{number % 10}",
+                        label=label or name,
+                        marker="." if len(points) < 30 else None,
+                    )
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+    return own.write(os.path.basename(path), lambda file: figure.savefig(file, format="png", dpi=100))

@@ -1,0 +1,180 @@
+"""Batches from loading processes: every wait for them has an end, and what became of one that died is
+said."""
+
+import contextlib
+import errno
+import multiprocessing.queues
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from histocc.runtime import machine_errors
+from histocc.runtime.errors import TrainingError, said_by_all
+from histocc.runtime.signals import Stopped, StopRequest, leave_to_parent
+
+STOP_SECONDS = 5.0  # for a batch, once the run is to stop
+LOOK_SECONDS = 2.0  # how often a wait for a batch looks whether the run is to stop
+_CANNOT_HAND_OVER = 75  # exit code of a loading process
+
+
+class Loader:
+    """torch's DataLoader whose workers are waited for no longer than `limit_seconds`.
+
+    stop: ends a wait, too. In a process that is `alone` the iteration then raises Stopped, and everything
+    can be saved; others of the job already wait for this step, so the process ends with TrainingError, as
+    it does for a worker that fails, dies or never answers. arguments: those of DataLoader.
+    """
+
+    def __init__(
+        self, dataset, sampler, limit_seconds: float, stop: StopRequest | None, alone: bool, **arguments: Any
+    ):
+        self.workers = arguments.get("num_workers", 0)
+        self.limit_seconds = limit_seconds
+        self.stop = stop
+        self.alone = alone
+        if self.workers:
+            arguments["timeout"] = min(LOOK_SECONDS, limit_seconds)
+        self.loader = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            generator=torch.Generator(),
+            worker_init_fn=_begin_worker,
+            **arguments,
+        )
+
+    def __iter__(self) -> Iterator:
+        try:
+            batches = iter(self.loader)
+        except (OSError, RuntimeError) as error:  # no more processes, or open files
+            raise self._fault(error) from error
+        if not self.workers:
+            yield from batches
+            return
+        _leave_deaths_to_us()
+        guard = _Guard(self, getattr(batches, "_workers", ()))
+        try:
+            yield from self._watched(batches, guard)
+        finally:
+            guard.stop()
+
+    def _watched(self, batches: Iterator, guard: "_Guard") -> Iterator:
+        heard = time.monotonic()
+        while True:
+            try:
+                with guard:
+                    batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:
+                if guard.killed:
+                    self._waited(max(time.monotonic() - heard, self.limit_seconds + 1))
+                if "timed out after" not in str(error):
+                    raise self._fault(error, getattr(batches, "_workers", ())) from None
+                self._waited(time.monotonic() - heard)
+                continue
+            yield batch
+            heard = time.monotonic()
+
+    def _waited(self, seconds: float) -> None:
+        if self.stop:
+            if self.alone:
+                raise Stopped
+            raise _own_error(
+                "asked to stop while the processes that load data do not answer. Nothing was saved since the "
+                "last checkpoint, from which the same command continues"
+            )
+        if seconds > self.limit_seconds:
+            raise _own_error(
+                f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
+                "--num-workers 0 loads in the training process itself"
+            )
+
+    def _fault(self, error: Exception, processes=()) -> TrainingError:
+        """What became of a worker, by its exit code or its exception."""
+        ended = [process.exitcode for process in processes if process.exitcode]
+        text = str(error)
+        out_of_space = isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename
+        if out_of_space or _CANNOT_HAND_OVER in ended or -signal.SIGBUS in ended or "Bus error" in text:
+            return _own_error(machine_errors.in_words(RuntimeError("out of shared memory")))
+        if -signal.SIGKILL in ended or "Killed" in text:
+            return _own_error(
+                "a process that loads data was killed, perhaps for want of memory; fewer "
+                "--num-workers need less"
+            )
+        if ended:
+            return _own_error(
+                f"a process that loads data ended (exit code {ended[0]}); --num-workers 0 shows why"
+            )
+        known = machine_errors.as_user_error(error)
+        if known is not None:
+            return _own_error(str(known))
+        said = [line for line in text.strip().splitlines() if line.strip()]
+        last = said[-1][:300] if said else type(error).__name__
+        return _own_error(f"a process that loads data failed: {last}; --num-workers 0 shows where")
+
+
+class _Guard:
+    """Kills the workers of an iteration where one call for a batch takes longer than it may: a worker that is
+    stopped in the middle of handing over its batch keeps its reader waiting without a limit."""
+
+    def __init__(self, loader: Loader, processes):
+        self.loader, self.processes, self.killed = loader, processes, False
+        self._since: float | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="loading processes", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._since = time.monotonic()
+
+    def __exit__(self, *_) -> None:
+        self._since = None
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS / 2):
+            since = self._since
+            seconds = 0.0 if since is None else time.monotonic() - since
+            limit = (
+                min(self.loader.limit_seconds, STOP_SECONDS)
+                if self.loader.stop
+                else self.loader.limit_seconds
+            )
+            if seconds > limit + LOOK_SECONDS:
+                self.killed = True
+                for process in self.processes:
+                    with contextlib.suppress(OSError, ValueError, AttributeError):
+                        process.kill()
+
+
+def _leave_deaths_to_us() -> None:
+    """torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees a
+    dead worker by itself."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _own_error(message: str) -> TrainingError:
+    return said_by_all(TrainingError(message))
+
+
+def _begin_worker(_) -> None:
+    leave_to_parent()
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_not_handed_over)
+
+
+def _not_handed_over(error: Exception, _) -> None:
+    """A batch could not be put into shared memory. Python would say so and lose it, and the training would
+    wait for it for ever."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    print(f"error: a process that loads data: {reason}", file=sys.stderr, flush=True)
+    os._exit(_CANNOT_HAND_OVER)

@@ -1,0 +1,156 @@
+"""The files of a run in its save folder: their names, which of them are the run's own, and what stands in
+the way."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+
+import torch
+
+from histocc.runtime import console, outputs
+from histocc.runtime.checkpoint import BEST, CHECKPOINT, LAST, exists_in
+from histocc.runtime.errors import UserError
+from histocc.runtime.machine_errors import in_words
+from histocc.runtime.outputs import OwnFiles
+from histocc.trainer.profiling import OF_PROFILE
+from histocc.trainer.run_log import LOG, STATUS
+
+ARGS = "args.json"
+# for the user, out of the prepared folder
+LISTS = (
+    "key.csv",
+    "rejected_rows.csv",
+    "conflicts.csv",
+    "data_report.json",
+)
+CURVES = "curves.png"
+# by a run that goes on, whatever is in them
+WRITTEN_AGAIN = (
+    LOG,
+    STATUS,
+    LAST,
+    BEST,
+    CURVES,
+    console.FILE,
+    *OF_PROFILE,
+)
+
+
+def own_files(folder: str, overwrite: bool = False) -> OwnFiles:
+    """The files of the run in `folder`. Those of a run of an earlier version, which kept no list, are told
+    by its checkpoints. Raises UserError."""
+    own = OwnFiles(folder or ".", overwrite)
+    if own.is_listed or not os.path.isdir(folder or "."):
+        return own
+    there = os.listdir(own.folder)
+    kinds = {
+        name: is_own_checkpoint(os.path.join(own.folder, name))
+        for name in there
+        if CHECKPOINT.fullmatch(name)
+    }
+    if any(kinds.values()):
+        usual = {*WRITTEN_AGAIN, ARGS, *LISTS, *kinds} - {
+            name for name, is_own in kinds.items() if is_own is False
+        }
+        own.files = {name: None for name in there if name in usual}
+    return own
+
+
+def is_own_checkpoint(path: str) -> bool | None:
+    """Whether histocc wrote it; None where it cannot be read. The tensors are not read."""
+    if outputs.kind_of(path) is not None:  # a pipe would keep its reader waiting
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return isinstance(state, dict) and "format" in state
+    except Exception:
+        return None
+
+
+def written(args: argparse.Namespace) -> list[str]:
+    """Names of the files that a run with these arguments writes, but for checkpoints of steps."""
+    if args.eval_only or args.dry_run:
+        return []
+    return [ARGS, LOG, STATUS, *LISTS, LAST, BEST, *(OF_PROFILE if args.profile else ())]
+
+
+def of_data_alone(folder: str, overwrite: bool = False) -> OwnFiles:
+    """As `own_files`, for lists of data that need not be those of the run in the folder: that run's lists
+    stay, where these differ."""
+    own = own_files(folder, overwrite)
+    own.keep = exists_in(folder)
+    return own
+
+
+def problems_of_lists(own: OwnFiles, inputs: dict[str | None, str]) -> list[str]:
+    """Why the lists of data may not be written into a folder, a line each. inputs: what each file is.
+    Beside a run of the same data they are the same; of other data they get other names."""
+    paths = [os.path.join(own.folder, name) for name in LISTS]
+    return outputs.problems(
+        paths, inputs, own.overwrite, lambda path: own.keep or own.holds(path), "choose another --save-path"
+    )
+
+
+def problems(args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFiles) -> list[str]:
+    """Why the run may not write its files, a line each. inputs: what each file is. One that it wrote and
+    somebody has edited since is not in its way: what it would hold then gets another name."""
+    if args.prepare_only:
+        return problems_of_lists(own, inputs)
+    if (
+        own.is_listed
+        and args.config
+        and outputs.is_same(args.config, os.path.join(args.save_path, ARGS))
+        and own.holds(args.config)
+    ):
+        # read already, and written as it was
+        inputs = {path: what for path, what in inputs.items() if path != args.config}
+    paths = [os.path.join(args.save_path, name) for name in written(args)]
+    return outputs.problems(
+        paths,
+        inputs,
+        args.overwrite,
+        lambda path: os.path.basename(path) in own.files,
+        "choose another --save-path",
+    )
+
+
+def write_list(own: OwnFiles, name: str, content: bytes, say: Callable[[str], None]) -> None:
+    """Writes a small file of the run; says so where it stands under another name. Raises UserError."""
+    try:
+        path = own.write_content(name, content)
+    except OSError as error:
+        raise UserError(in_words(error, os.path.join(own.folder, name), len(content))) from None
+    if os.path.basename(path) != name:
+        say(
+            f"Note: {os.path.join(own.folder, name)} was not written by this run, or was edited since, and"
+            f" stays as it is; what it would hold is in {path}"
+        )
+
+
+def write_args(own: OwnFiles, args: dict, say: Callable[[str], None]) -> None:
+    """args.json, the arguments of the run by name. Raises UserError."""
+    write_list(own, ARGS, json.dumps(args, indent=1, sort_keys=True).encode(), say)
+
+
+def copy_lists(prepared: str, own: OwnFiles, say: Callable[[str], None]) -> None:
+    """Copies the lists of a prepared folder to where users look for them. Raises UserError."""
+    for name in LISTS:
+        try:
+            with open(os.path.join(prepared, name), "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise UserError(in_words(error, os.path.join(prepared, name))) from None
+        write_list(own, name, content, say)
+
+
+def clear(own: OwnFiles) -> None:
+    """Removes the checkpoints and logs of a run that is started over (not its prepared data). One process a
+    node."""
+    if os.path.isdir(own.folder):
+        names = [
+            name for name in own.files if CHECKPOINT.fullmatch(name) or name in (LOG, STATUS, ARGS, CURVES)
+        ]
+        mine = OwnFiles(own.folder) if own.is_listed else own_files(own.folder)
+        mine.remove(names)
+        own.files = mine.files

@@ -1,0 +1,292 @@
+"""What a run says while it goes: one console line per log point, `logs.csv`, and a progress bar where tqdm
+is.
+"""
+
+import contextlib
+import csv
+import errno
+import importlib.util
+import io
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from histocc.runtime.console import duration
+from histocc.runtime.outputs import OwnFiles, kind_of, write_text
+from histocc.trainer.hints import Hints
+
+COLUMNS = (
+    "step",
+    "epoch",
+    "samples",
+    "train_loss",
+    "train_loss_linear",
+    "train_loss_seq2seq",
+    "grad_norm",
+    "lr",
+    "samples_per_sec",
+    "seconds_data",
+    "val_loss",
+    "val_loss_linear",
+    "val_loss_seq2seq",
+    "seq_acc",
+    "token_acc",
+    "flat_acc",
+    "skipped_steps",
+)
+LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
+LARGEST = 1 << 30  # bytes of a log
+MOST = 2.0**53  # from here on floats do not count one by one
+FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
+# significant digits; losses have 12
+_DIGITS = {
+    "grad_norm": 6,
+    "lr": 6,
+    "samples_per_sec": 6,
+    "seconds_data": 6,
+}
+
+
+def format_value(name: str, value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{_DIGITS.get(name, 12)}g}" if isinstance(value, float) else str(value)
+
+
+def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
+    """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written. Raises
+    OSError for what is no log.
+    """
+    if kind_of(path) is not None or os.path.getsize(path) > LARGEST:
+        raise OSError(errno.EINVAL, "is no file of the size of a log", path)
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        lines = list(file)
+    whole = [line for line in lines if line.endswith("\n")]
+    found = list(csv.DictReader(line.replace("\0", "") for line in whole))
+    good = [
+        row
+        for row in found
+        if (row.get("step") or "").isdecimal() and len(row["step"]) < 16 and None not in row.values()
+    ]
+    return good, len(lines) - len(whole) + len(found) - len(good)
+
+
+def numbers(path: str) -> list[dict[str, float | None]]:
+    """Rows of a logs.csv, None where a cell is empty; rows that are damaged or half-written, or have no
+    countable place, are left out.
+    """
+    found = []
+    with contextlib.suppress(OSError, csv.Error):
+        for row in read_rows(path)[0]:
+            with contextlib.suppress(ValueError):
+                found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
+    return [
+        row
+        for row in found
+        if all(row[name] is None or 0 <= row[name] < MOST for name in ("step", "epoch", "samples"))
+    ]
+
+
+class RunLog:
+    """The log of one run; every method may be called on every rank and acts on rank 0 alone.
+
+    folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes
+    on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or
+    from it on with `again`: its row is still to be written. workers: of a process's loader, and fitted, see
+    `Hints`. others: has the methods row and close, too, and is called on rank 0 (`histocc.trainer.loggers`).
+    own: the run's files in `folder`; None takes all names for its own.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        total_steps: int,
+        is_main: bool = True,
+        step: int = 0,
+        bar: bool = True,
+        stop: int | None = None,
+        again: bool = False,
+        workers: int = 0,
+        fitted: bool = False,
+        others: Any = None,
+        own: OwnFiles | None = None,
+    ):
+        self.path = self.status_path = None
+        if folder and is_main:
+            own = own or OwnFiles(folder, overwrite=True)
+            self.own, self.path, self.status_path = own, os.path.join(folder, LOG), own.free_name(STATUS)
+        self.is_main = is_main
+        self.total_steps = total_steps
+        self.first_step = step
+        self.stop = stop or total_steps
+        self.started, self.steps = time.monotonic(), 0
+        self.others = others if is_main else None
+        self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step, fitted)
+        self.status = {
+            "state": RUNNING,
+            "step": step,
+            "first_step": step,
+            "stop_step": self.stop,
+            "total_steps": total_steps,
+            "warning": "",
+        }
+        if self.path:
+            self._start_file(step - again)
+            self._tell()
+        if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
+
+    def _start_file(self, step: int) -> None:
+        rows = []
+        if step and os.path.isfile(self.path) and self.own.replaces(self.path):
+            found, damaged = read_rows(self.path)
+            rows = [row for row in found if int(row["step"]) <= step]
+            if damaged:
+                print(
+                    f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True
+                )
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        self.path = self.own.free_name(LOG)
+        write_text(self.path, text.getvalue())
+        self.own.saw(self.path)
+
+    def say(self, *words: object) -> None:
+        if not self.is_main:
+            return
+        text = " ".join(map(str, words))
+        if text.startswith(("WARNING", "Note")):
+            self._tell(warning=f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+        if self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def step(self) -> None:
+        """Counts a step. After a few of them says how long the rest will take: the first row may be minutes
+        away.
+        """
+        if self.bar is not None:
+            self.bar.update(1)
+            return
+        self.steps += 1
+        if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.stop:
+            self.say(
+                f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
+                f"about {duration(self._seconds_left(self.first_step + self.steps))} left"
+            )
+
+    def _seconds_left(self, step: int) -> float:
+        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
+
+    def row(self, values: dict) -> None:
+        """One row of logs.csv, and its lines on the console. `values` may hold any of COLUMNS."""
+        if not self.is_main:
+            return
+        if self.path:
+            self._append([format_value(name, values.get(name)) for name in COLUMNS])
+        if self.others is not None:
+            self.others.row(values)
+        if values.get("skipped_steps"):
+            self.say(
+                f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite"
+                " gradient and were skipped"
+            )
+        self._tell(step=values["step"])
+        if values.get("train_loss") is not None:
+            self.say(self._train_line(values))
+        if values.get("val_loss") is not None:
+            self.say(self.validation_line(values))
+        for hint in self.hints.of(values):
+            self.say(f"Note: {hint}")
+
+    def _append(self, *rows: list[str]) -> None:
+        """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the
+        end.
+        """
+        self.waiting += rows
+        try:
+            if os.path.lexists(self.path) and not self.own.replaces(self.path):
+                self.path = self.own.free_name(LOG)  # somebody has put another file there
+                self.say(
+                    f"WARNING: {LOG} is no longer that of this run and stays as it is; the next rows are in"
+                    f" {self.path}"
+                )
+            with open(self.path, "a", encoding="utf-8", newline="") as file:
+                start = file.tell()
+                try:
+                    csv.writer(file, lineterminator="\n").writerows(
+                        self.waiting if start else [COLUMNS, *self.waiting]
+                    )
+                    file.flush()
+                except OSError:
+                    os.truncate(self.path, start)
+                    raise
+            self.own.saw(self.path)
+            self.waiting.clear()
+        except OSError as error:
+            self.say(
+                f"WARNING: {self.path} could not be written: {error.strerror}. Its rows are kept and tried"
+                " again."
+            )
+
+    def _train_line(self, values: dict) -> str:
+        step = values["step"]
+        parts = [
+            f"step {step:,}/{self.total_steps:,}",
+            f"epoch {values['epoch'] + 1}",
+            f"loss {values['train_loss']:.4f}",
+            f"lr {values['lr']:.2e}",
+        ]
+        if values.get("samples_per_sec"):
+            parts += [
+                f"{values['samples_per_sec']:,.0f} samples/s",
+                f"waiting for data {values['data_share']:.0%}",
+            ]
+        if values.get("peer_share") is not None:
+            parts.append(f"for other processes {values['peer_share']:.0%}")
+        return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
+
+    @staticmethod
+    def validation_line(values: dict) -> str:
+        parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
+        parts += [
+            f"{name} {values[name]:.1%}"
+            for name in ("seq_acc", "token_acc", "flat_acc")
+            if values.get(name) is not None
+        ]
+        if values.get("seconds_val") is not None:
+            parts.append(
+                f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s"
+            )
+        return " · ".join(parts)
+
+    def _tell(self, **values) -> None:
+        """Brings status.json up to date, as far as it can be written."""
+        if not self.path:
+            return
+        self.status |= {**values, "updated": time.time()}
+        with contextlib.suppress(OSError):
+            if os.path.lexists(self.status_path) and not self.own.replaces(self.status_path):
+                self.status_path = self.own.free_name(STATUS)
+            write_text(self.status_path, json.dumps(self.status))
+            self.own.saw(self.status_path)
+
+    def close(self, state: str = "ended") -> None:
+        """state: what became of the run, in a word or two. Once; later calls do nothing."""
+        if self.status["state"] != RUNNING:
+            return
+        self.status["state"] = state
+        self._tell()
+        if self.waiting:
+            self._append()
+        if self.others is not None:
+            self.others.close(stopped=state == STOPPED)
+        if self.bar is not None:
+            self.bar.close()
