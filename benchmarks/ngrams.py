@@ -15,19 +15,21 @@ import json
 import os
 import statistics
 import tempfile
+from dataclasses import replace
 
 import torch
 from quality import COLUMNS, data_flags
 from reference import seconds
 
 import finetune
-from histocc import seq2seq_mixer_engine as engine
 from histocc.evaluate.baseline import texts_of
 from histocc.job import data as job_data
 from histocc.job import train as job
 from histocc.predict.coder import Coder
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer import loop
+from histocc.trainer.hooks import Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 
 WAYS = ("none", "auto")
 
@@ -45,23 +47,10 @@ class Side:
             self.run = job.set_up(self.args, self.world, self.data, self.formatter, [flags[1]])
 
     def train(self, steps: int) -> None:
-        run = self.run
-        batches = run.loaders["data_loader_train"].at(0, self.steps % (run.plan.steps_per_epoch - steps))
-        self.steps = engine.train_one_epoch(
-            run.model,
-            batches,
-            run.loss_fn,
-            run.optimizer,
-            self.world.device,
-            run.scheduler,
-            self.steps,
-            epoch=0,
-            stop_step=self.steps + steps,
-            boundary=Boundary(self.world, Meter(), log_interval=None),
-            seed=1,
-            precision=run.precision,
-            world=self.world,
-        )
+        setup, step = self.run, self.steps
+        batches = setup.loaders["train"].at(0, step % (setup.plan.steps_per_epoch - steps))
+        hooks = StepHooks(self.world, Meter(), Steps(stop=step + steps), Intervals(log=None))
+        self.steps = loop.train_one_epoch(replace(setup.run, seed=1), batches, hooks, step)
 
     def code(self, texts: list[str], decoder: str) -> None:
         if self.coder is None:

@@ -27,13 +27,15 @@ import torch
 from reference_model import Reference
 
 import finetune
-from histocc import seq2seq_mixer_engine as engine
 from histocc.job import data as job_data
 from histocc.job import train as job
 from histocc.model import decoding
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Boundary, Meter
+from histocc.seq2seq_mixer_engine import MixerTask, row_losses
+from histocc.trainer import loop
+from histocc.trainer.hooks import Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 from histocc.trainer.schedule import Schedule, linear_schedule
 
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -145,40 +147,33 @@ class Bench:
         ], missing
         if not self.run.freeze_encoder:
             self.model.encoder.char_embeddings.train_rows_of(
-                torch.from_numpy(self.loaders["data_loader_train"].dataset.characters()), 128
+                torch.from_numpy(self.loaders["train"].dataset.characters()), 128
             )
         self.model.to(self.device), self.reference.to(self.device)
         self.step = 0
 
     def padded_batch(self, number: int) -> dict:
-        return engine.to_device(self.padded["data_loader_train"].dataset[0, number][0], self.device)
+        return loop.to_device(self.padded["train"].dataset[0, number][0], self.device)
 
     def reference_loss(self, batch: dict) -> torch.Tensor:
         target = batch["targets_seq2seq"]
         outputs = self.reference(batch["input_ids"], batch["attention_mask"].long(), target[:, :-1])
-        return engine.row_losses(self.loss, outputs, batch)["loss"].mean()
+        return row_losses(self.loss, outputs, batch)["loss"].mean()
 
     def difference(self) -> float:
         """Of the losses of both models on the first batch, without dropout; relative."""
         self.model.eval(), self.reference.eval()
         with torch.no_grad():
             theirs = float(self.reference_loss(self.padded_batch(0)))
-            parts = [
-                engine.to_device(part, self.device)
-                for part in self.loaders["data_loader_train"].dataset[0, 0]
-            ]
+            parts = [loop.to_device(part, self.device) for part in self.loaders["train"].dataset[0, 0]]
             ours = sum(
-                float(
-                    engine.weighted_sums(
-                        engine.row_losses(self.loss, engine.forward(self.model, part), part), part["weights"]
-                    )["loss"]
-                )
+                float((MixerTask(self.loss).losses(self.model, part)["loss"] * part["weights"]).sum())
                 for part in parts
             ) / len(self.plan_rows(0))
         return abs(ours - theirs) / theirs
 
     def plan_rows(self, number: int):
-        return self.loaders["data_loader_train"].dataset.order.batch(0, number)
+        return self.loaders["train"].dataset.order.batch(0, number)
 
     # ---- training ----
 
@@ -190,23 +185,11 @@ class Bench:
         self.reference_optimizer.zero_grad()
 
     def our_steps(self, number: int, precision: Precision) -> None:
-        batches = self.loaders["data_loader_train"].at(0, self.step % (self.plan.steps_per_epoch - number))
-        boundary = Boundary(self.world, Meter(), log_interval=None)
-        self.step = engine.train_one_epoch(
-            self.model,
-            batches,
-            self.loss,
-            self.optimizer,
-            self.device,
-            self.scheduler,
-            self.step,
-            epoch=0,
-            stop_step=self.step + number,
-            boundary=boundary,
-            seed=1,
-            precision=precision,
-            world=self.world,
-        )
+        batches = self.loaders["train"].at(0, self.step % (self.plan.steps_per_epoch - number))
+        hooks = StepHooks(self.world, Meter(), Steps(stop=self.step + number), Intervals(log=None))
+        task, world = MixerTask(self.loss), self.world
+        run = loop.Run(self.model, task, self.optimizer, self.scheduler, world, precision, seed=1)
+        self.step = loop.train_one_epoch(run, batches, hooks, self.step)
 
     def train(self, precisions: list[str]) -> dict:
         self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
@@ -231,7 +214,7 @@ class Bench:
         """Of one training step's row on its real positions alone, mean over some batches: forward and twice
         that backward.
         """
-        dataset = self.padded["data_loader_train"].dataset
+        dataset = self.padded["train"].dataset
         lengths = torch.cat([dataset[0, number][0]["attention_mask"].sum(1) for number in range(4)]).tolist()
         return 3 * statistics.mean(
             forward_flops(
@@ -249,7 +232,7 @@ class Bench:
 
     def texts(self, rows: int) -> list[dict]:
         """Distinct validation texts, padded to 128, in batches."""
-        dataset, seen, kept = self.padded["data_loader_val"].dataset, set(), []
+        dataset, seen, kept = self.padded["val"].dataset, set(), []
         for number in range(len(dataset)):
             batch = dataset[0, number][0]
             for ids, mask in zip(batch["input_ids"], batch["attention_mask"]):

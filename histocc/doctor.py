@@ -23,7 +23,6 @@ from dataclasses import asdict
 import torch
 
 from histocc import __version__
-from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -41,7 +40,11 @@ from histocc.runtime.world import (
     launcher_environment,
     lost_contact,
 )
+from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.text import encode
+from histocc.trainer import loop
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 from histocc.trainer.schedule import linear_schedule
 
 SMOKE_STEPS, SMOKE_ROWS = 20, 8
@@ -191,26 +194,13 @@ def smoke_test(world: World) -> Finding:
     losses: list[float] = []
     started = time.perf_counter()
     for part in range(2):
-        boundary = engine.Boundary(
-            world,
-            engine.Meter(),
-            log_interval=SMOKE_STEPS // 2,
-            log=lambda row: losses.append(row["train_loss"]),
-        )
-        engine.train_one_epoch(
-            model,
-            [batch] * (SMOKE_STEPS // 2),
-            loss,
-            optimizer,
-            world.device,
-            linear_schedule(optimizer, 0, 10**6),
-            0,
-            boundary=boundary,
-            seed=part,
-            world=world,
-        )
+        scheduler = linear_schedule(optimizer, 0, 10**6)
+        run = loop.Run(model, MixerTask(loss), optimizer, scheduler, world, seed=part)
+        callbacks = Callbacks(log=lambda row: losses.append(row["train_loss"]))
+        hooks = StepHooks(world, Meter(), Steps(), Intervals(SMOKE_STEPS // 2), callbacks)
+        loop.train_one_epoch(run, [batch] * (SMOKE_STEPS // 2), hooks)
     seconds = time.perf_counter() - started
-    differing = world.differing(engine.checksum(raw_model))
+    differing = world.differing(loop.checksum(raw_model))
     text = f"{SMOKE_STEPS} steps in {seconds:.1f} s, loss {losses[0]:.2f} → {losses[-1]:.2f}"
     if differing or not losses[-1] < losses[0]:
         what = (

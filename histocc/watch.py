@@ -173,9 +173,7 @@ def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
         last = validated[-1]
         best = min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
         figures = " · ".join(
-            f"{name} {last[name]:.1%}"
-            for name in ("seq_acc", "token_acc", "flat_acc")
-            if last[name] is not None
+            f"{name} {last[name]:.1%}" for name in last if name.endswith("_acc") and last[name] is not None
         )
         found.append(
             f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at"

@@ -13,7 +13,8 @@ from histocc.job import train as job
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 from histocc.trainer.saver import Saver
 
 NAN = math.nan
@@ -38,18 +39,15 @@ class Run:
     ):
         self.said, self.step, self.losses, self.bad, self.interrupted = [], 0, losses, bad, ()
         self.position = position or {}
-        names = ("best_val_loss", "bad_in_row", "val_not_finite", "finite_step")
         self.saver = Saver(OwnFiles(str(folder)), keep, World(), self.state, self.said.append)
-        self.boundary = Boundary(
+        self.boundary = StepHooks(
             World(),
             Meter(),
-            log_interval=None,
-            eval_interval=eval_interval,
-            save_interval=save_interval,
-            stop_step=stop_step,
-            save=self.saver,
+            Steps(stop=stop_step),
+            Intervals(log=None, validate=eval_interval, save=save_interval),
+            Callbacks(save=self.saver),
             evaluate=self.evaluate if losses else None,
-            **{name: self.position[name] for name in names if name in self.position},
+            position=self.position,
         )
 
     def state(self, step, position):

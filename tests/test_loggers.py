@@ -191,7 +191,7 @@ def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, t
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "histocc.seq2seq_mixer_engine.optimizer_step",
+        "histocc.trainer.loop.optimizer_step",
         lambda *_: (_ for _ in ()).throw(TrainingError("broken")),
     )
     code, output = run_inside(train_mixer.main, *flags)

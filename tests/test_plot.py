@@ -7,6 +7,8 @@ from helpers import TINY, run_inside, write_rows
 
 import train_mixer
 from histocc import plot
+from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.trainer.hooks import Steps
 from histocc.trainer.run_log import RunLog
 
 needs_matplotlib = pytest.mark.skipif(
@@ -17,7 +19,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 def a_run(folder, steps=5):
     folder.mkdir()
-    log = RunLog(str(folder), 100, bar=False)
+    log = RunLog(str(folder), Steps(100), COLUMNS, bar=False)
     for step in range(1, steps + 1):
         log.row(
             {
@@ -47,7 +49,7 @@ def test_one_run_and_several(tmp_path, capsys):
 def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch):
     one, empty = a_run(tmp_path / "one"), tmp_path / "empty"
     empty.mkdir()
-    RunLog(str(empty), 100, bar=False)
+    RunLog(str(empty), Steps(100), COLUMNS, bar=False)
     monkeypatch.setattr(plot, "available", lambda: True)
     monkeypatch.setattr(plot, "draw", lambda runs, path, own: path)
     assert plot.main([one, str(empty), "--output", str(tmp_path / "both.png")]) == 0
@@ -87,7 +89,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
         ([str(tmp_path / "nothing")], "no run there"),
     ):
         assert plot.main(argv) == 2 and words in capsys.readouterr().err
-    RunLog(str(empty), 100, bar=False)
+    RunLog(str(empty), Steps(100), COLUMNS, bar=False)
     assert plot.main([str(empty)]) == 2 and "has no rows yet" in capsys.readouterr().err
     monkeypatch.setattr(plot, "available", lambda: False)
     assert plot.main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err

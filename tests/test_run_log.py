@@ -6,7 +6,9 @@ import os
 import pytest
 
 from histocc.runtime.console import duration
-from histocc.trainer.run_log import COLUMNS, RunLog
+from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.trainer.hooks import Steps
+from histocc.trainer.run_log import RunLog
 
 VALUES = {
     "step": 1200,
@@ -41,14 +43,14 @@ def steps(folder):
 
 
 def log_with(folder, *steps, **options):
-    log = RunLog(str(folder), 5000, **options)
+    log = RunLog(str(folder), Steps(5000, options.pop("step", 0)), COLUMNS, **options)
     for step in steps:
         log.row({**VALUES, **VALIDATION, "step": step})
     return log
 
 
 def test_columns_and_their_order(tmp_path):
-    RunLog(str(tmp_path), 10)
+    RunLog(str(tmp_path), Steps(10), COLUMNS)
     assert (tmp_path / "logs.csv").read_bytes() == (
         b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,"
         b"seconds_data,val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps\n"
@@ -57,7 +59,7 @@ def test_columns_and_their_order(tmp_path):
 
 
 def test_row(tmp_path):
-    log = RunLog(str(tmp_path), 5000)
+    log = RunLog(str(tmp_path), Steps(5000), COLUMNS)
     log.row(VALUES)
     log.row({"step": 1300, "epoch": 2, **VALIDATION})
     log.close()
@@ -89,7 +91,7 @@ def test_row(tmp_path):
 
 
 def test_each_row_is_in_the_file_at_once(tmp_path):
-    log = RunLog(str(tmp_path), 5000)
+    log = RunLog(str(tmp_path), Steps(5000), COLUMNS)
     for step in (100, 200):
         log.row({**VALUES, "step": step})
         assert steps(tmp_path)[-1] == str(step)
@@ -97,7 +99,7 @@ def test_each_row_is_in_the_file_at_once(tmp_path):
 
 def test_new_run_starts_a_new_file(tmp_path):
     log_with(tmp_path, 100, 200)
-    RunLog(str(tmp_path), 5000)
+    RunLog(str(tmp_path), Steps(5000), COLUMNS)
     assert rows(tmp_path) == []
 
 
@@ -130,7 +132,7 @@ def test_half_written_last_row_is_dropped(tmp_path):
 def test_train_line(tmp_path, capsys, monkeypatch):
     now = [1000.0]
     monkeypatch.setattr("histocc.trainer.run_log.time.monotonic", lambda: now[0])
-    log = RunLog(str(tmp_path), 5000, step=1100)
+    log = RunLog(str(tmp_path), Steps(5000, 1100), COLUMNS)
     now[0] += 50.0  # 100 steps in 50 s: 3,800 more take 1,900 s
     log.row(VALUES)
     assert (
@@ -149,7 +151,7 @@ def test_time_is_estimated_once_after_the_first_steps(
 ):
     now = [1000.0]
     monkeypatch.setattr("histocc.trainer.run_log.time.monotonic", lambda: now[0])
-    log = RunLog(str(tmp_path), total_steps, is_main, step=900 if total_steps == 5000 else 1100)
+    log = RunLog(str(tmp_path), Steps(total_steps, 900 if total_steps == 5000 else 1100), COLUMNS, is_main)
     for _ in range(12):
         now[0] += 2.0
         log.step()
@@ -157,7 +159,7 @@ def test_time_is_estimated_once_after_the_first_steps(
 
 
 def test_validation_line(tmp_path, capsys):
-    RunLog(str(tmp_path), 5000).row({"step": 1300, "epoch": 2, **VALIDATION})
+    RunLog(str(tmp_path), Steps(5000), COLUMNS).row({"step": 1300, "epoch": 2, **VALIDATION})
     assert (
         capsys.readouterr().out
         == "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3%\n"
@@ -166,7 +168,7 @@ def test_validation_line(tmp_path, capsys):
 
 def test_long_validations_are_said_with_an_interval_that_would_do(tmp_path, capsys):
     """1,000 steps took 80 s and the validation 20 s: 19 times as long as it, 380 s, are 4,750 steps."""
-    log = RunLog(str(tmp_path), 50000)
+    log = RunLog(str(tmp_path), Steps(50000), COLUMNS)
     for step, took, share in ((1000, 4.0, 0.2), (2000, 20.0, 0.04), (3000, 20.0, 0.2), (4000, 20.0, 0.2)):
         log.row(
             {
@@ -186,7 +188,7 @@ def test_long_validations_are_said_with_an_interval_that_would_do(tmp_path, caps
 
 
 def test_waiting_for_other_processes_is_said_where_it_was_measured(tmp_path, capsys):
-    log = RunLog(str(tmp_path), 5000, step=1100)
+    log = RunLog(str(tmp_path), Steps(5000, 1100), COLUMNS)
     log.row({**VALUES, "peer_share": 0.126})
     assert "waiting for data 3% · for other processes 13% · " in capsys.readouterr().out
 
@@ -208,7 +210,7 @@ def test_only_rank_0_writes_and_speaks(tmp_path, capsys):
 
 def test_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    RunLog(None, 5000).row(VALUES)
+    RunLog(None, Steps(5000), COLUMNS).row(VALUES)
     assert list(tmp_path.iterdir()) == [] and "loss 0.3333" in capsys.readouterr().out
 
 
@@ -232,17 +234,17 @@ def test_duration(seconds, text):
 
 
 def test_a_row_that_is_to_be_written_again_is_not_kept(tmp_path):
-    log = RunLog(str(tmp_path), 9, bar=False)
+    log = RunLog(str(tmp_path), Steps(9), COLUMNS, bar=False)
     for step in range(1, 6):
         log.row({"step": step, "epoch": 0})
-    RunLog(str(tmp_path), 9, step=5, bar=False, again=True)
+    RunLog(str(tmp_path), Steps(9, 5), COLUMNS, bar=False, again=True)
     assert [row["step"] for row in csv.DictReader(open(tmp_path / "logs.csv"))] == ["1", "2", "3", "4"]
-    RunLog(str(tmp_path), 9, step=3, bar=False)
+    RunLog(str(tmp_path), Steps(9, 3), COLUMNS, bar=False)
     assert [row["step"] for row in csv.DictReader(open(tmp_path / "logs.csv"))] == ["1", "2", "3"]
 
 
 def test_a_log_that_was_deleted_begins_with_its_columns_again(tmp_path):
-    log = RunLog(str(tmp_path), 9, bar=False)
+    log = RunLog(str(tmp_path), Steps(9), COLUMNS, bar=False)
     log.row({"step": 1, "epoch": 0})
     os.remove(tmp_path / "logs.csv")
     log.row({"step": 2, "epoch": 0})
@@ -250,18 +252,18 @@ def test_a_log_that_was_deleted_begins_with_its_columns_again(tmp_path):
 
 
 def test_damaged_lines_are_left_out_and_counted(tmp_path, capsys):
-    log = RunLog(str(tmp_path), 9, bar=False)
+    log = RunLog(str(tmp_path), Steps(9), COLUMNS, bar=False)
     for step in (1, 2, 3):
         log.row({"step": step, "epoch": 0})
     path = tmp_path / "logs.csv"
     path.write_text(path.read_text().replace("\n2,", "\nx,")[:-4])
-    RunLog(str(tmp_path), 9, step=3, bar=False)
+    RunLog(str(tmp_path), Steps(9, 3), COLUMNS, bar=False)
     assert "2 damaged lines of" in capsys.readouterr().out
     assert [row["step"] for row in csv.DictReader(open(path))] == ["1"]
 
 
 def test_rows_that_wait_are_written_at_the_end(tmp_path):
-    log = RunLog(str(tmp_path), 9, bar=False)
+    log = RunLog(str(tmp_path), Steps(9), COLUMNS, bar=False)
     path = tmp_path / "logs.csv"
     content = path.read_text()
     path.unlink()

@@ -13,7 +13,8 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.lock import run_lock
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Boundary, Meter
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 from histocc.trainer.saver import Saver
 
 
@@ -67,13 +68,12 @@ def test_last_comes_first(saver, monkeypatch):
 
 def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkeypatch, said):
     losses = iter([3.0, 1.0, 2.0, 2.5])
-    boundary = Boundary(
+    boundary = StepHooks(
         World(),
         Meter(),
-        log_interval=None,
-        eval_interval=1,
-        stop_step=9,
-        save=saver,
+        Steps(stop=9),
+        Intervals(log=None, validate=1),
+        Callbacks(save=saver),
         evaluate=lambda: {"val_loss": next(losses)},
     )
     write = checkpoint.save
@@ -101,12 +101,12 @@ def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkey
 )
 def test_a_loss_that_is_no_number_is_never_the_best(saver, losses, best):
     found = iter(losses)
-    boundary = Boundary(
+    boundary = StepHooks(
         World(),
         Meter(),
-        log_interval=None,
-        eval_interval=1,
-        save=saver,
+        Steps(),
+        Intervals(log=None, validate=1),
+        Callbacks(save=saver),
         evaluate=lambda: {"val_loss": next(found)},
     )
     for step, loss in enumerate(losses, 1):
@@ -160,14 +160,13 @@ def test_a_copy_that_does_not_fit_into_memory_is_a_save_that_failed(saver, said,
 
 def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(saver):
     rows = []
-    boundary = Boundary(
+    boundary = StepHooks(
         World(),
         Meter(),
-        log_interval=None,
-        eval_interval=10,
-        log=rows.append,
+        Steps(start=20),
+        Intervals(log=None, validate=10),
+        Callbacks(log=rows.append),
         evaluate=lambda: {"val_loss": 1.0},
-        started=(20, 0.0),
     )
     boundary(20, 0, 0.1)  # the run goes on with the validation itself
     boundary(30, 0, 0.1)

@@ -6,7 +6,9 @@ import pytest
 
 from histocc import watch
 from histocc.runtime.lock import run_lock
-from histocc.trainer.run_log import COLUMNS, STATUS, RunLog
+from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.trainer.hooks import Steps
+from histocc.trainer.run_log import STATUS, RunLog
 
 ROW = {
     "epoch": 0,
@@ -24,7 +26,7 @@ ROW = {
 def run(tmp_path):
     """A run of 1,000 steps that has come to step 300."""
     (tmp_path / "args.json").write_text(json.dumps({"model_size": "tiny", "dataset": "data.csv"}))
-    log = RunLog(str(tmp_path), 5000, stop=1000, bar=False)
+    log = RunLog(str(tmp_path), Steps(5000, stop=1000), COLUMNS, bar=False)
     for step, loss in ((100, 2.0), (200, 1.0), (300, 1.5)):
         log.row({**ROW, "step": step, "samples": step * 64, "train_loss": loss})
     log.row({"step": 300, "epoch": 0, "val_loss": 0.9, "seq_acc": 0.5, "token_acc": 0.75, "flat_acc": 0.0})
@@ -245,7 +247,7 @@ def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
 
 
 def test_before_the_first_row(tmp_path):
-    RunLog(str(tmp_path), 10, bar=False)
+    RunLog(str(tmp_path), Steps(10), COLUMNS, bar=False)
     found = text(tmp_path)
     assert "step 0 of 10" in found and "loss" not in found
 

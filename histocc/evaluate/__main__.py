@@ -24,7 +24,6 @@ from dataclasses import asdict, replace
 import numpy as np
 import torch
 
-from histocc import seq2seq_mixer_engine as engine
 from histocc.data import arguments as table_arguments
 from histocc.data import keys
 from histocc.data import prepare as preparing
@@ -55,10 +54,11 @@ from histocc.runtime.lock import run_lock
 from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
+from histocc.trainer import loop
 from histocc.trainer.hooks import StopPoll
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.run_log import COLUMNS
 
 JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
 # of models that do not say how they were trained
@@ -476,7 +476,7 @@ def ranks_together(state: dict) -> bool:
 def collector(
     outcomes: Outcomes, model: torch.nn.Module, formatter: BlockyFormatter, state: dict
 ) -> Callable[..., None]:
-    """What `engine.evaluate` gives every batch to."""
+    """What the task gives every batch to."""
     search = (
         None if state.get("kind") == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
     )
@@ -531,17 +531,9 @@ def run(args: argparse.Namespace, world: World) -> None:
         )
     )
     outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, thresholds)
-    each = collector(outcomes, model, formatter, state)
-    figures = engine.evaluate(
-        model,
-        loader,
-        job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter),
-        world.device,
-        formatter=formatter,
-        stop=StopPoll(world.stop_agreed),
-        world=world,
-        each=each,
-    )
+    loss_fn = job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter)
+    task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state))
+    figures = loop.evaluate(model, loader, task, world, stop=StopPoll(world.stop_agreed))
     if figures is None:
         raise Stopped
     compared = baseline_figures(args, world, file, state, data, rows)

@@ -4,12 +4,12 @@ import argparse
 import resource
 import shutil
 import time
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import torch
 
-from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
 from histocc.formatter import BlockyFormatter
 from histocc.job.train import Setup, advice_on_memory, run_evaluation, run_training, set_up, trial_batch
@@ -18,7 +18,9 @@ from histocc.runtime.machine import folder_above
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import padded_width
-from histocc.trainer.hooks import Boundary, Meter, StopPoll
+from histocc.trainer import loop
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
+from histocc.trainer.meter import Meter
 
 STEPS = 3  # that are measured, after one that is not
 VALIDATION_BATCHES = 2
@@ -49,25 +51,23 @@ def dry_run(
     Raises UserError and TrainingError as the run itself would.
     """
     with advice_on_memory(args, world):
-        run = set_up(args, world, data, formatter, files)
-        if run is None:
+        setup = set_up(args, world, data, formatter, files)
+        if setup is None:
             return
         if world.device.type == "cuda":  # what the search for the batch size has tried does not count
             torch.cuda.reset_peak_memory_stats(world.device)
         stop = StopPoll(world.stop_agreed)
-        step_seconds, taken = _seconds_per_step(run, world, stop)
+        step_seconds, taken = _seconds_per_step(setup, world, stop)
         if not stop.agreed:
-            _longest_texts(args, run, data, formatter, world)
-        validation_seconds = _validation_seconds(run, formatter, world, stop)
+            _longest_texts(args, setup, data, formatter, world)
+        validation_seconds = _validation_seconds(setup, formatter, world, stop)
         if stop.agreed:
             raise Stopped
-    steps = run.schedule.stop - run.step
-    last, each = run.schedule.stop, args.eval_interval
-    validations = (
-        last // each - run.step // each + (last % each > 0) if "data_loader_val" in run.loaders else 0
-    )
+    steps = setup.schedule.stop - setup.step
+    last, each = setup.schedule.stop, args.eval_interval
+    validations = last // each - setup.step // each + (last % each > 0) if "val" in setup.loaders else 0
     peaks = world.gather(_peak_memory(world))
-    size, kept = checkpoint_bytes(run), min(args.keep_checkpoints, steps // args.save_interval) + 2
+    size, kept = checkpoint_bytes(setup), min(args.keep_checkpoints, steps // args.save_interval) + 2
     each_epoch = args.num_epochs if args.save_each_epoch else 0
     free = world.main_first("free space", lambda: _free_space(args.save_path))
     total = steps * step_seconds + validations * validation_seconds
@@ -82,7 +82,7 @@ def dry_run(
             f" {duration(validations * validation_seconds)}"
         ),
         f"  Time:        about {duration(total)} in all"
-        + ", and before it the fit of the n-grams, not measured" * run.schedule.fitted
+        + ", and before it the fit of the n-grams, not measured" * setup.schedule.fitted
         + (f", in parts of {args.stop_after:g} minutes (--stop-after)" if args.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         (
@@ -97,83 +97,56 @@ def dry_run(
         )
     lines.append(
         "The command is sound: without --dry-run it starts the run."
-        if run.resumed is None
-        else f"The command is sound: without --dry-run it goes on from step {run.step:,}."
+        if setup.resumed is None
+        else f"The command is sound: without --dry-run it goes on from step {setup.step:,}."
     )
     world.print("\n".join(lines))
 
 
-def _seconds_per_step(run: Setup, world: World, stop: StopPoll) -> tuple[float, int]:
+def _seconds_per_step(setup: Setup, world: World, stop: StopPoll) -> tuple[float, int]:
     """(mean of some steps over batches of the epoch, those of the slowest process; how many). The weights
     that they change are thrown away.
     """
 
     def take(steps: int, first_batch: int) -> tuple[float, int]:
-        batches = run.loaders["data_loader_train"].at(0, first_batch)
-        boundary = Boundary(world, Meter(), log_interval=None)
+        batches = setup.loaders["train"].at(0, first_batch)
+        callbacks = Callbacks(stop=stop)
+        hooks = StepHooks(world, Meter(), Steps(steps), Intervals(log=None), callbacks)
         started = time.perf_counter()
-        done = engine.train_one_epoch(
-            run.model,
-            batches,
-            run.loss_fn,
-            run.optimizer,
-            world.device,
-            run.scheduler,
-            0,
-            stop_step=steps,
-            boundary=boundary,
-            seed=0,
-            stop=stop,
-            precision=run.precision,
-            world=world,
-        )
+        done = loop.train_one_epoch(replace(setup.run, seed=0), batches, hooks)
         _finish(world)
         return (time.perf_counter() - started) / max(done, 1), done
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
-    return max(world.gather(take(STEPS, min(1, run.plan.steps_per_epoch - 1))))
+    return max(world.gather(take(STEPS, min(1, setup.plan.steps_per_epoch - 1))))
 
 
 def _longest_texts(
-    args: argparse.Namespace, run: Setup, data: PreparedData, formatter: BlockyFormatter, world: World
+    args: argparse.Namespace, setup: Setup, data: PreparedData, formatter: BlockyFormatter, world: World
 ) -> None:
     """Two passes with a micro-batch that is as wide as the longest text asks for: what takes the most memory
     may come late in an epoch.
     """
     longest = int(np.diff(data.train.offsets).max()) + max(map(len, data.languages)) + len("[SEP]")
     width = (
-        padded_width(min(longest, run.config["max_len"] - 2), run.config["max_len"])
-        if run.config["memory_mask"]
-        else run.config["max_len"]
+        padded_width(min(longest, setup.config["max_len"] - 2), setup.config["max_len"])
+        if setup.config["memory_mask"]
+        else setup.config["max_len"]
     )
-    rows = -(-run.plan.total // (world.size * run.plan.micro_batches(0)))
+    rows = -(-setup.plan.total // (world.size * setup.plan.micro_batches(0)))
     for _ in range(2):
-        engine.add_gradients(
-            run.model,
-            trial_batch(data, formatter, run.config, rows, width, world),
-            run.loss_fn,
-            run.precision,
-            1.0,
-        )
-    run.model.zero_grad(set_to_none=True)
+        batch = trial_batch(data, formatter, setup.config, rows, width, world)
+        loop.forward_backward(setup.run.model, setup.run.task, batch, setup.run.precision)
+    setup.run.model.zero_grad(set_to_none=True)
 
 
-def _validation_seconds(run: Setup, formatter: BlockyFormatter, world: World, stop: StopPoll) -> float:
-    loader = run.loaders.get("data_loader_val")
+def _validation_seconds(setup: Setup, formatter: BlockyFormatter, world: World, stop: StopPoll) -> float:
+    loader = setup.loaders.get("val")
     if loader is None:
         return 0.0
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
-    engine.evaluate(
-        run.model,
-        islice(loader, batches),
-        run.loss_fn,
-        world.device,
-        formatter=formatter,
-        stop=stop,
-        precision=run.precision,
-        world=world,
-    )
+    loop.evaluate(setup.run.model, islice(loader, batches), setup.run.task, world, setup.run.precision, stop)
     _finish(world)
     return max(world.gather((time.perf_counter() - started) / batches * len(loader)))
 
@@ -198,12 +171,14 @@ def _of_device(world: World) -> str:
     return f" of {torch.cuda.get_device_properties(world.device).total_memory / GB:.0f} GB of its GPU"
 
 
-def checkpoint_bytes(run: Setup) -> int:
+def checkpoint_bytes(setup: Setup) -> int:
     """Of the weights, and of the two moments of what is trained."""
     weights = sum(
-        p.numel() * p.element_size() for name, p in run.raw_model.named_parameters() if "trained_" not in name
+        p.numel() * p.element_size()
+        for name, p in setup.raw_model.named_parameters()
+        if "trained_" not in name
     )
-    moments = sum(2 * p.numel() * p.element_size() for p in run.raw_model.parameters() if p.requires_grad)
+    moments = sum(2 * p.numel() * p.element_size() for p in setup.raw_model.parameters() if p.requires_grad)
     return weights + moments
 
 

@@ -22,8 +22,9 @@ from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import NgramHasher
 from histocc.runtime.rng import mix
-from histocc.seq2seq_mixer_engine import CLIP_NORM, multi_hot, row_losses
+from histocc.seq2seq_mixer_engine import multi_hot, row_losses
 from histocc.text import encode_batch, language_table
+from histocc.trainer.loop import CLIP_NORM
 from histocc.trainer.schedule import linear_schedule
 
 MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from histocc import seq2seq_mixer_engine as engine
 from histocc.data import keys
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
@@ -36,7 +35,6 @@ from histocc.job.resume import (
     set_threads,
 )
 from histocc.model import model_io
-from histocc.model.loss import LossMixer
 from histocc.model.published import Given
 from histocc.runtime import checkpoint, checksums, console
 from histocc.runtime.compiling import compile_layers, missing_compiler
@@ -50,8 +48,9 @@ from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text_rules import ASCII_LOWER, cleaner
-from histocc.trainer import run_files
+from histocc.trainer import loop, run_files
 from histocc.trainer.batch_size import (
     AutoBatchSize,
     find_batch_size,
@@ -59,11 +58,12 @@ from histocc.trainer.batch_size import (
     out_of_memory_advice,
     total_batch,
 )
-from histocc.trainer.hooks import StopPoll
+from histocc.trainer.hints import Hints
+from histocc.trainer.hooks import Callbacks, Intervals, Steps, StopPoll
 from histocc.trainer.loggers import Loggers
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.profiling import StepProfiler
-from histocc.trainer.run_log import STOPPED, RunLog
+from histocc.trainer.run_log import STOPPED, RunLog, validation_line
 from histocc.trainer.saver import Saver
 from histocc.trainer.schedule import Schedule, linear_schedule
 
@@ -132,7 +132,7 @@ def make_loaders(
     elif args.join_rows:
         world.print("Note: --join-rows joins nothing: the formatter has no room for a second code")
     loaders = {
-        "data_loader_train": BatchLoader(
+        "train": BatchLoader(
             batches(
                 data.train,
                 plan,
@@ -147,7 +147,7 @@ def make_loaders(
     }
     if len(data.val):
         val_plan = BatchPlan(len(data.val), args.batch_size * world.size, world.size, args.batch_size)
-        loaders["data_loader_val"] = BatchLoader(batches(data.val, val_plan), **workers)
+        loaders["val"] = BatchLoader(batches(data.val, val_plan), **workers)
     return loaders
 
 
@@ -172,20 +172,16 @@ def run_training(
 
 @dataclass
 class Setup:
-    """A run that could take its first step. step: the last one that is done; model: `raw_model` as it is
-    spread over the processes.
+    """A run that could take its first step. run: its model, as it is spread over the processes, task and
+    optimizer; step: the last one that is done.
     """
 
     raw_model: torch.nn.Module
-    model: torch.nn.Module
+    run: loop.Run
     config: dict
     plan: BatchPlan
     schedule: Schedule
     loaders: dict[str, BatchLoader]
-    loss_fn: LossMixer
-    optimizer: torch.optim.Optimizer
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    precision: Precision
     resumed: dict | None
     step: int
 
@@ -223,21 +219,23 @@ def set_up(
         return None
     loaders = make_loaders(args, world, data, formatter, config, plan)
     if args.num_workers:
-        share = loaders["data_loader_train"].dataset[0, 0]
+        share = loaders["train"].dataset[0, 0]
         on_their_way = (args.prefetch_factor or 2) * sum(
             isinstance(value, torch.Tensor) for batch in share for value in batch.values()
         )
         if short := list(filter(None, world.gather(too_few_open_files(args.num_workers, on_their_way)))):
             raise UserError(short[0])
-    loss_fn = make_loss(args, formatter)
+    task = MixerTask(make_loss(args, formatter), formatter)
     say_banner(args, world, data, formatter, raw_model, plan, files, schedule, precision.name)
     if not args.freeze_encoder:
         raw_model.encoder.char_embeddings.train_rows_of(
-            torch.from_numpy(loaders["data_loader_train"].dataset.characters()), config["max_len"]
+            torch.from_numpy(loaders["train"].dataset.characters()), config["max_len"]
         )
     with model_memory():
         model = wrap(raw_model, world, args.parallel)
-    engine.settle(model, loaders["data_loader_train"], loss_fn, world, precision, compiled=args.compile)
+    loop.warm_up_wrapped_model(
+        model, task, loaders["train"].dataset[(0, 0)][0], world, precision, compiled=args.compile
+    )
     optimizer = make_optimizer(args, raw_model, schedule)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     if resumed:
@@ -245,20 +243,11 @@ def set_up(
             restore(resumed, optimizer, scheduler, precision)
         # the weights need not lie in memory twice
         resumed = {part: resumed[part] for part in ("args", "position", "step")}
-    return Setup(
-        raw_model,
-        model,
-        config,
-        plan,
-        schedule,
-        loaders,
-        loss_fn,
-        optimizer,
-        scheduler,
-        precision,
-        resumed,
-        step,
+    seed = derived_seed(args.seed, _SEED_DROPOUT)
+    run = loop.Run(
+        model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=args.max_bad_steps
     )
+    return Setup(raw_model, run, config, plan, schedule, loaders, resumed, step)
 
 
 def _train_in_folder(
@@ -271,37 +260,37 @@ def _train_in_folder(
             "global_batch_size": args.global_batch_size,
             "accumulate_steps": args.accumulate_steps,
         }
-    run = set_up(args, world, data, formatter, files)
-    if run is None:
+    setup = set_up(args, world, data, formatter, files)
+    if setup is None:
         return
-    schedule, resumed = run.schedule, run.resumed
+    schedule, resumed = setup.schedule, setup.resumed
     position = (resumed or {}).get("position", {})
     name, here = position.get("run") or uuid.uuid4().hex, {}
     own = run_files.own_files(args.save_path, args.overwrite)
-    world.main_first(
-        "loggers", lambda: here.update(loggers=Loggers(args, name, run.step, own, world.stop_asked_anywhere))
-    )
+
+    def open_loggers() -> None:
+        here["loggers"] = Loggers(args, name, setup.step, own, world.stop_asked_anywhere)
+
+    world.main_first("loggers", open_loggers)
     if args.overwrite and not resumed:
         world.led("clear", world.node_leaders(), lambda: run_files.clear(own))
     if world.is_main:
         write_run_files(vars(args) | asked, own, data, world.print)
     stop = StopPoll(world.stop_agreed)
+    steps = Steps(schedule.total, setup.step, schedule.stop, setup.plan.steps_per_epoch)
     log = RunLog(
-        args.save_path,
-        schedule.total,
+        own,
+        steps,
+        COLUMNS,
         world.is_main,
-        run.step,
-        stop=schedule.stop,
         again=bool(position.get("unfinished")),
-        workers=args.num_workers,
-        fitted=schedule.fitted,
+        hints=Hints(schedule.stop, args.num_workers, setup.step, schedule.fitted),
         others=here.get("loggers"),
-        own=own,
     )
     save = Saver(
-        own, args.keep_checkpoints, world, state_maker(args, world, data, formatter, run, name), log.say
+        own, args.keep_checkpoints, world, state_maker(args, world, data, formatter, setup, name), log.say
     )
-    say_start(args, world, resumed, run.step, run.plan)
+    say_start(args, world, resumed, setup.step, setup.plan)
     with contextlib.ExitStack() as ends:
         ends.callback(log.close, "ended by an error")  # unless it is closed before
         ends.callback(save.close)
@@ -314,33 +303,15 @@ def _train_in_folder(
                 profiler.step_done()
 
             ends.callback(profiler.close)
-        step = engine.train(
-            run.model,
-            run.loaders,
-            run.loss_fn,
-            run.optimizer,
-            world.device,
-            run.scheduler,
-            schedule.total,
-            run.step,
+        intervals = Intervals(
             args.log_interval,
             args.eval_interval,
             args.save_interval,
-            stop_step=schedule.stop,
-            steps_per_epoch=run.plan.steps_per_epoch,
-            formatter=formatter,
-            save=save,
-            log=log.row,
-            step_done=step_done,
-            position=position,
-            save_each_epoch=args.save_each_epoch,
-            seed=derived_seed(args.seed, _SEED_DROPOUT),
-            stop=stop,
-            max_bad_steps=args.max_bad_steps,
-            check_interval=args.check_replicas_every,
-            precision=run.precision,
-            world=world,
+            args.check_replicas_every,
+            args.save_each_epoch,
         )
+        callbacks = Callbacks(save, log.row, step_done, stop)
+        step = loop.train(setup.run, setup.loaders, steps, intervals, callbacks, position)
         log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
     if save.finish():
         raise TrainingError(
@@ -348,7 +319,7 @@ def _train_in_folder(
             " same command again (without --overwrite): it goes on from the checkpoint before, if there is"
             " one."
         )
-    say_end(args, world, stop, step, schedule, save.seconds, "data_loader_val" in run.loaders)
+    say_end(args, world, stop, step, schedule, save.seconds, "val" in setup.loaders)
 
 
 def say_end(
@@ -400,13 +371,13 @@ def choose_batch_size(
     """--batch-size auto: sets it, and the total batch, which stays that of the default. All ranks."""
     args.global_batch_size = total_batch(args, world)
     args.accumulate_steps = 1
-    loss_fn, model = make_loss(args, formatter), model.to(world.device).train()
+    task, model = MixerTask(make_loss(args, formatter)), model.to(world.device).train()
     # a GPU must hold the longest texts
     width = config["max_len"] if world.device.type == "cuda" or not config["memory_mask"] else None
 
     def take(rows: int) -> None:
         batch = trial_batch(data, formatter, config, rows, width, world)
-        engine.add_gradients(model, batch, loss_fn, precision, 1.0)
+        loop.forward_backward(model, task, batch, precision)
 
     most = min(-(-args.global_batch_size // world.size), len(data.train))
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -435,7 +406,7 @@ def trial_batch(
         shuffle_seed=0,
         fixed_width=width,
     )
-    return engine.to_device(batches[0, 0][0], world.device)
+    return loop.to_device(batches[0, 0][0], world.device)
 
 
 @contextlib.contextmanager
@@ -563,7 +534,7 @@ def state_maker(
     world: World,
     data: PreparedData,
     formatter: BlockyFormatter,
-    run: Setup,
+    setup: Setup,
     name: str,
 ) -> Callable[[int, dict], dict]:
     """What makes the content of a checkpoint out of (step, position): called on all ranks, and whole on rank
@@ -571,7 +542,7 @@ def state_maker(
     """
     fixed = {
         "format": checkpoint.FORMAT,
-        "config": run.config,
+        "config": setup.config,
         "formatter": formatter.to_dict(),
         "key": code_numbers(data),
         "system": model_io.system_name(formatter),
@@ -579,29 +550,30 @@ def state_maker(
         "args": vars(args),
         "kept_codes": data.kept_codes,
         "hisco_numbers": data.hisco_numbers,
-        **recipe.coding_entries(args, run.raw_model.ngrams is not None, data),
+        **recipe.coding_entries(args, setup.raw_model.ngrams is not None, data),
         "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
     }
     facts = {
         "files": checksums_of_files(args),
-        "total_batch": run.plan.total,
-        "steps_per_epoch": run.plan.steps_per_epoch,
+        "total_batch": setup.plan.total,
+        "steps_per_epoch": setup.plan.steps_per_epoch,
         "fingerprint": data.fingerprint,
         "launchers": sorted(set(world.gather(world.launcher))),
         "run": name,
     }
 
     def state(step: int, position: dict) -> dict:
-        if not (world.is_main or is_sharded(run.raw_model)):
+        if not (world.is_main or is_sharded(setup.raw_model)):
             return {}
-        epoch, batch = divmod(step, run.plan.steps_per_epoch)
+        epoch, batch = divmod(step, setup.plan.steps_per_epoch)
         weights = whole(
-            {"model": run.raw_model.state_dict(), "optimizer": run.optimizer.state_dict()}, keep=world.is_main
+            {"model": setup.raw_model.state_dict(), "optimizer": setup.run.optimizer.state_dict()},
+            keep=world.is_main,
         )
         return {
             **weights,
-            "scheduler": run.scheduler.state_dict(),
-            "scaler": run.precision.state(),
+            "scheduler": setup.run.scheduler.state_dict(),
+            "scaler": setup.run.precision.state(),
             "step": step,
             **fixed,
             "position": {"epoch": epoch, "batch": batch, **facts, **position},
@@ -644,21 +616,13 @@ def run_evaluation(
     loaders = make_loaders(
         args, world, data, formatter, state["config"], batch_plan(args, len(data.train), world)
     )
-    if "data_loader_val" not in loaders:
+    if "val" not in loaders:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     precision = Precision.of(args, world.device)
     precision.use()
     model.to(precision.dtype)
-    values = engine.evaluate(
-        model,
-        loaders["data_loader_val"],
-        make_loss(args, formatter),
-        world.device,
-        formatter=formatter,
-        stop=StopPoll(world.stop_agreed),
-        precision=precision,
-        world=world,
-    )
+    task = MixerTask(make_loss(args, formatter), formatter)
+    values = loop.evaluate(model, loaders["val"], task, world, precision, StopPoll(world.stop_agreed))
     if values is None:
         raise Stopped
-    world.print(RunLog.validation_line({"step": state.get("step") or 0, **values}))
+    world.print(validation_line({"step": state.get("step") or 0, **values}, COLUMNS))

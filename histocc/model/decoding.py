@@ -1,15 +1,15 @@
 """From an encoded text to token sequences, and how sure the model is of the codes in them."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import permutations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime.parallel import evaluating
 from histocc.text import padded_width
 
 SEQUENCES_AT_ONCE = 256  # of the orders of codes that `set_probs` goes through
@@ -29,19 +29,6 @@ class GreedyResult(NamedTuple):
     linear_logits: Tensor | None
     end_probs: Tensor
     sequence_probs: Tensor
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every submodule is in the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def greedy(

@@ -95,8 +95,8 @@ def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def whole_weights(model: nn.Module) -> Iterator[None]:
     """All weights of a sharded model on every process, without a message inside: processes may do different
-    work there, and call any method. For models that have taken a step or been through `engine.settle`. All
-    ranks.
+    work there, and call any method. For models that have taken a step or been through
+    `warm_up_wrapped_model`. All ranks.
     """
     units = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
@@ -108,6 +108,19 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
         for unit in units:
             unit.set_reshard_after_forward(unit is not model, recurse=False)
             unit.reshard()
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every submodule is in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def whole(value: Any, keep: bool = True) -> Any:

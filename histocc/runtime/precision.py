@@ -85,6 +85,33 @@ class Precision:
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the scale of the loss out of the gradients."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, finite: torch.Tensor) -> torch.Tensor:
+        """Takes the step where the gradients are `finite` (bool, 0-d), without waiting for the device where
+        the optimizer can skip by itself (torch's fused ones).
+
+        Returns:
+            Whether the step was bad, bool, 0-d: not finite, and not because the scaler of fp16 is still
+            looking for its scale.
+        """
+        if self.scaler is not None:
+            bad = ~finite & (self.scaler._scale <= LEAST_SCALE)
+            self.scaler.step(optimizer)
+            self.scaler.update()
+            return bad
+        bad = ~finite
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.found_inf, optimizer.grad_scale = bad.float(), None
+            optimizer.step()
+            del optimizer.found_inf, optimizer.grad_scale
+        elif finite:
+            optimizer.step()
+        return bad
+
     def state(self) -> dict:
         """What to save, to go on with the same scale of the loss; {} where there is none."""
         return {} if self.scaler is None else self.scaler.state_dict()

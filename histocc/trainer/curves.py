@@ -7,7 +7,7 @@ from histocc.runtime.outputs import OwnFiles
 
 PANELS = (
     ("loss", ("train_loss", "val_loss")),
-    ("accuracy, %", ("seq_acc", "token_acc", "flat_acc")),
+    ("accuracy, %", None),  # all columns …_acc
     ("learning rate", ("lr",)),
     ("samples/s", ("samples_per_sec",)),
 )
@@ -31,13 +31,14 @@ def draw(runs: dict[str, list[dict]], path: str, own: OwnFiles) -> str:
     FigureCanvasAgg(figure)
     for axes, (title, columns) in zip(figure.subplots(2, 2).flat, PANELS):
         for number, (name, rows) in enumerate(runs.items()):
-            for style, column in zip(STYLES, columns):
+            shown = columns or [name for name in rows[0] if name.endswith("_acc")]
+            for style, column in zip(STYLES, shown):
                 points = [
                     (row["step"], row[column] * (100 if "%" in title else 1))
                     for row in rows
-                    if row[column] is not None
+                    if row.get(column) is not None
                 ]
-                label = ", ".join(([name] if len(runs) > 1 else []) + ([column] if len(columns) > 1 else []))
+                label = ", ".join(([name] if len(runs) > 1 else []) + ([column] if len(shown) > 1 else []))
                 if points:
                     axes.plot(
                         *zip(*points),

@@ -1,17 +1,15 @@
-"""Between two optimizer steps: what is summed up, logged, evaluated and saved, and whether to stop."""
+"""Between two optimizer steps: what is logged, evaluated and saved, and whether to stop."""
 
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.errors import TrainingError
-from histocc.runtime.parallel import PeerWait
 from histocc.runtime.world import World
+from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
 
 GPU_LOOKS_EVERY = 10  # steps
@@ -19,169 +17,117 @@ MOST_NOT_FINITE = 2  # validations in a row without a finite loss, that end the 
 IN_DOUBT = 2  # steps in a row without a finite gradient: one may be due to a damaged row
 
 
-class Meter:
-    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps of a run: total of its schedule, those done at the `start`, where to `stop` before the
+    total, and those of an epoch; None where there is no limit, or it is not known.
+    """
 
-    def __init__(
-        self,
-        samples: int = 0,
-        state: dict | None = None,
-        peers: PeerWait | None = None,
-        device: torch.device | None = None,
-    ):
-        self.samples = samples  # observations of all ranks since the run began
-        self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        # observations of all ranks since the last row
-        self.count: Tensor | float = state["count"] if state else 0
-        self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
-        self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
-        self.open: dict[str, Tensor | float] = {}  # sums of the step that is not finished
-        # waits for other ranks, and for data since the last row
-        self.peers = peers or PeerWait()
-        self.data = DeviceClock(device)
-        self.data.seconds = state["seconds_data"] if state else 0.0
-        self.restart_clock()
+    total: int | None = None
+    start: int = 0
+    stop: int | None = None
+    per_epoch: int | None = None
 
-    def restart_clock(self) -> None:
-        self.timed_from = time.perf_counter()
-        self.timed_samples = self.samples
-        self.timed_data = self.data.seconds
-        self.timed_peers = self.peers.seconds
-
-    def state(self) -> dict:
-        return {
-            "sums": {name: float(value) for name, value in self.sums.items()},
-            "count": int(self.count),
-            "seconds_data": self.data.seconds,
-            "skipped": int(self.skipped),
-            "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
-        }
-
-    def snapshot(self) -> tuple:
-        return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
-
-    def restore(self, snapshot: tuple) -> None:
-        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
-
-    def time_data(self, fetch: Callable[[], Any]) -> Any:
-        """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to
-        do.
-        """
-        started = self.data.now()
-        found = fetch()
-        self.data.add(started, self.data.now())
-        return found
-
-    def leave_out(self, work: Callable[[], None]) -> None:
-        """Does what is no part of the training: its time does not count."""
-        started = time.perf_counter()
-        work()
-        self.timed_from += time.perf_counter() - started
-
-    def add(self, sums: dict[str, Tensor]) -> None:
-        for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
-            self.open[name] = self.open.get(name, 0.0) + value.detach().double()
-
-    def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
-        """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
-        device.
-        """
-        self.samples += observations
-        self.count = self.count + observations * done.double()
-        self.skipped = self.skipped + bad.double()
-        self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
-        for name, value in self.open.items():
-            self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
-        self.open = {}
-
-    def row(self, world: World) -> dict:
-        """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
-        self.data.settle()
-        self.peers.settle()
-        elapsed = time.perf_counter() - self.timed_from
-        waited = self.data.seconds - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
-        count = int(self.count)
-        peers = (
-            world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
-            if self.peers.measures
-            else None
-        )
-        row = {f"train_{name}": total[name] / count for name in self.sums if count}
-        row |= {
-            "samples": self.samples,
-            "seconds_data": total["_data"] / world.size,
-            "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
-            "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-            "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
-            "peer_shares": peers,
-            "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
-            "skipped_steps": int(self.skipped),
-        }
-        self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
-        self.restart_clock()
-        return row
+    @property
+    def last(self) -> int | None:
+        """The step after which the run ends."""
+        return min((step for step in (self.total, self.stop) if step is not None), default=None)
 
 
-class Boundary:
-    """What happens between two optimizer steps: log, evaluate, save. Every rank calls it at every step.
+@dataclass(frozen=True)
+class Intervals:
+    """Optimizer steps between rows of the log, validations, checkpoints, and comparisons of the replicas'
+    weights; None: never. epochs: whether a checkpoint of each epoch is kept.
+    """
 
-    save(step, names, position) is called on all ranks with the names of the files due; log(values) likewise.
-    Where `save` also has `say(text)` and `newest_until(step)`, as that of `histocc.trainer.saver`, they are
-    used on rank 0.
-    val_not_finite: validations in a row without a finite loss; finite_step: that of the last one with a
-    finite loss.
+    log: int | None = 100
+    validate: int | None = None
+    save: int | None = None
+    check_replicas: int | None = None
+    epochs: bool = False
 
-    Raises TrainingError for a run that has diverged.
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a run calls, all of it optional.
+
+    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`
+    and `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
+    log(values): on all ranks, with a row of the log.
+    step_done(): after each step; its time does not count.
+    stop: asked before each micro-batch whether to stop.
+    """
+
+    save: Callable[[int, list[str], dict], None] | None = None
+    log: Callable[[dict], None] | None = None
+    step_done: Callable[[], object] | None = None
+    stop: "StopPoll | None" = None
+
+
+class StopPoll:
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective;
+    None: never.
+
+    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to
+    stop.
+    """
+
+    def __init__(self, asked: Callable[[], bool] | None):
+        self.asked, self.agreed, self.asked_by_loader = asked, False, False
+
+    def __call__(self) -> bool:
+        with phase("asking to stop"):
+            self.agreed = self.agreed or (self.asked is not None and self.asked())
+        return self.agreed
+
+
+class StepHooks:
+    """What happens between two optimizer steps: log, validate, save. Every rank calls it at every step.
+
+    Args:
+        evaluate: what a validation gives, over all ranks; None where there is nothing to validate on.
+        checksum: a number of the weights of this rank, which all ranks share.
+        position: that of an earlier run, from its checkpoint: the lowest validation loss, steps without a
+            finite gradient, validations without a finite loss, and the step of the last one with one.
+
+    Raises:
+        TrainingError: for a run that has diverged.
     """
 
     def __init__(
         self,
         world: World,
         meter: Meter,
+        steps: Steps = Steps(),
+        intervals: Intervals = Intervals(),
+        callbacks: Callbacks = Callbacks(),
         *,
-        log_interval: int | None = 100,
-        eval_interval: int | None = None,
-        save_interval: int | None = None,
-        stop_step: int | None = None,
-        steps_per_epoch: int | None = None,
-        evaluate: Callable[[], dict] | None = None,
-        save: Callable[[int, list[str], dict], None] | None = None,
-        log: Callable[[dict], None] | None = None,
-        save_each_epoch: bool = False,
-        best_val_loss: float | None = None,
-        bad_in_row: int = 0,
-        val_not_finite: int = 0,
-        finite_step: int | None = None,
-        check_interval: int | None = None,
+        evaluate: Callable[[], dict | None] | None = None,
         checksum: Callable[[], int] | None = None,
-        started: tuple[int, float] | None = None,
+        position: dict | None = None,
     ):
+        position = position or {}
         self.world, self.meter = world, meter
-        self.log_interval, self.eval_interval, self.save_interval = log_interval, eval_interval, save_interval
-        self.stop_step = stop_step
-        self.steps_per_epoch = steps_per_epoch
-        self.save_each_epoch = save_each_epoch
-        self.evaluate, self.save, self.log = evaluate, save, log
-        self.best_val_loss = best_val_loss
-        self.best_before = best_val_loss
-        self.bad_in_row = bad_in_row
-        self.worst_in_row = 0
-        self.val_not_finite, self.finite_step = val_not_finite, finite_step
-        self.check_interval, self.checksum = check_interval, checksum
-        self.validated = started or (0, time.perf_counter())  # step and end of the last validation, or start
-        self.unfinished: dict | None = None  # a boundary in whose evaluation the run was stopped
+        self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
+        self.evaluate, self.checksum = evaluate, checksum
+        self.best_val_loss = self.best_before = position.get("best_val_loss")
+        self.bad_in_row: Tensor | int = position.get("bad_in_row", 0)
+        self.worst_in_row: Tensor | int = 0
+        self.val_not_finite: int = position.get("val_not_finite", 0)  # in a row
+        self.finite_step: int | None = position.get("finite_step")
+        self.validated = steps.start, time.perf_counter()  # step and end of the last validation, or start
+        self.unfinished: dict | None = None  # arguments of the call in whose validation the run was stopped
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
-        if self.checksum is not None and _due(step, self.check_interval):
+        if self.checksum is not None and _due(step, self.intervals.check_replicas):
             self._check_replicas(step)
-        last = step == self.stop_step
-        names = [f"{step}.bin"] if _due(step, self.save_interval) else []
-        if self.save_each_epoch and self.steps_per_epoch and step % self.steps_per_epoch == 0:
-            names.append(f"epoch_{step // self.steps_per_epoch}.bin")
-        evaluates = self.evaluate is not None and (last or _due(step, self.eval_interval))
-        if evaluates or last or _due(step, self.log_interval):
+        last = step == self.steps.last
+        names = [f"{step}.bin"] if _due(step, self.intervals.save) else []
+        if self.intervals.epochs and self.steps.per_epoch and step % self.steps.per_epoch == 0:
+            names.append(f"epoch_{step // self.steps.per_epoch}.bin")
+        evaluates = self.evaluate is not None and (last or _due(step, self.intervals.validate))
+        if evaluates or last or _due(step, self.intervals.log):
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
             found = self._validate(step) if evaluates else {}
@@ -194,8 +140,8 @@ class Boundary:
                 self._note(step, row["val_loss"])
             if evaluates and self._is_best(row["val_loss"]):
                 names.append("best.bin")
-            if self.log is not None:
-                self.log(row)
+            if self.callbacks.log is not None:
+                self.callbacks.log(row)
         if evaluates and self.val_not_finite >= (1 if last else MOST_NOT_FINITE):
             self._raise_diverged(step, row["val_loss"])
         if names or last:
@@ -222,15 +168,15 @@ class Boundary:
             return None
         found = {**found, "seconds_val": now - started}
         before, since = self.validated
-        if _due(step, self.eval_interval) and before < step:
+        if _due(step, self.intervals.validate) and before < step:
             found |= {"val_share": (now - started) / (now - since), "val_steps": step - before}
         self.validated = step, now
         return found
 
     def _is_best(self, val_loss: float) -> bool:
         """Whether no checkpoint that was written has a lower loss. All ranks."""
-        if self.world.gather(getattr(self.save, "lost_best", False))[0]:
-            self.best_val_loss, self.save.lost_best = self.best_before, False
+        if self.world.gather(getattr(self.callbacks.save, "lost_best", False))[0]:
+            self.best_val_loss, self.callbacks.save.lost_best = self.best_before, False
         if not math.isfinite(val_loss):
             return False
         if (
@@ -269,7 +215,7 @@ class Boundary:
 
     def _way_back(self, step: int | None) -> str:
         """From where to start again: the newest checkpoint of `step` or of one before. All ranks."""
-        find = getattr(self.save, "newest_until", None)
+        find = getattr(self.callbacks.save, "newest_until", None)
         found = self.world.gather(find(step) if find and step is not None and self.world.is_main else None)[0]
         remedy = "a lower --learning-rate (a third), or more --warmup-pct; with --fp16, --bf16 instead"
         if found:
@@ -318,10 +264,10 @@ class Boundary:
         self._save(step, ["last.bin"])
 
     def _save(self, step: int, names: list[str]) -> None:
-        if self.save is None:
+        if self.callbacks.save is None:
             return
         running = self.world.gather(self.meter.state())
-        self.save(
+        self.callbacks.save(
             step,
             names,
             {
@@ -336,25 +282,8 @@ class Boundary:
         )
 
     def _say(self, text: str) -> None:
-        if self.world.is_main and hasattr(self.save, "say"):
-            self.save.say(text)
-
-
-class StopPoll:
-    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective;
-    None: never.
-
-    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to
-    stop.
-    """
-
-    def __init__(self, asked: Callable[[], bool] | None):
-        self.asked, self.agreed, self.asked_by_loader = asked, False, False
-
-    def __call__(self) -> bool:
-        with phase("asking to stop"):
-            self.agreed = self.agreed or (self.asked is not None and self.asked())
-        return self.agreed
+        if self.world.is_main and hasattr(self.callbacks.save, "say"):
+            self.callbacks.save.say(text)
 
 
 def _due(step: int, interval: int | None) -> bool:

@@ -21,7 +21,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
 from histocc.trainer import curves
 from histocc.trainer.run_files import CURVES
-from histocc.trainer.run_log import COLUMNS, LOG, numbers
+from histocc.trainer.run_log import LOG, numbers
 
 MOST_WAITING = 1000  # rows in the queue of a logger
 PATIENCE_SECONDS = 120.0  # for one call of a library, while the run goes on
@@ -32,11 +32,7 @@ _LOOK_SECONDS = 0.1
 
 
 def figures_of(values: dict) -> dict[str, float]:
-    return {
-        column: float(values[column])
-        for column in COLUMNS
-        if column != "step" and values.get(column) is not None
-    }
+    return {name: float(value) for name, value in values.items() if name != "step"}
 
 
 class TensorBoard:
@@ -228,7 +224,7 @@ class Loggers:
             self.threads.append(InThread(Curves.name, lambda: Curves(own)))
 
     def row(self, values: dict) -> None:
-        """values: of a row of the log, any of COLUMNS."""
+        """values: what a row of the log holds."""
         for thread in self.threads:
             thread.row(dict(values))
 

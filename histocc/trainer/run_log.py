@@ -16,26 +16,8 @@ from typing import Any
 from histocc.runtime.console import duration
 from histocc.runtime.outputs import OwnFiles, kind_of, write_text
 from histocc.trainer.hints import Hints
+from histocc.trainer.hooks import Steps
 
-COLUMNS = (
-    "step",
-    "epoch",
-    "samples",
-    "train_loss",
-    "train_loss_linear",
-    "train_loss_seq2seq",
-    "grad_norm",
-    "lr",
-    "samples_per_sec",
-    "seconds_data",
-    "val_loss",
-    "val_loss_linear",
-    "val_loss_seq2seq",
-    "seq_acc",
-    "token_acc",
-    "flat_acc",
-    "skipped_steps",
-)
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
 LARGEST = 1 << 30  # bytes of a log
 MOST = 2.0**53  # from here on floats do not count one by one
@@ -47,6 +29,19 @@ _DIGITS = {
     "samples_per_sec": 6,
     "seconds_data": 6,
 }
+
+
+def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
+    losses = [name for name in task_columns if name.startswith("loss")]
+    return (
+        *("step", "epoch", "samples"),
+        *(f"train_{name}" for name in losses),
+        *("grad_norm", "lr", "samples_per_sec", "seconds_data"),
+        *(f"val_{name}" for name in losses),
+        *(name for name in task_columns if name not in losses),
+        "skipped_steps",
+    )
 
 
 def format_value(name: str, value) -> str:
@@ -81,64 +76,84 @@ def numbers(path: str) -> list[dict[str, float | None]]:
     with contextlib.suppress(OSError, csv.Error):
         for row in read_rows(path)[0]:
             with contextlib.suppress(ValueError):
-                found.append({name: float(row[name]) if row.get(name) else None for name in COLUMNS})
-    return [
-        row
-        for row in found
-        if all(row[name] is None or 0 <= row[name] < MOST for name in ("step", "epoch", "samples"))
-    ]
+                cells = {name: float(cell) if cell else None for name, cell in row.items() if name}
+                found.append({**dict.fromkeys(log_columns(("loss",))), **cells})
+    places = ("step", "epoch", "samples")
+    return [row for row in found if all(row[name] is None or 0 <= row[name] < MOST for name in places)]
+
+
+def validation_line(values: dict, columns: tuple[str, ...]) -> str:
+    """One line on a validation; accuracies (…_acc) as percentages."""
+    parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
+    figures = columns[columns.index("val_loss") : -1]
+    for name in figures:
+        if values.get(name) is not None and not name.startswith("val_loss"):
+            parts.append(f"{name} {values[name]:{'.1%' if name.endswith('_acc') else '.4g'}}")
+    if values.get("seconds_val") is not None:
+        parts.append(
+            f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s"
+        )
+    return " · ".join(parts)
 
 
 class RunLog:
     """The log of one run; every method may be called on every rank and acts on rank 0 alone.
 
-    folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, whether it goes
-    on, the last warning; None writes no file. A resumed run passes `step`, and rows after it are dropped, or
-    from it on with `again`: its row is still to be written. workers: of a process's loader, and fitted, see
-    `Hints`. others: has the methods row and close, too, and is called on rank 0 (`histocc.trainer.loggers`).
-    own: the run's files in `folder`; None takes all names for its own.
+    Args:
+        folder: where `logs.csv` lies, and status.json, for whoever watches the run: its steps, its state, the
+            last warning; a path, all of whose names are taken for the run's own, or the run's files in it.
+            None writes no file.
+        steps: a resumed run's `start` drops rows after it, or from it on with `again`: its row is still to be
+            written.
+        columns: of logs.csv; see `log_columns`.
+        bar: whether to show a progress bar where tqdm and a terminal are.
+        hints: advice drawn from the rows.
+        others: has the methods row and close, too, and is called on rank 0 (`histocc.trainer.loggers`).
     """
 
     def __init__(
         self,
-        folder: str | None,
-        total_steps: int,
+        folder: str | OwnFiles | None,
+        steps: Steps,
+        columns: tuple[str, ...],
         is_main: bool = True,
-        step: int = 0,
+        *,
         bar: bool = True,
-        stop: int | None = None,
         again: bool = False,
-        workers: int = 0,
-        fitted: bool = False,
+        hints: Hints | None = None,
         others: Any = None,
-        own: OwnFiles | None = None,
     ):
         self.path = self.status_path = None
         if folder and is_main:
-            own = own or OwnFiles(folder, overwrite=True)
-            self.own, self.path, self.status_path = own, os.path.join(folder, LOG), own.free_name(STATUS)
-        self.is_main = is_main
-        self.total_steps = total_steps
-        self.first_step = step
-        self.stop = stop or total_steps
+            self.own = folder if isinstance(folder, OwnFiles) else OwnFiles(folder, overwrite=True)
+            self.path, self.status_path = os.path.join(self.own.folder, LOG), self.own.free_name(STATUS)
+        self.is_main, self.columns = is_main, columns
+        self.total_steps, self.first_step, self.stop = steps.total or 0, steps.start, steps.last or 0
         self.started, self.steps = time.monotonic(), 0
         self.others = others if is_main else None
-        self.bar, self.waiting, self.hints = None, [], Hints(self.stop, workers, step, fitted)
+        self.bar, self.waiting = None, []
+        self.hints = hints or Hints(self.stop, first_step=steps.start)
         self.status = {
             "state": RUNNING,
-            "step": step,
-            "first_step": step,
+            "step": self.first_step,
+            "first_step": self.first_step,
             "stop_step": self.stop,
-            "total_steps": total_steps,
+            "total_steps": self.total_steps,
             "warning": "",
         }
         if self.path:
-            self._start_file(step - again)
+            self._start_file(self.first_step - again)
             self._tell()
         if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             from tqdm import tqdm
 
-            self.bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True, leave=False)
+            self.bar = tqdm(
+                total=self.total_steps,
+                initial=self.first_step,
+                unit="step",
+                dynamic_ncols=True,
+                leave=False,
+            )
 
     def _start_file(self, step: int) -> None:
         rows = []
@@ -150,7 +165,7 @@ class RunLog:
                     f"Note: {damaged} damaged line{'s' * (damaged > 1)} of {self.path} left out", flush=True
                 )
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         self.path = self.own.free_name(LOG)
@@ -186,13 +201,13 @@ class RunLog:
         return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
 
     def row(self, values: dict) -> None:
-        """One row of logs.csv, and its lines on the console. `values` may hold any of COLUMNS."""
+        """One row of logs.csv, and its lines on the console. `values` may hold any of the columns."""
         if not self.is_main:
             return
         if self.path:
-            self._append([format_value(name, values.get(name)) for name in COLUMNS])
+            self._append([format_value(name, values.get(name)) for name in self.columns])
         if self.others is not None:
-            self.others.row(values)
+            self.others.row({name: values[name] for name in self.columns if values.get(name) is not None})
         if values.get("skipped_steps"):
             self.say(
                 f"step {values['step']:,}: {values['skipped_steps']} steps since the last row had no finite"
@@ -202,7 +217,7 @@ class RunLog:
         if values.get("train_loss") is not None:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
-            self.say(self.validation_line(values))
+            self.say(validation_line(values, self.columns))
         for hint in self.hints.of(values):
             self.say(f"Note: {hint}")
 
@@ -222,7 +237,7 @@ class RunLog:
                 start = file.tell()
                 try:
                     csv.writer(file, lineterminator="\n").writerows(
-                        self.waiting if start else [COLUMNS, *self.waiting]
+                        self.waiting if start else [self.columns, *self.waiting]
                     )
                     file.flush()
                 except OSError:
@@ -252,20 +267,6 @@ class RunLog:
         if values.get("peer_share") is not None:
             parts.append(f"for other processes {values['peer_share']:.0%}")
         return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
-
-    @staticmethod
-    def validation_line(values: dict) -> str:
-        parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
-        parts += [
-            f"{name} {values[name]:.1%}"
-            for name in ("seq_acc", "token_acc", "flat_acc")
-            if values.get(name) is not None
-        ]
-        if values.get("seconds_val") is not None:
-            parts.append(
-                f"took {duration(values['seconds_val'])}" if values["seconds_val"] >= 1 else "took under 1s"
-            )
-        return " · ".join(parts)
 
     def _tell(self, **values) -> None:
         """Brings status.json up to date, as far as it can be written."""

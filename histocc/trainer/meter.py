@@ -1,0 +1,116 @@
+"""What is summed up between two rows of the log, and how long it took."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime.parallel import PeerWait
+from histocc.runtime.world import World
+
+
+class Meter:
+    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
+
+    def __init__(
+        self,
+        samples: int = 0,
+        state: dict | None = None,
+        peers: PeerWait | None = None,
+        device: torch.device | None = None,
+    ):
+        self.samples = samples  # observations of all ranks since the run began
+        self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
+        # observations of all ranks since the last row
+        self.count: Tensor | float = state["count"] if state else 0
+        self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
+        self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
+        self.open: dict[str, Tensor | float] = {}  # sums of the step that is not finished
+        # waits for other ranks, and for data since the last row
+        self.peers = peers or PeerWait()
+        self.data = DeviceClock(device)
+        self.data.seconds = state["seconds_data"] if state else 0.0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.timed_from = time.perf_counter()
+        self.timed_samples = self.samples
+        self.timed_data = self.data.seconds
+        self.timed_peers = self.peers.seconds
+
+    def state(self) -> dict:
+        return {
+            "sums": {name: float(value) for name, value in self.sums.items()},
+            "count": int(self.count),
+            "seconds_data": self.data.seconds,
+            "skipped": int(self.skipped),
+            "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
+        }
+
+    def snapshot(self) -> tuple:
+        return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
+
+    def restore(self, snapshot: tuple) -> None:
+        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
+
+    def time_data(self, fetch: Callable[[], Any]) -> Any:
+        """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to
+        do.
+        """
+        started = self.data.now()
+        found = fetch()
+        self.data.add(started, self.data.now())
+        return found
+
+    def leave_out(self, work: Callable[[], None]) -> None:
+        """Does what is no part of the training: its time does not count."""
+        started = time.perf_counter()
+        work()
+        self.timed_from += time.perf_counter() - started
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
+            self.open[name] = self.open.get(name, 0.0) + value.detach().double()
+
+    def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+        """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
+        device.
+        """
+        self.samples += observations
+        self.count = self.count + observations * done.double()
+        self.skipped = self.skipped + bad.double()
+        self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
+        for name, value in self.open.items():
+            self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
+        self.open = {}
+
+    def row(self, world: World) -> dict:
+        """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+        self.data.settle()
+        self.peers.settle()
+        elapsed = time.perf_counter() - self.timed_from
+        waited = self.data.seconds - self.timed_data
+        total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
+        count = int(self.count)
+        peers = (
+            world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
+            if self.peers.measures
+            else None
+        )
+        row = {f"train_{name}": total[name] / count for name in self.sums if count}
+        row |= {
+            "samples": self.samples,
+            "seconds_data": total["_data"] / world.size,
+            "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
+            "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
+            "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
+            "peer_shares": peers,
+            "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
+            "skipped_steps": int(self.skipped),
+        }
+        self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
+        self.restart_clock()
+        return row

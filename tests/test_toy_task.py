@@ -1,0 +1,210 @@
+"""The trainer with another model: a linear map of ten numbers, trained, resumed, stopped, evaluated."""
+
+import json
+
+import pytest
+import torch
+from helpers import REPO, run
+from torch import nn
+
+from histocc.runtime.world import World
+from histocc.trainer import loop
+from histocc.trainer.hooks import Callbacks, Intervals, Steps, StopPoll
+from histocc.trainer.run_log import log_columns
+
+ROWS, STEPS = 48, 24
+
+
+class Toy:
+    """Numbers [B, 10] → one number: squared and absolute error, and how often the sign is right."""
+
+    columns = ("loss", "loss_absolute", "sign_acc", "size")
+
+    def losses(self, model, batch):
+        error = model(batch["x"])[:, 0] - batch["y"]
+        return {"loss": error**2, "loss_absolute": error.abs()}
+
+    def metrics(self, model, batch):
+        right = (model(batch["x"])[:, 0] > 0) == (batch["y"] > 0)
+        positive = (batch["y"] > 0).double()
+        return {
+            **self.losses(model, batch),
+            "sign_acc": (right.double() * positive, positive),
+            "size": batch["y"],
+        }
+
+
+def batches(world=None, size=12):
+    """Every rank's share of batches that are the same on any number of processes."""
+    world = world or World()
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(ROWS, 10, generator=generator, dtype=torch.float64)
+    y = x @ torch.arange(10, dtype=torch.float64) / 10
+    for first in range(0, ROWS, size):
+        own = slice(first + world.rank, first + size, world.size)
+        yield {"x": x[own], "y": y[own], "global_count": size}
+
+
+class Loader:
+    def __init__(self, world):
+        self.world = world
+
+    def __len__(self):
+        return ROWS // 12
+
+    def __iter__(self):
+        return batches(self.world)
+
+    def at(self, epoch, first_batch):
+        return iter(list(batches(self.world))[first_batch:])
+
+
+def model_and_optimizer(saved=None):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(10, 4), nn.Dropout(0.2), nn.Linear(4, 1)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (2 * STEPS))
+    if saved:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+    return model, optimizer, scheduler
+
+
+def train(world, until=STEPS, saved=None, stop=None, dropout=True):
+    """(rows of the log, what was saved last)"""
+    from histocc.runtime.parallel import wrap
+
+    rows, kept = [], {}
+    raw_model, optimizer, scheduler = model_and_optimizer(saved)
+    if not dropout:
+        raw_model[1].p = 0.0
+    model = wrap(raw_model, world)
+
+    def save(step, names, position):
+        state = {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler}
+        kept.update({name: json_free(part.state_dict()) for name, part in state.items()})
+        kept.update(step=step, position=position, names=names)
+
+    run = loop.Run(model, Toy(), optimizer, scheduler, world, seed=3)
+    loaders = {"train": Loader(world), "val": Loader(world)}
+    steps = Steps(STEPS, saved["step"] if saved else 0, until)
+    intervals = Intervals(log=5, validate=8, save=6)
+    callbacks = Callbacks(save=save, log=rows.append, stop=stop)
+    loop.train(run, loaders, steps, intervals, callbacks, saved["position"] if saved else None)
+    return rows, kept
+
+
+def json_free(state):
+    """A copy that later steps do not change."""
+    import copy
+
+    return copy.deepcopy(state)
+
+
+def same(a, b):
+    return all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+
+
+def test_columns_come_from_the_task():
+    names = "step,epoch,samples,train_loss,train_loss_absolute,grad_norm,lr,samples_per_sec,seconds_data,val_loss,"
+    names += "val_loss_absolute,sign_acc,size,skipped_steps"
+    assert ",".join(log_columns(Toy.columns)) == names
+    rows, _ = train(World())
+    assert [row["step"] for row in rows] == [5, 8, 10, 15, 16, 20, 24]
+    last = rows[-1]
+    assert set(log_columns(Toy.columns)) <= set(last) and last["samples"] == 12 * STEPS
+    assert last["val_loss"] < rows[1]["val_loss"] and 0.5 < last["sign_acc"] <= 1
+
+
+@pytest.mark.parametrize("polls, step", [(10, 8), (17, 9)])  # inside the validation at step 8; behind it
+def test_stopped_and_resumed_equals_uninterrupted(polls, step):
+    rows, whole = train(World())
+    asked = iter(range(100))
+    first, saved = train(World(), stop=StopPoll(lambda: next(asked) == polls))
+    assert saved["names"] == ["last.bin"] and saved["step"] == step
+    assert (saved["position"]["unfinished"] is None) == (step != 8)
+    second, resumed = train(World(), saved=saved)
+    assert same(whole, resumed)
+    kept = ("step", "samples", "train_loss", "val_loss", "sign_acc", "size")
+    both = [[{name: row.get(name) for name in kept} for row in part] for part in (rows, [*first, *second])]
+    assert both[0] == both[1]
+
+
+CODE = """
+import json, sys
+sys.path[:0] = ["{repo}", "{repo}/tests"]
+from histocc.runtime.arguments import make_parser
+from histocc.runtime.entrypoint import add_process_arguments, start
+import test_toy_task as toy
+
+def work(args, world):
+    rows, kept = toy.train(world, dropout=False)
+    if world.is_main:
+        kept = ("train_loss", "val_loss", "sign_acc")
+        found = [{{name: row[name] for name in kept if name in row}} for row in rows]
+        print("ROWS", json.dumps(found))
+
+parser = make_parser("toy", "")
+add_process_arguments(parser)
+parser.set_defaults(stop_after=None)
+start(parser, work, ["--device", "cpu"])
+"""
+
+
+@pytest.mark.processes
+def test_one_and_two_processes_agree(tmp_path):
+    script, found = tmp_path / "toy.py", []
+    script.write_text(CODE.format(repo=str(REPO)))
+    for processes in (None, 2):
+        output = run(script, processes=processes, OMP_NUM_THREADS="1")
+        line = next(line for line in output.splitlines() if line.startswith("ROWS"))
+        found.append(json.loads(line.removeprefix("ROWS")))
+    assert len(found[0]) == len(found[1]) == 7
+    for one, two in zip(*found):
+        assert two == pytest.approx(one, rel=1e-9)
+
+
+# ---- tasks that do not keep to the interface
+
+
+def told(**changes):
+    class Wrong(Toy):
+        pass
+
+    for name, value in changes.items():
+        setattr(Wrong, name, value)
+    model, optimizer, scheduler = model_and_optimizer()
+    run = loop.Run(model, Wrong(), optimizer, scheduler, World())
+    with pytest.raises(ValueError) as error:
+        loop.train(run, {"train": Loader(World()), "val": Loader(World())}, Steps(1))
+    return str(error.value)
+
+
+def losses(function):
+    return lambda self, model, batch: function(model(batch["x"])[:, 0] - batch["y"])
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {"losses": losses(lambda e: {"loss": e.mean(), "loss_absolute": e})},
+            "'loss' has shape [], expected [12]",
+        ),
+        ({"losses": losses(lambda e: {"loss": e, "loss_absolute": e[:3]})}, "'loss_absolute' has shape [3]"),
+        ({"losses": losses(lambda e: {"loss": e[:, None], "loss_absolute": e})}, "'loss' has shape [12, 1]"),
+        ({"losses": losses(lambda e: {"loss": e[:5], "loss_absolute": e[:5]})}, "shape [5], expected [12]"),
+        ({"losses": losses(lambda e: {"loss": 1.0, "loss_absolute": e})}, "'loss' has shape float"),
+        ({"losses": losses(lambda e: {"loss_absolute": e})}, "it returned 'loss_absolute'"),
+        ({"losses": losses(lambda e: e)}, "it returned Tensor"),
+        ({"losses": losses(lambda e: {"loss": e})}, "returned loss; Wrong.columns names loss, loss_absolute"),
+        ({"metrics": losses(lambda e: {"loss": e})}, "Wrong.metrics returned loss; Wrong.columns names"),
+        (
+            {"columns": ("loss", "sign_acc", "size")},
+            "Wrong.losses returned loss, loss_absolute; Wrong.columns",
+        ),
+    ],
+)
+def test_a_task_that_returns_something_else_is_told_so(changes, words):
+    assert words in told(**changes)
