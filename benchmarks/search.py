@@ -30,7 +30,7 @@ from reference_model import Reference
 import finetune
 from histocc.formatter import BOS_IDX
 from histocc.model import model_io
-from histocc.predict.search import CodeSearch, CodeTree
+from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.sample.files import write
 from histocc.sample.generate import rows
 from histocc.text import encode
@@ -83,7 +83,7 @@ def train(folder: str, size: str, steps: int, *more: str) -> str:
 
 @torch.no_grad()
 def plain(
-    model: Reference, tree: CodeTree, ids: torch.Tensor, mask: torch.Tensor
+    model: Reference, tree: CodeTrie, ids: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
     """(probability of every code [codes], decoder calls) of one text, ids and mask [1, 128], as the published
     search finds them.
@@ -113,7 +113,7 @@ def seconds(work) -> tuple[float, object]:
 def measure(args, path: str) -> dict:
     model, formatter, state = model_io.load_model(path)
     started = time.perf_counter()
-    tree = CodeTree(list(state["key"]), formatter)
+    tree = CodeTrie(list(state["key"]), formatter)
     search = CodeSearch(model, tree)
     once = time.perf_counter() - started
     reference = Reference(

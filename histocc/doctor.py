@@ -336,7 +336,7 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
         report.add(f"{host} (machine {number})", [Finding(**finding) for finding in those])
     for name, check in TOGETHER.items():
         report.doing = name
-        world.did(name)
+        world.note(name)
         if world.backend or check is smoke_test:
             report.add(f"all {world.size} processes" if world.backend else "one process", [check(world)])
 

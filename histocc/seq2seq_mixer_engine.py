@@ -53,7 +53,7 @@ def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
     """Named losses of each observation, [B] each; "loss" is the one that is trained.
 
-    A criterion without `per_observation` returns the mean over its rows, which then stands for each of them.
+    A criterion without `per_sample` returns the mean over its rows, which then stands for each of them.
     """
     out_seq2seq, out_linear = outputs
     target_linear = batch["targets_linear"]
@@ -67,8 +67,8 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
         "target_seq2seq": batch["targets_seq2seq"].long(),
         "target_linear": target_linear,
     }
-    if hasattr(loss_fn, "per_observation"):
-        return loss_fn.per_observation(**arguments)
+    if hasattr(loss_fn, "per_sample"):
+        return loss_fn.per_sample(**arguments)
     return {"loss": loss_fn(**arguments).expand(len(target_linear))}
 
 
@@ -80,7 +80,7 @@ class MixerTask:
     accuracies are fractions 0…1.
 
     Args:
-        loss_fn: a criterion called like `LossMixer`; one without `per_observation` returns the mean over its
+        loss_fn: a criterion called like `LossMixer`; one without `per_sample` returns the mean over its
             rows, which then stands for each of them.
         each: is given every batch of a validation, its memory with what of it is padding, what was decoded,
         and
@@ -97,7 +97,7 @@ class MixerTask:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        losses = LOSSES if hasattr(self.loss_fn, "per_observation") else LOSSES[:1]
+        losses = LOSSES if hasattr(self.loss_fn, "per_sample") else LOSSES[:1]
         return (*losses, *(name for name in ACCURACIES if self.formatter is not None or name != "seq_acc"))
 
     def losses(self, model: nn.Module, batch: dict) -> dict[str, Tensor]:

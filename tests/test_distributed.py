@@ -306,19 +306,19 @@ def test_collectives_of_one_process():
     }
     assert all(type(value) is float for value in world.sum_over_ranks(totals).values())
     assert world.gather({"a": 1}) == [{"a": 1}] and world.barrier() is None
-    assert world.main_first("prepare", lambda: "done") == "done"
+    assert world.run_on_main("prepare", lambda: "done") == "done"
 
 
 # ---- work that rank 0 does first, on a store without processes
 
 
 def ranks_do(work, size: int = 3):
-    """What `main_first` gives on each rank, each a thread here: its result or the exception."""
+    """What `run_on_main` gives on each rank, each a thread here: its result or the exception."""
     store, outcomes = dist.HashStore(), [None] * size
 
     def rank(number):
         try:
-            outcomes[number] = World(rank=number, size=size, backend="gloo", store=store).main_first(
+            outcomes[number] = World(rank=number, size=size, backend="gloo", store=store).run_on_main(
                 "name", work
             )
         except BaseException as error:

@@ -112,7 +112,7 @@ SLEEPER = """
 import os, signal, time
 from histocc.runtime.world import init_world
 world = init_world(True, device="cpu", timeout_minutes=1)
-world.did("falling asleep")
+world.note("falling asleep")
 time.sleep(1.5)
 os.kill(os.getpid(), signal.SIGSTOP)
 """

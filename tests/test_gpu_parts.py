@@ -65,7 +65,7 @@ def test_a_clock_counts_the_devices_time(queue):
     since = clock.now()
     queue.busy(0.5)
     clock.add(since, clock.now())
-    clock.settle()
+    clock.synchronize()
     assert clock.seconds == 3.5 and queue.at == 3.5
 
 
@@ -173,8 +173,8 @@ def beats(monkeypatch):
 
 def test_a_process_that_gets_nowhere_notices_who_is_silent(beats):
     (own, dead, other), found, came = beats
-    dead.did("step 7: forward and backward pass")
-    own.did("step 8: waiting")
+    dead.note("step 7: forward and backward pass")
+    own.note("step 8: waiting")
     assert not came.wait(1.5)  # all beat
     dead._ended.set()  # as when its process is killed
     assert came.wait(20) and found[0][0] == [1] and found[0][1][1] == "step 7: forward and backward pass"
@@ -183,9 +183,9 @@ def test_a_process_that_gets_nowhere_notices_who_is_silent(beats):
 def test_who_gets_on_asks_nobody_and_who_leaves_is_not_missed(beats):
     (own, dead, other), found, came = beats
     other.stop()
-    own.did("waiting for the last save")
+    own.note("waiting for the last save")
     assert not came.wait(1.5)  # the one that left is silent, and that is no bad sign
     dead._ended.set()
     for step in range(40):
-        own.did(f"step {step}")
+        own.note(f"step {step}")
         assert not came.wait(0.05)

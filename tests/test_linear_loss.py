@@ -31,7 +31,7 @@ def test_mean_of_a_mixer_is_bitwise_that_of_torch(batch):
     logits = torch.randn(9, 26, 20)
     target = torch.ones(9, 27, dtype=torch.long)
     found = [
-        LossMixer(sequence, linear, 0.3).per_observation(logits, batch[0], target, batch[1])["loss_linear"]
+        LossMixer(sequence, linear, 0.3).per_sample(logits, batch[0], target, batch[1])["loss_linear"]
         for linear in (LinearLoss(MEAN), nn.BCEWithLogitsLoss())
     ]
     assert found[0].shape == (9,) and torch.equal(*found)

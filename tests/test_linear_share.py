@@ -23,7 +23,7 @@ from histocc.model.ngrams import NgramHasher
 from histocc.predict import __main__ as predict
 from histocc.predict import search
 from histocc.predict.coder import Coder
-from histocc.predict.search import CodeSearch, CodeTree
+from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
@@ -80,11 +80,11 @@ class TestSearch:
         model = make_model(formatter, len(codes), ngrams).double()
         ids, mask = inputs(model)
         expected = mixture(model, ids, mask, codes, formatter, share)
-        alone = search.full(model, ids, mask, CodeTree(codes, formatter))
+        alone = search.full(model, ids, mask, CodeTrie(codes, formatter))
         assert (
             expected.exp() - alone / alone.sum(1, keepdim=True)
         ).abs().max() > 0.05  # or this shows nothing
-        one = CodeSearch(model, CodeTree(codes, formatter), share)
+        one = CodeSearch(model, CodeTrie(codes, formatter), share)
         found = one.full(ids, mask)
         assert found.dtype == torch.float64 and (found.sum(1) - 1).abs().max() < 1e-12
         assert (found.log() - expected).abs().max() < 1e-9
@@ -107,7 +107,7 @@ class TestSearch:
         with torch.no_grad():
             model.decoder.head.weight.mul_(10)
             model.linear_decoder.weight.mul_(2)
-        one, opened, step = CodeSearch(model, CodeTree(codes, hisco_blocky5()), share), [], CodeSearch._open
+        one, opened, step = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), share), [], CodeSearch._open
         monkeypatch.setattr(
             CodeSearch,
             "_open",
@@ -116,7 +116,7 @@ class TestSearch:
         ids, mask = (torch.from_numpy(array) for array in encode(TEXTS[:20], ["en"] * 20))
         for dtype, tolerance in ((torch.float32, 2e-4), (torch.float64, 1e-10)):
             model.to(dtype)
-            one = CodeSearch(model, CodeTree(codes, hisco_blocky5()), share)
+            one = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), share)
             probs = one.full(ids, mask)
             opened.clear()
             numbers, found = one.topk(ids, mask, 3)
@@ -128,12 +128,12 @@ class TestSearch:
         formatter, codes = KEYS["hisco"]
         model = make_model(formatter, len(codes)).double()
         ids, mask = inputs(model)
-        written, linear = CodeSearch(model, CodeTree(codes, formatter), 0.4).log_probs(ids, mask)
+        written, linear = CodeSearch(model, CodeTrie(codes, formatter), 0.4).log_probs(ids, mask)
         assert (written - plain(model, ids, mask, codes, formatter).log()).abs().max() < 1e-9
         with torch.no_grad():
             assert torch.equal(linear, model.classify(model.encode(ids, mask)[1]).log_softmax(1))
         assert (
-            CodeSearch(model, CodeTree(codes, formatter), 1.0).full(ids, mask) - linear.exp()
+            CodeSearch(model, CodeTrie(codes, formatter), 1.0).full(ids, mask) - linear.exp()
         ).abs().max() < 1e-12
 
     @pytest.mark.parametrize("system", KEYS)
@@ -142,7 +142,7 @@ class TestSearch:
         formatter, codes = KEYS[system]
         model = make_model(formatter, len(codes))
         ids, mask = inputs(model)
-        one = CodeSearch(model, CodeTree(codes, formatter), 0.0)
+        one = CodeSearch(model, CodeTrie(codes, formatter), 0.0)
         monkeypatch.setattr(model, "classify", None)
         with torch.no_grad():
             memory, _ = one._encode(ids, mask)
@@ -150,8 +150,8 @@ class TestSearch:
         expected = torch.empty_like(by_leaf)
         expected[:, one.tree.code_of_leaf] = by_leaf
         assert torch.equal(one.full(ids, mask), expected)
-        assert torch.equal(search.full(model, ids, mask, CodeTree(codes, formatter)), expected)
-        other = search.topk(model, ids, mask, CodeTree(codes, formatter), 3)
+        assert torch.equal(search.full(model, ids, mask, CodeTrie(codes, formatter)), expected)
+        other = search.topk(model, ids, mask, CodeTrie(codes, formatter), 3)
         assert all(torch.equal(a, b) for a, b in zip(one.topk(ids, mask, 3), other))
 
     def test_equal_ones_stand_in_the_order_of_the_key(self):
@@ -161,11 +161,11 @@ class TestSearch:
             for layer in (model.decoder.head, model.linear_decoder):
                 layer.weight.zero_()
                 layer.bias.zero_()
-        numbers, probs = CodeSearch(model, CodeTree(codes, hisco_blocky5()), 0.5).topk(*inputs(model), 3)
+        numbers, probs = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), 0.5).topk(*inputs(model), 3)
         assert numbers.unique(dim=0).tolist() == [[0, 1, 2]] and (probs - 0.2).abs().max() < 1e-6
 
     def test_what_cannot_be(self):
-        model, tree = make_model(hisco_blocky5(), 3), CodeTree(HISCO, hisco_blocky5())
+        model, tree = make_model(hisco_blocky5(), 3), CodeTrie(HISCO, hisco_blocky5())
         with pytest.raises(ValueError, match="3 outputs, and the tree 13 codes"):
             CodeSearch(model, tree, 0.5)
         for share in (-0.1, 1.1, float("nan")):
@@ -320,7 +320,7 @@ def log_probs(model) -> tuple[np.ndarray, np.ndarray]:
     ids, mask = (torch.from_numpy(array) for array in encode(TEXTS, ["en"] * len(TEXTS)))
     return tuple(
         found.double().numpy()
-        for found in CodeSearch(model, CodeTree(HISCO, hisco_blocky5())).log_probs(ids, mask)
+        for found in CodeSearch(model, CodeTrie(HISCO, hisco_blocky5())).log_probs(ids, mask)
     )
 
 

@@ -231,8 +231,8 @@ def test_half_precision_is_computed_in_float32(dtype):
     outputs = torch.randn(3, 4).to(dtype), torch.ones(3, 4)
     for seq2seq in (BlockOrderInvariantLoss(PAD, 3, 2), OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2)):
         mixer = LossMixer(seq2seq, nn.BCEWithLogitsLoss())
-        halves = mixer.per_observation(logits, outputs[0], targets, outputs[1])
-        floats = mixer.per_observation(logits.float(), outputs[0].float(), targets, outputs[1])
+        halves = mixer.per_sample(logits, outputs[0], targets, outputs[1])
+        floats = mixer.per_sample(logits.float(), outputs[0].float(), targets, outputs[1])
         for name, value in halves.items():
             assert value.dtype == torch.float32 and torch.equal(value, floats[name])
 
@@ -460,7 +460,7 @@ def test_weight_of_rows_with_many_codes(matching):
     torch.testing.assert_close(heavy(logits, targets), losses[1].sum() / 4)
     outputs, labels = torch.randn(4, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)
     mixers = [LossMixer(loss_fn, nn.BCEWithLogitsLoss(), 0.25) for loss_fn in (plain, heavy)]
-    parts = [mixer.per_observation(logits, outputs, targets, labels) for mixer in mixers]
+    parts = [mixer.per_sample(logits, outputs, targets, labels) for mixer in mixers]
     assert torch.equal(parts[0]["loss_linear"], parts[1]["loss_linear"])
     torch.testing.assert_close(parts[1]["loss"] - parts[0]["loss"], 0.25 * (losses[1] - losses[0]))
 
@@ -494,7 +494,7 @@ def test_mixer(linear):
     logits, targets = make_logits(3), make_targets([1, 2, 3])
     outputs = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     labels = torch.tensor([[1.0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1]])
-    parts = mixer.per_observation(logits, outputs, targets, labels)
+    parts = mixer.per_sample(logits, outputs, targets, labels)
     assert list(parts) == ["loss", "loss_linear", "loss_seq2seq"] and all(
         part.shape == (3,) for part in parts.values()
     )

@@ -70,7 +70,7 @@ def test_a_share_is_cut_into_micro_batches_with_little_padding():
     cut = [
         rows[piece]
         for rows, w in zip(whole, widths)
-        for piece in cut_by_width(w, plan.micro_batches(0), plan.micro)
+        for piece in cut_by_width(w, plan.micro_batches(0), plan.micro_batch_size)
     ]
     assert padding(cut) < 0.15 < 0.3 < padding(whole)
 

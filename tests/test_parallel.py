@@ -41,7 +41,7 @@ def test_optimizer_state_of_one_process_loads_as_ever():
 
 
 def test_one_process_waits_for_nobody():
-    waiting = parallel.PeerWait(nn.Linear(2, 2), torch.device("cpu"))
+    waiting = parallel.StragglerTimer(nn.Linear(2, 2), torch.device("cpu"))
     waiting.backward_done()
     waiting.close()
     assert not waiting.measures and waiting.seconds == 0.0

@@ -25,7 +25,7 @@ from histocc.model.published import Given
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.search import CodeTree, full
+from histocc.predict.search import CodeTrie, full
 from histocc.runtime import checkpoint, signals
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
@@ -191,7 +191,7 @@ def test_other_decoders(model, tmp_path, decoder):
         ids, mask = map(torch.from_numpy, encode([row["occ1"].strip()], [language]))
         with torch.no_grad():
             flat = loaded.classify(loaded.encode(ids, mask)[1]).sigmoid()[0]
-        probs = flat if decoder == "flat" else full(loaded, ids, mask, CodeTree(CODES, hisco_blocky5()))[0]
+        probs = flat if decoder == "flat" else full(loaded, ids, mask, CodeTrie(CODES, hisco_blocky5()))[0]
         best = [
             (CODES[i], float(probs[i]))
             for i in probs.argsort(descending=True)[:3]
@@ -572,7 +572,7 @@ def test_published_models_code(tmp_path):
     coder = Coder.load(str(tmp_path / "mixer.bin"))
     assert coder.system == "hisco" and not coder.model.memory_mask and coder.codes == CODES
     ids, mask = map(torch.from_numpy, encode(texts, languages, width=128))
-    expected = full(made, ids, mask, CodeTree(CODES, hisco_blocky5()))
+    expected = full(made, ids, mask, CodeTrie(CODES, hisco_blocky5()))
     assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
 
     coder = Coder.load(str(tmp_path / "flat.bin"))

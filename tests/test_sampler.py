@@ -9,9 +9,9 @@ from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, epoch_rows
 plans = st.builds(
     BatchPlan,
     rows=st.integers(1, 300),
-    total=st.integers(1, 90),
+    global_batch_size=st.integers(1, 90),
     processes=st.integers(1, 9),
-    micro=st.integers(0, 12),
+    micro_batch_size=st.integers(0, 12),
     groups=st.integers(1, 5),
     group_rows=st.integers(1, 4),
 )
@@ -20,7 +20,9 @@ plans = st.builds(
 def rows_of(plan: BatchPlan, batch: int, rank: int, seed: int = 3, epoch: int = 5) -> list[int]:
     """Rows that a rank takes in a batch."""
     return (
-        EpochOrder(plan, seed, lambda rows: rows % 17).batch(epoch, batch)[plan.places(batch, rank)].tolist()
+        EpochOrder(plan, seed, lambda rows: rows % 17)
+        .batch(epoch, batch)[plan.rank_positions(batch, rank)]
+        .tolist()
     )
 
 
@@ -33,16 +35,16 @@ def test_every_row_once_whatever_the_processes(plan):
     ]
     assert sorted(row for batch in batches for row in batch) == list(range(plan.rows))
     assert [plan.batch_rows(batch) for batch in range(plan.steps_per_epoch)] == list(map(len, batches))
-    assert plan.steps_per_epoch == -(-plan.rows // plan.total)
+    assert plan.steps_per_epoch == -(-plan.rows // plan.global_batch_size)
 
 
 @settings(max_examples=200, deadline=None)
 @given(plans)
 def test_shares_are_even_and_micro_batches_few_and_small(plan):
     for batch in range(plan.steps_per_epoch):
-        shares = [len(plan.places(batch, rank)) for rank in range(plan.processes)]
+        shares = [len(plan.rank_positions(batch, rank)) for rank in range(plan.processes)]
         assert max(shares) - min(shares) <= 1
-        assert plan.accumulation(batch) == max(1, -(-max(shares) // plan.micro))
+        assert plan.accumulation(batch) == max(1, -(-max(shares) // plan.micro_batch_size))
         assert plan.accumulation(batch) <= plan.micro_batches(batch) < plan.accumulation(batch) + plan.groups
 
 
@@ -53,7 +55,10 @@ def test_ranks_have_equal_work_in_characters():
     plan = BatchPlan(4000, 200, 4)
     order = EpochOrder(plan, 1, lengths)
     sums = np.array(
-        [[lengths(order.batch(0, b)[plan.places(b, rank)]).sum() for rank in range(4)] for b in range(20)]
+        [
+            [lengths(order.batch(0, b)[plan.rank_positions(b, rank)]).sum() for rank in range(4)]
+            for b in range(20)
+        ]
     )
     assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
 
@@ -62,15 +67,17 @@ def test_ranks_have_equal_work_in_characters():
 @given(st.integers(1, 300), st.integers(1, 90), st.integers(1, 9))
 def test_one_micro_batch_unless_asked(rows, total, processes):
     plan = BatchPlan(rows, total, processes)
-    assert {plan.micro_batches(batch) for batch in range(plan.steps_per_epoch)} == {1} and plan.micro == -(
-        -total // processes
-    )
+    assert {plan.micro_batches(batch) for batch in range(plan.steps_per_epoch)} == {
+        1
+    } and plan.micro_batch_size == -(-total // processes)
 
 
 @settings(max_examples=30, deadline=None)
 @given(plans, plans)
 def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, other):
-    other = BatchPlan(plan.rows, plan.total, other.processes, other.micro, other.groups)
+    other = BatchPlan(
+        plan.rows, plan.global_batch_size, other.processes, other.micro_batch_size, other.groups
+    )
     for batch in range(min(plan.steps_per_epoch, 5)):
         rows = [
             sorted(row for rank in range(p.processes) for row in rows_of(p, batch, rank))
@@ -111,7 +118,9 @@ def test_order_stays_as_it_is():
     assert epoch_rows(np.arange(10), 10, seed=42, epoch=0).tolist() == [1, 9, 0, 2, 6, 7, 3, 4, 8, 5]
     assert epoch_rows(np.arange(10), 10, seed=42, epoch=1).tolist() == [4, 5, 6, 7, 3, 9, 1, 0, 8, 2]
     assert epoch_rows(np.arange(4), 1_000_000, seed=7, epoch=3).tolist() == [265068, 860614, 185254, 236792]
-    assert [BatchPlan(11, 7, 2).places(batch, rank).tolist() for batch in (0, 1) for rank in (0, 1)] == [
+    assert [
+        BatchPlan(11, 7, 2).rank_positions(batch, rank).tolist() for batch in (0, 1) for rank in (0, 1)
+    ] == [
         [0, 2, 4, 6],
         [1, 3, 5],
         [0, 2],

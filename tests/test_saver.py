@@ -213,7 +213,7 @@ def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
 
     meter = Meter()
     work(2.0)
-    meter.leave_out(lambda: work(50.0))
+    meter.untimed(lambda: work(50.0))
     meter.samples += 12
     work(1.0)
     assert meter.row(World())["samples_per_sec"] == 4.0

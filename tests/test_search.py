@@ -14,7 +14,7 @@ from histocc.formatter import (
 )
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict import search
-from histocc.predict.search import CodeSearch, CodeTree
+from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.text import encode
 
 SMALL = {
@@ -95,7 +95,7 @@ def test_full_and_topk_equal_the_plain_search(system, memory_mask):
     model = make_model(formatter, memory_mask)
     expected = plain(model, *inputs(model), codes, formatter)
     assert expected.log().std() > 0.5  # not all the same, or this shows nothing
-    tree = CodeTree(codes, formatter)
+    tree = CodeTrie(codes, formatter)
     found = search.full(model, *inputs(model), tree)
     assert ((found - expected).abs() / expected).max() < 1e-10
     for k in (1, 3, len(codes), len(codes) + 5):
@@ -112,7 +112,7 @@ def test_full_and_topk_equal_the_plain_search(system, memory_mask):
 def test_results_do_not_depend_on_how_rows_are_put_together(monkeypatch):
     formatter, codes = KEYS["hisco"]
     model = make_model(formatter)
-    one = CodeSearch(model, CodeTree(codes, formatter))
+    one = CodeSearch(model, CodeTrie(codes, formatter))
     ids, mask = (torch.cat([part] * 4) for part in inputs(model))
     together, best = one.full(ids, mask), one.topk(ids, mask, 3)
     monkeypatch.setattr(search, "PREFIXES_AT_ONCE", {"cpu": 30})
@@ -133,7 +133,7 @@ def test_equal_probabilities_stand_in_the_order_of_the_key():
         model.decoder.head.weight.zero_()  # every token has the same probability
         model.decoder.head.bias.zero_()
     ids, mask = inputs(model)
-    numbers, probabilities = search.topk(model, ids, mask, CodeTree(codes, formatter), 3)
+    numbers, probabilities = search.topk(model, ids, mask, CodeTrie(codes, formatter), 3)
     assert (
         numbers.tolist() == [[0, 1, 2]] * len(ids)
         and (probabilities.log() + 5 * torch.tensor(model.vocab_size).log()).abs().max() < 1e-6
@@ -144,7 +144,7 @@ def test_a_sure_model_opens_few_prefixes(monkeypatch):
     formatter = hisco_blocky5()
     codes = [f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"]
     model = make_model(formatter, sharp=30)
-    tree = CodeTree(codes, formatter)
+    tree = CodeTrie(codes, formatter)
     assert tree.inner == 1 + 4 + 16 + 64 + 192 and len(tree.token) == tree.inner + len(codes)
     one, opened, step = CodeSearch(model, tree), [], CodeSearch._open
     monkeypatch.setattr(
@@ -163,26 +163,26 @@ def test_the_model_keeps_its_mode():
     formatter, codes = KEYS["occ1950"]
     model = make_model(formatter).train()
     model.encoder.eval()
-    found = search.full(model, *inputs(model), CodeTree(codes, formatter))
+    found = search.full(model, *inputs(model), CodeTrie(codes, formatter))
     assert model.training and not model.encoder.training and not found.requires_grad
 
 
 def test_trees_that_cannot_be():
     with pytest.raises(ValueError, match="no codes"):
-        CodeTree([], hisco_blocky5())
+        CodeTrie([], hisco_blocky5())
     with pytest.raises(ValueError, match="'-1' and '-1' have the same tokens"):
-        CodeTree(["61110", "-1", "-1"], hisco_blocky5())
+        CodeTrie(["61110", "-1", "-1"], hisco_blocky5())
     with pytest.raises(CodeError, match="'6111'"):
-        CodeTree(["6111"], hisco_blocky5())
+        CodeTrie(["6111"], hisco_blocky5())
     formatter, codes = KEYS["hisco"]
     with pytest.raises(ValueError, match="at least 1"):
-        search.topk(make_model(formatter), *inputs(make_model(formatter)), CodeTree(codes, formatter), 0)
+        search.topk(make_model(formatter), *inputs(make_model(formatter)), CodeTrie(codes, formatter), 0)
 
 
 def test_a_tree_holds_each_prefix_once():
     formatter, _ = KEYS["general"]
     codes = [a + b for a in string.ascii_lowercase for b in "123"]
-    tree = CodeTree(codes, formatter)  # two letters, and EOS twice behind each code
+    tree = CodeTrie(codes, formatter)  # two letters, and EOS twice behind each code
     assert [b - a for a, b in zip(tree.levels, tree.levels[1:])] == [1, 26, 78, 78, 78]
     assert (
         sorted(tree.code_of_leaf.tolist()) == list(range(78)) and tree.children.sum() == len(tree.token) - 1

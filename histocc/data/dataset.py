@@ -82,7 +82,7 @@ class MicroBatches(Dataset):
         """
         epoch, batch = index
         rows = self.order.batch(epoch, batch)
-        share = rows[self.plan.places(batch, self.rank)]
+        share = rows[self.plan.rank_positions(batch, self.rank)]
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
         flat, offsets, language, codes = self._texts_and_codes(share, epoch)
@@ -90,7 +90,7 @@ class MicroBatches(Dataset):
         characters = mask.sum(axis=1) - 2  # [B]
         width = self.widths[characters]
         targets, parts = self._targets(codes), self.plan.micro_batches(batch)
-        pieces = cut_by_width(width, parts, self.plan.micro)
+        pieces = cut_by_width(width, parts, self.plan.micro_batch_size)
         return [
             {
                 "input_ids": torch.from_numpy(input_ids[kept, : width[kept].max()]),

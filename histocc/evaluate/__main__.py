@@ -46,7 +46,7 @@ from histocc.model.decoding import sets_of
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
 from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
-from histocc.predict.search import CodeSearch, CodeTree
+from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.runtime import arguments, checkpoint, checksums, entrypoint, outputs
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError
@@ -316,7 +316,7 @@ def prepared(
         except preparing.UnusableData as error:
             raise UserError(nothing_left(error.report, args)) from None
 
-    settings, folder = world.main_first("prepare", first)
+    settings, folder = world.run_on_main("prepare", first)
     return on_every_node(
         PrepareSettings(**settings),
         args.output,
@@ -413,8 +413,8 @@ def baseline_figures(
 
     if not args.baseline:
         return None
-    world.did("fitting the baseline")
-    return world.main_first("baseline", fit)
+    world.note("fitting the baseline")
+    return world.run_on_main("baseline", fit)
 
 
 def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
@@ -478,7 +478,7 @@ def collector(
 ) -> Callable[..., None]:
     """What the task gives every batch to."""
     search = (
-        None if state.get("kind") == "flat" else CodeSearch(model, CodeTree(list(state["key"]), formatter))
+        None if state.get("kind") == "flat" else CodeSearch(model, CodeTrie(list(state["key"]), formatter))
     )
     together = ranks_together(state)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from histocc.evaluate.measures import SHARES, threshold_counts
 from histocc.formatter import BlockyFormatter
-from histocc.model.decoding import widened
+from histocc.model.decoding import upcast_half
 from histocc.model.thresholds import Thresholds
 from histocc.runtime.world import World
 
@@ -50,7 +50,7 @@ class Outcomes:
         both decoders; None where that is not asked for.
         """
         kept = batch["weights"] > 0
-        logits, codes = widened(linear_logits)[kept], batch["targets_linear"][kept]  # [B, C], [B, K]
+        logits, codes = upcast_half(linear_logits)[kept], batch["targets_linear"][kept]  # [B, C], [B, K]
         has = codes >= 0
         place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the most probable
         of_true = place.gather(1, codes.clamp(min=0))

@@ -58,7 +58,7 @@ def say_banner(
         faster = "the n-grams"
     else:
         faster = "the linear decoder and the n-grams" if model.ngrams else "the linear decoder"
-    uneven = plan.total != args.batch_size * world.size * accumulation
+    uneven = plan.global_batch_size != args.batch_size * world.size * accumulation
     world.print(
         "\n".join(
             [
@@ -98,7 +98,7 @@ def say_banner(
                 (
                     f"Batch size per {per}: {'at most ' if uneven else ''}{args.batch_size} × {world.size}"
                     f" processes × {accumulation} accumulation steps{'; ' if uneven else ' = '}Total batch"
-                    f" size: {plan.total}"
+                    f" size: {plan.global_batch_size}"
                 ),
                 *(
                     [f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding"]
@@ -149,10 +149,10 @@ def notes(world: World, plan: BatchPlan, gpus: int) -> list[str]:
             f"this SLURM job has {allocated} nodes, and the run uses {world.nodes}: start one torchrun on"
             " each with srun, as scripts/train_slurm_multi_node.sh does"
         )
-    if plan.rows < plan.total:
+    if plan.rows < plan.global_batch_size:
         found.append(
-            f"a step takes all {plan.rows:,} rows, fewer than the total batch of {plan.total:,}: a smaller"
-            " --batch-size learns more often"
+            f"a step takes all {plan.rows:,} rows, fewer than the total batch of {plan.global_batch_size:,}:"
+            " a smaller --batch-size learns more often"
         )
     return found
 

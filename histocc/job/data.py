@@ -170,8 +170,8 @@ def prepared(
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return [asdict(settings), folder]
 
-    world.did("preparing data")
-    settings, folder = world.main_first("prepare", first)
+    world.note("preparing data")
+    settings, folder = world.run_on_main("prepare", first)
     settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
     data = on_every_node(
@@ -194,7 +194,7 @@ def on_every_node(
     ranks.
     """
     leaders = world.node_leaders()
-    folders = world.led(
+    folders = world.run_on(
         "prepare on each node",
         leaders,
         lambda: preparing.prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),

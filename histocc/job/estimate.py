@@ -69,7 +69,7 @@ def dry_run(
     peaks = world.gather(_peak_memory(world))
     size, kept = checkpoint_bytes(setup), min(args.keep_checkpoints, steps // args.save_interval) + 2
     each_epoch = args.num_epochs if args.save_each_epoch else 0
-    free = world.main_first("free space", lambda: _free_space(args.save_path))
+    free = world.run_on_main("free space", lambda: _free_space(args.save_path))
     total = steps * step_seconds + validations * validation_seconds
     lines = [
         (
@@ -133,7 +133,7 @@ def _longest_texts(
         if setup.config["memory_mask"]
         else setup.config["max_len"]
     )
-    rows = -(-setup.plan.total // (world.size * setup.plan.micro_batches(0)))
+    rows = -(-setup.plan.global_batch_size // (world.size * setup.plan.micro_batches(0)))
     for _ in range(2):
         batch = trial_batch(data, formatter, setup.config, rows, width, world)
         loop.forward_backward(setup.run.model, setup.run.task, batch, setup.run.precision)

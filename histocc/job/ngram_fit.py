@@ -126,7 +126,10 @@ def fit(
     model.train()
     dropout, model.ngrams.dropout, model.ngrams.sparse = model.ngrams.dropout, DROPOUT, True
     most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
-    steps = [max(1, min(each * len(batches), most // batches.plan.total)) for each in (LINEAR_PASSES, passes)]
+    steps = [
+        max(1, min(each * len(batches), most // batches.plan.global_batch_size))
+        for each in (LINEAR_PASSES, passes)
+    ]
     fast = [model.ngrams.linear.weight, model.linear_decoder.bias]
     to_memory = [model.ngrams.word_to_memory.weight, model.ngrams.text_to_memory.weight]
     slow = [*to_memory, *model.decoder.parameters()]

@@ -51,7 +51,7 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
         }
 
     leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
-    answers = dict(zip(leaders, world.led("resume", leaders, newest)))
+    answers = dict(zip(leaders, world.run_on("resume", leaders, newest)))
     # a restart by the launcher starts nothing anew
     found = {
         rank: answer
@@ -91,10 +91,10 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
 
 def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) -> None:
     total = resumed["position"]["total_batch"]
-    if total != plan.total:
+    if total != plan.global_batch_size:
         raise UserError(
-            f"the run in {args.save_path} has a total batch of {total}, these arguments make {plan.total}; "
-            f"pass --global-batch-size {total}"
+            f"the run in {args.save_path} has a total batch of {total}, these arguments make"
+            f" {plan.global_batch_size}; pass --global-batch-size {total}"
         )
 
 

@@ -165,7 +165,7 @@ def run_training(
             checkpoint.remove_leftovers(own)
             console.write_into(own.free_name(console.FILE))
 
-        world.main_first("lock", take)
+        world.run_on_main("lock", take)
         with advice_on_memory(args, world):
             _train_in_folder(args, world, data, formatter, files)
 
@@ -271,9 +271,9 @@ def _train_in_folder(
     def open_loggers() -> None:
         here["loggers"] = Loggers(args, name, setup.step, own, world.stop_asked_anywhere)
 
-    world.main_first("loggers", open_loggers)
+    world.run_on_main("loggers", open_loggers)
     if args.overwrite and not resumed:
-        world.led("clear", world.node_leaders(), lambda: run_files.clear(own))
+        world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own))
     if world.is_main:
         write_run_files(vars(args) | asked, own, data, world.print)
     stop = StopPoll(world.stop_agreed)
@@ -439,7 +439,7 @@ def make_model(
     first = None
     if args.initial_checkpoint and not resumed:
         here = {}
-        world.main_first("initial weights", lambda: here.update(state=initial_weights.initial_weights(args)))
+        world.run_on_main("initial weights", lambda: here.update(state=initial_weights.initial_weights(args)))
         first = world.broadcast(here.get("state"), 0)
     recipe.settle(args, resumed, first)
     if resumed:
@@ -555,7 +555,7 @@ def state_maker(
     }
     facts = {
         "files": checksums_of_files(args),
-        "total_batch": setup.plan.total,
+        "total_batch": setup.plan.global_batch_size,
         "steps_per_epoch": setup.plan.steps_per_epoch,
         "fingerprint": data.fingerprint,
         "launchers": sorted(set(world.gather(world.launcher))),

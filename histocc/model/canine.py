@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from histocc.model import encoder_sizes
 from histocc.model.layers import Dropout, attend, project_together
-from histocc.runtime.parallel import whole_tensor
+from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
@@ -188,7 +188,7 @@ class CharEmbeddings(nn.Module):
         (FSDP): all ranks.
         """
         trained, positions = (
-            whole_tensor(state.pop(prefix + name)) for name in ("trained_rows", "trained_positions")
+            full_tensor(state.pop(prefix + name)) for name in ("trained_rows", "trained_positions")
         )
         for i, (bucket, part) in enumerate(
             zip(module.row_numbers, trained.split([len(bucket) for bucket in module.row_numbers]))
@@ -450,14 +450,14 @@ class CanineEncoder(nn.Module):
         chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)  # [B, S, H]
         # [B, M, H]
         molecules = self.encoder(
-            self.chars_to_molecules(chars, padding_follows), open_blank_rows(visible_blocks)
+            self.chars_to_molecules(chars, padding_follows), unmask_empty_rows(visible_blocks)
         )
         # [B, S, H]
-        final = self.final_char_encoder(self.projection(chars, molecules), open_blank_rows(visible))
+        final = self.final_char_encoder(self.projection(chars, molecules), unmask_empty_rows(visible))
         return final, self.pooler(molecules)
 
 
-def open_blank_rows(visible: Tensor) -> Tensor:
+def unmask_empty_rows(visible: Tensor) -> Tensor:
     """Attention over nothing is undefined, so a row with nothing to look at looks at everything. bool [B,
     L].
     """

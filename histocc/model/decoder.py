@@ -128,9 +128,11 @@ class DecoderLayer(nn.Module):
         """x [B, T, H], memory [B, S, H]; visible None means causal and nothing else → [B, T, H]."""
         q, k, v = self.self_attn.project(x, ALL)
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
-        return self.look_and_think(x, *self.multihead_attn.project(memory, KEY_VALUE), memory_visible)
+        return self.cross_attend_and_feed_forward(
+            x, *self.multihead_attn.project(memory, KEY_VALUE), memory_visible
+        )
 
-    def look_and_think(
+    def cross_attend_and_feed_forward(
         self,
         x: Tensor,
         memory_k: Tensor,
@@ -278,7 +280,9 @@ class TransformerDecoder(nn.Module):
                 q, cache.keys[i][:, :, : t + 1], cache.values[i][:, :, : t + 1], visible
             )
             x = layer.norm1(x + layer.dropout(mixed))
-            x = layer.look_and_think(x, cache.memory_keys[i], cache.memory_values[i], cache.memory_visible)
+            x = layer.cross_attend_and_feed_forward(
+                x, cache.memory_keys[i], cache.memory_values[i], cache.memory_visible
+            )
         cache.length = t + 1
         return self.head(x)[:, 0]
 

@@ -88,7 +88,7 @@ def flat_sorted(
     order = order_by_length(attention_mask)
     with evaluating(model):
         parts = [
-            widened(model.classify(model.encode(ids, mask)[1])).sigmoid()
+            upcast_half(model.classify(model.encode(ids, mask)[1])).sigmoid()
             for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))
         ]
     return torch.cat(parts)[torch.argsort(order)]
@@ -125,7 +125,7 @@ def greedy_from_memory(
     memory [B, S, H] from `model.encode` in evaluation mode; memory_padding_mask from
     `model.memory_padding_mask`.
     """
-    batch, number = len(memory), widened(memory).dtype
+    batch, number = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
@@ -138,7 +138,7 @@ def greedy_from_memory(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(1, max_codes * block_size + 1):
             logits = model.decoder.step(tokens[rows, position - 1], cache)  # [rows, V]
-            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)  # [rows], [rows]
+            log_prob, token = upcast_half(logits).log_softmax(dim=-1).max(dim=-1)  # [rows], [rows]
             block, within = divmod(position - 1, block_size)
             if within == 0:
                 ends = token == PAD_IDX
@@ -170,7 +170,7 @@ def _greedy_to_the_end(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
         for position in range(1, tokens.shape[1]):
             logits = model.decoder.step(tokens[:, position - 1], cache)  # [B, V]
-            log_prob, token = widened(logits).log_softmax(dim=-1).max(dim=-1)  # [B], [B]
+            log_prob, token = upcast_half(logits).log_softmax(dim=-1).max(dim=-1)  # [B], [B]
             log_probs.append(log_prob)
             if position < tokens.shape[1] - 1:
                 tokens[:, position] = token
@@ -258,7 +258,7 @@ def set_probs(
     batch, room, size = blocks.shape
     there = (blocks != PAD_IDX).any(-1)  # [B, room]
     number = there.sum(1)
-    found = torch.zeros(batch, dtype=widened(memory).dtype, device=memory.device)
+    found = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
     front = blocks.gather(1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks))
     with evaluating(model):
         for count in number.unique().tolist():
@@ -292,9 +292,11 @@ def _log_probs(
     follows = torch.cat([flat, end], dim=1)[:, :room]  # nothing ends what fills the room
     written = torch.cat([begin, flat], dim=1)[:, :room]
     logits = model.decode(memory[of], written, None if padding is None else padding[of])
-    return widened(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+    return (
+        upcast_half(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+    )
 
 
-def widened(x: Tensor) -> Tensor:
+def upcast_half(x: Tensor) -> Tensor:
     """Half precision as float32, the rest as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -286,10 +286,10 @@ class LossMixer(nn.Module):
     def forward(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> Tensor:
-        """Scalar: the mean over observations of ``per_observation``'s "loss"; arguments as there."""
-        return self.per_observation(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
+        """Scalar: the mean over observations of ``per_sample``'s "loss"; arguments as there."""
+        return self.per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
-    def per_observation(
+    def per_sample(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> dict[str, Tensor]:
         """The parts of each observation's loss, [B] each: "loss", "loss_linear", "loss_seq2seq".

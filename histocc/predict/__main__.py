@@ -240,7 +240,9 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     args.source = args.input  # as it was named: what comes through a pipe is saved elsewhere
     started, everyone = time.monotonic(), list(range(world.size))
 
-    settings, before, args.input = world.main_first("first look", lambda: first_look(args, world, held, here))
+    settings, before, args.input = world.run_on_main(
+        "first look", lambda: first_look(args, world, held, here)
+    )
     file = CodedFile(args.output, settings)
     found: dict[str, Scan] = {}
 
@@ -249,7 +251,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
             here["job"] = Job(args, world)
         found["scan"] = file.open_scan()
 
-    world.led("ready", everyone, ready)
+    world.run_on("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
     if not args.non_verbose:
         world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
@@ -268,7 +270,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
             ),
         )
 
-    world.led("frequent texts", everyone, often)
+    world.run_on("frequent texts", everyone, often)
     job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
@@ -278,14 +280,14 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
             if number % world.size == world.rank and not file.is_done(number):
                 job.code_part(file, number, chunks, frequent)
 
-    world.led("parts", everyone, parts)
+    world.run_on("parts", everyone, parts)
 
     def join() -> dict:
         if fingerprint(args.input, args.input != args.source) != settings["input"]:
             raise UserError(f"{args.source} was changed while it was coded; start anew with --overwrite")
         return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
 
-    counts = world.main_first("join", join)
+    counts = world.run_on_main("join", join)
     if world.is_main:
         remove_parts(file, held)
     say_end(args, world, scan.rows, counts, time.monotonic() - started, job)

@@ -9,7 +9,7 @@ from torch import Tensor
 from histocc.formatter import BOS_IDX, BlockyFormatter
 
 
-class CodeTree:
+class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens.
 
     Nodes are numbered level by level; the first `inner` of them are prefixes that go on, from 0, the
@@ -57,7 +57,7 @@ class CodeTree:
             torch.from_numpy, (token, depth, path, first_child, children, order)
         )
 
-    def to(self, device: torch.device) -> "CodeTree":
+    def to(self, device: torch.device) -> "CodeTrie":
         """This tree with its tensors on `device`, in place."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):

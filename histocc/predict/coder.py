@@ -12,7 +12,7 @@ from histocc.formatter import PAD_IDX
 from histocc.model import decoding, model_io
 from histocc.model.published import Given
 from histocc.model.thresholds import Thresholds
-from histocc.predict.search import CodeSearch, CodeTree
+from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
@@ -200,7 +200,7 @@ class Coder:
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     self._search = CodeSearch(
-                        self.model, CodeTree(self.codes, self.formatter), self.linear_share
+                        self.model, CodeTrie(self.codes, self.formatter), self.linear_share
                     )
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
@@ -260,7 +260,7 @@ class Coder:
 
     def _flat_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
-            return decoding.widened(self.model.classify(self.model.encode(ids, mask)[1]))
+            return decoding.upcast_half(self.model.classify(self.model.encode(ids, mask)[1]))
 
     def _batch(
         self,

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
-from histocc.model.decoding import evaluating, widened
+from histocc.model.decoding import evaluating, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.predict.code_trie import CodeTree
+from histocc.predict.code_trie import CodeTrie
 
 # of all rows together, in `full`; more would leave a CPU's caches
 PREFIXES_AT_ONCE = {
@@ -44,7 +44,7 @@ LEFT_OUT = {
 INF = float("inf")
 
 
-class _Opened:
+class _PrefixCache:
     """Keys and values of the prefixes that went through a layer's self-attention, [slots, H]; grows."""
 
     def __init__(self, slots: int):
@@ -118,7 +118,7 @@ class CodeSearch:
     where they are not as many, or the share is another number.
     """
 
-    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTree, linear_share: float = 0.0):
+    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
         if not 0 <= linear_share <= 1:
             raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
         outputs = model.linear_decoder.out_features
@@ -160,7 +160,7 @@ class CodeSearch:
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
             written = torch.cat([self._by_code(part) for part in self._parts(memory, len(input_ids))])
-            return written, widened(self.model.classify(pooled)).log_softmax(1)
+            return written, upcast_half(self.model.classify(pooled)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most probable codes (all, where there are fewer): (numbers int64 [B, k], probabilities float
@@ -209,7 +209,7 @@ class CodeSearch:
         self,
         nodes: Tensor,
         memory: _Memory,
-        opened: list[_Opened],
+        opened: list[_PrefixCache],
         start: int,
         path: Tensor,
         visible: Tensor | None,
@@ -221,7 +221,7 @@ class CodeSearch:
         """
         rows = len(memory.keys[0])
         q = self.q[nodes].transpose(-3, -2)  # [(B,) heads, P, H / heads]
-        x = self.layers[0].look_and_think(
+        x = self.layers[0].cross_attend_and_feed_forward(
             self.x[nodes], memory.keys[0], memory.values[0], memory.visible, q.expand(rows, -1, -1, -1)
         )
         for i, layer in enumerate(self.layers[1:], start=1):
@@ -233,12 +233,12 @@ class CodeSearch:
             x = layer.norm1(
                 flat + attend_to_path(attention, q, *opened[i].put(start, k, v), path, visible)
             ).view_as(x)
-            x = layer.look_and_think(x, memory.keys[i], memory.values[i], memory.visible)
-        return widened(self.model.decoder.head(x)).log_softmax(-1)
+            x = layer.cross_attend_and_feed_forward(x, memory.keys[i], memory.values[i], memory.visible)
+        return upcast_half(self.model.decoder.head(x)).log_softmax(-1)
 
     def _full(self, memory: _Memory, rows: int) -> Tensor:
         tree, levels = self.tree, self.tree.levels
-        opened = [_Opened(rows * tree.inner) for _ in self.layers]
+        opened = [_PrefixCache(rows * tree.inner) for _ in self.layers]
         begin = torch.tensor(levels[: tree.depths], device=self.x.device)
         size = torch.tensor(levels[1 : tree.depths + 1], device=self.x.device) - begin
         row = torch.arange(rows, device=self.x.device)[:, None, None]
@@ -267,12 +267,12 @@ class CodeSearch:
     def _first_queue(self, pooled: Tensor) -> "_Queue":
         """The empty prefix of each row."""
         rows, tree = len(pooled), self.tree
-        log_prob = self.x.new_zeros(rows, 1, dtype=widened(self.x).dtype)
+        log_prob = self.x.new_zeros(rows, 1, dtype=upcast_half(self.x).dtype)
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
         if not self.linear_share:
             return _Queue(log_prob, nodes, slots)
         best = log_prob.new_empty(rows, tree.levels[-1])  # [B, nodes]
-        best[:, tree.inner :] = widened(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
+        best[:, tree.inner :] = upcast_half(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
         mass = best.exp()
         for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
             parent = torch.repeat_interleave(
@@ -287,8 +287,8 @@ class CodeSearch:
     def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
         tree, device, rows = self.tree, self.x.device, len(queue.node)
         codes = torch.empty(rows, k, dtype=torch.int64, device=device)
-        log_probs = self.x.new_empty(rows, k, dtype=widened(self.x).dtype)
-        opened, used = [_Opened(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
+        log_probs = self.x.new_empty(rows, k, dtype=upcast_half(self.x).dtype)
+        opened, used = [_PrefixCache(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
         paths = torch.zeros(0, tree.depths, dtype=torch.int64, device=device)  # slots on the way to each slot
         active = torch.arange(rows, device=device)
         while True:
@@ -372,7 +372,7 @@ class _Queue:
         self.log_prob = self.log_prob.scatter(1, at, self.log_prob.gather(1, at).masked_fill(~none, -INF))
         return found, node, slot
 
-    def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTree) -> None:
+    def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
         """What follows the prefixes `nodes` [B, P] of log_prob [B, P] in `slots` [B, P]; after: as
         `CodeSearch._open` gives it.
         """
@@ -384,7 +384,7 @@ class _Queue:
         self.node = torch.cat([self.node, child.flatten(1)], dim=1)
         self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
 
-    def best_codes(self, k: int, tree: CodeTree) -> tuple[Tensor, Tensor]:
+    def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
         """(numbers of codes, log_prob), each [B, k]: sorted by number first, then by probability, which
         leaves equal ones in order.
         """
@@ -448,7 +448,7 @@ class _JointQueue(_Queue):
         least = scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
         return is_open & (counts[:, None] | (scores >= least))
 
-    def best_codes(self, k: int, tree: CodeTree) -> tuple[Tensor, Tensor]:
+    def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
         """As of `_Queue`, with the logarithm of the probability among all codes."""
         known, left = self.sums(tree.inner)
         total = torch.logaddexp(known, left - math.log(2))
@@ -456,13 +456,13 @@ class _JointQueue(_Queue):
         return codes, score - total[:, None]
 
 
-def full(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTree) -> Tensor:
+def full(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTrie) -> Tensor:
     """`CodeSearch.full` for a single batch."""
     return CodeSearch(model, tree).full(input_ids, attention_mask)
 
 
 def topk(
-    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTree, k: int
+    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTrie, k: int
 ) -> tuple[Tensor, Tensor]:
     """`CodeSearch.topk` for a single batch."""
     return CodeSearch(model, tree).topk(input_ids, attention_mask, k)

@@ -10,7 +10,7 @@ import torch
 class DeviceClock:
     """Adds up `seconds` between pairs of moments. On a GPU they are moments of its own queue: what the host
     does while the queue is not empty takes no time. Events are read when they are over, so nothing waits for
-    the device but `settle`. device: None for the host's own clock.
+    the device but `synchronize`. device: None for the host's own clock.
     """
 
     def __init__(self, device: torch.device | None = None):
@@ -33,7 +33,7 @@ class DeviceClock:
         self._open.append((since, until))
         self._read()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until the device has done all that it was given, and reads all events."""
         if self._on_gpu:
             self.now().synchronize()

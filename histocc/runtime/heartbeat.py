@@ -19,7 +19,9 @@ LEFT = "left"
 
 
 class Heartbeat:
-    """`did` notes what this process does next; a thread tells it to the store. Costs the training nothing."""
+    """`note` notes what this process does next; a thread tells it to the store. Costs the training
+    nothing.
+    """
 
     def __init__(self, store: Any, rank: int, size: int):
         self.store, self.rank, self.size, self.doing, self.beats = store, rank, size, "starting", 0
@@ -28,7 +30,7 @@ class Heartbeat:
         if store is not None and size > 1:
             self._beating.start()
 
-    def did(self, doing: str) -> None:
+    def note(self, doing: str) -> None:
         self.doing = doing
 
     def fall_silent(self) -> None:
@@ -62,7 +64,7 @@ class Heartbeat:
         gets nowhere and others do not beat.
 
         For backends whose collectives keep the host waiting without an exception when a peer dies. While this
-        process gets on (`did` says so) nobody is asked. All ranks.
+        process gets on (`note` says so) nobody is asked. All ranks.
         """
         self._watches = True
         threading.Thread(target=self._watch, args=(lost,), name="watching the others", daemon=True).start()

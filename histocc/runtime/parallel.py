@@ -129,7 +129,7 @@ def whole(value: Any, keep: bool = True) -> Any:
     them. All ranks.
     """
     if isinstance(value, Tensor):
-        full = whole_tensor(value).cpu() if is_share(value) else value
+        full = full_tensor(value).cpu() if is_share(value) else value
         return full if keep else None
     if isinstance(value, dict):
         return {name: whole(part, keep) for name, part in value.items()}
@@ -160,7 +160,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
     optimizer.load_state_dict({**state, "state": shares})
 
 
-class PeerWait:
+class StragglerTimer:
     """How long this process waits for others at the end of its backward passes: from the moment when it has
     all its own gradients until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
     """
@@ -192,9 +192,9 @@ class PeerWait:
             self._clock.add(self._since, self._clock.now())
             self._since = None
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits for the device, so that `seconds` is complete."""
-        self._clock.settle()
+        self._clock.synchronize()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -206,6 +206,6 @@ def is_share(x: Tensor) -> bool:
     return hasattr(x, "full_tensor")
 
 
-def whole_tensor(x: Tensor) -> Tensor:
+def full_tensor(x: Tensor) -> Tensor:
     """`x` itself; where processes share it out, the whole. All ranks."""
     return x.full_tensor() if is_share(x) else x

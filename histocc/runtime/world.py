@@ -86,10 +86,10 @@ class World:
         if self.is_main:
             print(*words, sep=sep, flush=True)
 
-    def did(self, doing: str) -> None:
+    def note(self, doing: str) -> None:
         """Notes what this rank does next, for the message if it dies in it."""
         if self.heartbeat is not None:
-            self.heartbeat.did(doing)
+            self.heartbeat.note(doing)
 
     # ---- collectives: every rank calls them, in the same order ----
 
@@ -169,15 +169,15 @@ class World:
         if self.backend:
             dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
 
-    def main_first(self, name: str, work: Callable[[], Any]) -> Any:
+    def run_on_main(self, name: str, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its JSON-like result on every rank; see `led`."""
-        return self.led(name, [0], work)[0]
+        return self.run_on(name, [0], work)[0]
 
     def node_leaders(self) -> list[int]:
         """The rank of the first process of each node, in order."""
         return sorted(set(self.gather(self.rank - self.local_rank)))
 
-    def led(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
+    def run_on(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
         """Runs `work` on the ranks `leaders` and returns their JSON-like results, in that order, on every
         rank.
 

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.parallel import (
-    PeerWait,
+    StragglerTimer,
     evaluating,
+    full_tensor,
     is_sharded,
     is_wrapped,
     no_sync,
     unwrap,
-    whole_tensor,
     whole_weights,
 )
 from histocc.runtime.precision import Precision
@@ -127,7 +127,7 @@ def train(
     world, position = run.world, position or {}
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or len(loaders["train"])
-    peers = PeerWait(run.model, world.device)
+    peers = StragglerTimer(run.model, world.device)
     running = _own_share(position.get("running") or [], world)
     meter = Meter(position.get("samples", 0), running, peers, world.device)
 
@@ -185,17 +185,17 @@ def train_one_epoch(
     unread, opens_step = iter(batches), True
     while hooks.steps.last is None or step < hooks.steps.last:
         if stop is not None and stop():
-            meter.open = {}
+            meter.pending = {}
             run.optimizer.zero_grad(set_to_none=True)
             break
-        world.did(f"step {step + 1:,}: waiting for data")
+        world.note(f"step {step + 1:,}: waiting for data")
         with phase("data"):
             batch = meter.time_data(lambda: next_batch(unread, stop))
         if batch is None:
             break
         if opens_step and run.seed is not None:
             torch.manual_seed(derived_seed(run.seed, step, world.rank))
-        world.did(f"step {step + 1:,}: forward and backward pass")
+        world.note(f"step {step + 1:,}: forward and backward pass")
         opens_step = batch.get("last_micro_batch", True)
         with no_sync(run.model, sync=opens_step):
             sums, count = forward_backward(
@@ -213,7 +213,7 @@ def train_one_epoch(
         run.scheduler.step()
         step += 1
         if hooks.callbacks.step_done is not None:
-            meter.leave_out(hooks.callbacks.step_done)
+            meter.untimed(hooks.callbacks.step_done)
         with phase("log, validation, saving"):
             hooks(step, epoch, learning_rate)
     return step
@@ -310,7 +310,7 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """
     precision, trained = run.number_format, [p for p in run.model.parameters() if p.grad is not None]
     precision.unscale(run.optimizer)
-    norm = whole_tensor(nn.utils.clip_grad_norm_(trained, run.clip_norm))
+    norm = full_tensor(nn.utils.clip_grad_norm_(trained, run.clip_norm))
     done = torch.isfinite(norm)
     bad = precision.optimizer_step(run.optimizer, done)
     run.optimizer.zero_grad(set_to_none=True)
@@ -357,7 +357,7 @@ def evaluate(
     """
     raw_model, precision = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
-    world.did("validation")
+    world.note("validation")
     with evaluating(raw_model), whole_weights(raw_model):
         unread = iter(batches)
         while (batch := next_batch(unread, stop)) is not None:

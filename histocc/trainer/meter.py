@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from histocc.runtime.device_clock import DeviceClock
-from histocc.runtime.parallel import PeerWait
+from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
 
 
@@ -19,7 +19,7 @@ class Meter:
         self,
         samples: int = 0,
         state: dict | None = None,
-        peers: PeerWait | None = None,
+        peers: StragglerTimer | None = None,
         device: torch.device | None = None,
     ):
         self.samples = samples  # observations of all ranks since the run began
@@ -28,9 +28,9 @@ class Meter:
         self.count: Tensor | float = state["count"] if state else 0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
-        self.open: dict[str, Tensor | float] = {}  # sums of the step that is not finished
+        self.pending: dict[str, Tensor | float] = {}  # sums of the step that is not finished
         # waits for other ranks, and for data since the last row
-        self.peers = peers or PeerWait()
+        self.peers = peers or StragglerTimer()
         self.data = DeviceClock(device)
         self.data.seconds = state["seconds_data"] if state else 0.0
         self.restart_clock()
@@ -65,7 +65,7 @@ class Meter:
         self.data.add(started, self.data.now())
         return found
 
-    def leave_out(self, work: Callable[[], None]) -> None:
+    def untimed(self, work: Callable[[], None]) -> None:
         """Does what is no part of the training: its time does not count."""
         started = time.perf_counter()
         work()
@@ -73,7 +73,7 @@ class Meter:
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
-            self.open[name] = self.open.get(name, 0.0) + value.detach().double()
+            self.pending[name] = self.pending.get(name, 0.0) + value.detach().double()
 
     def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
@@ -83,14 +83,14 @@ class Meter:
         self.count = self.count + observations * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
-        for name, value in self.open.items():
+        for name, value in self.pending.items():
             self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
-        self.open = {}
+        self.pending = {}
 
     def row(self, world: World) -> dict:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
-        self.data.settle()
-        self.peers.settle()
+        self.data.synchronize()
+        self.peers.synchronize()
         elapsed = time.perf_counter() - self.timed_from
         waited = self.data.seconds - self.timed_data
         total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})

@@ -57,31 +57,31 @@ class BatchPlan:
     """
 
     rows: int
-    total: int
+    global_batch_size: int
     processes: int = 1
-    micro: int = 0
+    micro_batch_size: int = 0
     groups: int = 1
     group_rows: int = 8
 
     def __post_init__(self):
-        if self.micro <= 0:
-            object.__setattr__(self, "micro", -(-self.total // self.processes))
+        if self.micro_batch_size <= 0:
+            object.__setattr__(self, "micro_batch_size", -(-self.global_batch_size // self.processes))
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of an epoch; no row is dropped, so it is rounded up."""
-        return -(-self.rows // self.total)
+        return -(-self.rows // self.global_batch_size)
 
     def batch_rows(self, batch: int) -> int:
-        """Observations in global batch `batch` (0-based); fewer than `total` in the last one."""
-        return min(self.total, self.rows - batch * self.total)
+        """Observations in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
+        return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
 
     def _largest_share(self, batch: int) -> int:
         return -(-self.batch_rows(batch) // self.processes)
 
     def accumulation(self, batch: int) -> int:
-        """Micro-batches of at most `micro` that the largest share of a batch needs."""
-        return max(1, -(-self._largest_share(batch) // self.micro))
+        """Micro-batches of at most `micro_batch_size` that the largest share of a batch needs."""
+        return max(1, -(-self._largest_share(batch) // self.micro_batch_size))
 
     def micro_batches(self, batch: int) -> int:
         """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
@@ -90,7 +90,7 @@ class BatchPlan:
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
         return self.accumulation(batch) + min(self.groups, groups) - 1
 
-    def places(self, batch: int, rank: int) -> np.ndarray:
+    def rank_positions(self, batch: int, rank: int) -> np.ndarray:
         """Which places of a global batch `rank` takes; int64, possibly empty. Every n-th of rows that are
         sorted by length, so that the ranks have equal work.
         """
@@ -113,7 +113,7 @@ class EpochOrder:
 
     def batch(self, epoch: int, batch: int) -> np.ndarray:
         """Row numbers of global batch `batch` (0-based); int64 [batch_rows]."""
-        start = batch * self.plan.total
+        start = batch * self.plan.global_batch_size
         rows = epoch_rows(
             np.arange(start, start + self.plan.batch_rows(batch)), self.plan.rows, self.seed, epoch
         )
@@ -136,10 +136,10 @@ class WindowOrder:
         """Row numbers of global batch `batch` (0-based); int64 [batch_rows]."""
         window, place = divmod(batch, self.WINDOW)
         if window != self._window:
-            start = window * self.WINDOW * self.plan.total
-            rows = np.arange(start, min(start + self.WINDOW * self.plan.total, self.plan.rows))
+            start = window * self.WINDOW * self.plan.global_batch_size
+            rows = np.arange(start, min(start + self.WINDOW * self.plan.global_batch_size, self.plan.rows))
             self._rows, self._window = rows[np.argsort(self.lengths(rows), kind="stable")], window
-        return self._rows[place * self.plan.total : (place + 1) * self.plan.total]
+        return self._rows[place * self.plan.global_batch_size : (place + 1) * self.plan.global_batch_size]
 
 
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:

@@ -46,7 +46,7 @@ class Saver:
         self._writing: threading.Thread | None = None
 
     def __call__(self, step: int, names: list[str], position: dict) -> None:
-        self.world.did(f"saving at step {step:,}")
+        self.world.note(f"saving at step {step:,}")
         started = time.monotonic()
         self.close()
         state = self.state(step, position)
@@ -79,7 +79,7 @@ class Saver:
             self.close()
             return [self.failed, self.seconds]
 
-        self.failed, self.seconds = self.world.main_first("last save", last)
+        self.failed, self.seconds = self.world.run_on_main("last save", last)
         return self.failed
 
     def newest_until(self, step: int) -> tuple[str, int] | None:

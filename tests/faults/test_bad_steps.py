@@ -21,8 +21,8 @@ class BadAt(LossMixer):
         super().__init__(BlockOrderInvariantLoss(PAD_IDX, 5, 5), torch.nn.BCEWithLogitsLoss(), 0.5)
         self.calls, self.number = calls, 0
 
-    def per_observation(self, **arguments):
-        found = super().per_observation(**arguments)
+    def per_sample(self, **arguments):
+        found = super().per_sample(**arguments)
         if self.number in self.calls:
             found["loss"] = found["loss"] * float("nan")
         self.number += 1
