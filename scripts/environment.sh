@@ -2,9 +2,19 @@
 # The Python environment of the launchers and of tests/run. Sourced by common.sh, which has REPO, say and fail.
 
 VENV=$REPO/.venv
+CAN_MAKE_VENV='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 
-# probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or none,
-# options of its torchrun", or why not.
+# find_python PROGRAM [PYTHON…]: the path of the first Python that can run the program; those named are tried last.
+find_python() {
+  local name program=$1
+  for name in python3.11 python3.12 python3.13 python3.14 python3 python "${@:2}"; do
+    ! "$name" -c "$program" >/dev/null 2>&1 || { command -v "$name"; return; }
+  done
+  return 1
+}
+
+# probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or
+# none, options of its torchrun", or why not.
 probe() {
   PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
 import importlib.util, re, sys
@@ -28,21 +38,18 @@ EOF
 }
 
 # set_up REQUIREMENTS [MODULE…]: sets PYTHON to that of the active environment where it has torch, numpy and the
-# modules, else to that of .venv, which is made and filled here; and ANY_PYTHON to the one for what needs no torch.
-# With PRINT_ONLY nothing is made: where no environment has torch, PROBED is empty, and ANY_PYTHON may be.
+# modules, else to that of .venv, which is made and filled here. With PRINT_ONLY nothing is made: where no
+# environment has torch, PROBED is empty.
 set_up() {
   local name active reason=''
   for name in python python3; do
     active=$(command -v "$name" || true)
     [[ -n $active && $active != "$VENV/bin/"* ]] || continue
-    if probe "$active" "${@:2}"; then
-      PYTHON=$active ANY_PYTHON=$active
-      say "Environment: $PYTHON, torch ${PROBED%% *}"
-      return
-    fi
+    PYTHON=$active
+    ! probe "$PYTHON" "${@:2}" || { say "Environment: $PYTHON, torch ${PROBED%% *}"; return; }
     reason=${reason:-" ($active is not used: ${PROBED:-it does not start})"}
   done
-  PYTHON=$VENV/bin/python ANY_PYTHON=$VENV/bin/python
+  PYTHON=$VENV/bin/python
   say "Environment: $VENV$reason"
   venv_is_ready "$@" || if [[ -n $PRINT_ONLY ]]; then plan_venv "$@"; else fill_venv "$@"; fi
 }
@@ -64,22 +71,8 @@ venv_is_broken() {
 }
 
 fill_venv() {
-  local log=$VENV/pip.log base
-  if venv_is_broken; then
-    base=$(find_python) || fail "Python 3.11 or newer, with its venv module, was not found." \
-      "Install it (on Debian and Ubuntu: python3.11 and python3.11-venv), or activate an environment with torch 2.10 or newer."
-    if [[ -e $VENV || -L $VENV ]]; then
-      [[ -e $VENV/unfinished || -e $log ]] || { probe "$PYTHON" "${@:2}" || true; fail \
-        "$VENV was not made by this program and cannot be used: ${PROBED:-its python does not start}" \
-        "Remove or repair it, or activate an environment with torch 2.10 or newer."; }
-      say "  making it anew: it is broken, or an earlier start was interrupted"
-    fi
-    say "  making it with $("$base" --version)"
-    rm -rf "$VENV"
-    mkdir "$VENV" || fail "$VENV cannot be made. Activate an environment with torch 2.10 or newer instead."
-    touch "$VENV/unfinished"
-    "$base" -m venv "$VENV" >"$log" 2>&1 || pip_failed "$log"
-  fi
+  local log=$VENV/pip.log
+  ! venv_is_broken || make_venv "$log" "${@:2}"
   touch "$VENV/unfinished"
   say "  installing $1 (torch alone is a download of 200 MB to 3 GB; log: $log)"
   "$PYTHON" -m pip install --no-input --disable-pip-version-check -r "$REPO/$1" >"$log" 2>&1 </dev/null || pip_failed "$log"
@@ -89,7 +82,25 @@ fill_venv() {
   say "  installed"
 }
 
-# Says what fill_venv would do, and finds a Python that can be run meanwhile.
+# make_venv LOG [MODULE…]: an empty .venv, in the place of one that was made here; the user's own is left alone.
+make_venv() {
+  local base
+  base=$(find_python "$CAN_MAKE_VENV") || fail "Python 3.11 or newer, with its venv module, was not found." \
+    "Install it (on Debian and Ubuntu: python3.11 and python3.11-venv), or activate an environment with torch 2.10 or newer."
+  if [[ -e $VENV || -L $VENV ]]; then
+    [[ -e $VENV/unfinished || -e $1 ]] || { probe "$PYTHON" "${@:2}" || true; fail \
+      "$VENV was not made by this program and cannot be used: ${PROBED:-its python does not start}" \
+      "Remove or repair it, or activate an environment with torch 2.10 or newer."; }
+    say "  making it anew: it is broken, or an earlier start was interrupted"
+  fi
+  say "  making it with $("$base" --version)"
+  rm -rf "$VENV"
+  mkdir "$VENV" || fail "$VENV cannot be made. Activate an environment with torch 2.10 or newer instead."
+  touch "$VENV/unfinished"
+  "$base" -m venv "$VENV" >"$1" 2>&1 || pip_failed "$1"
+}
+
+# Says what fill_venv would do.
 plan_venv() {
   local base='' deed='bring it up to date' wanted
   if probe "$PYTHON" "${@:2}" && ! venv_is_broken; then
@@ -97,30 +108,15 @@ plan_venv() {
     return
   fi
   PROBED=''
-  base=$(find_python) || true
+  base=$(find_python "$CAN_MAKE_VENV") || true
   ! venv_is_broken || deed="make it with ${base:-Python 3.11 or newer (not found here: install it first)}"
   wanted=$(cat "$REPO/$1")
-  wanted=${wanted//$'\n'/, }
-  say "  --print-only installs nothing; a start would $deed and install $1: $wanted" \
+  say "  --print-only installs nothing; a start would $deed and install $1: ${wanted//$'\n'/, }" \
     "  Not known before that: which columns the data have, and whether torch can use the devices"
-  ANY_PYTHON=${base:-$(command -v python3 || true)}
-  [[ -z $ANY_PYTHON ]] || "$ANY_PYTHON" -c 'import socket' 2>/dev/null || ANY_PYTHON=''
 }
 
 pip_failed() {
   tail -n 25 "$1" >&2 || true
   (fail "the installation failed; the lines above are the end of $1" \
     "The same command tries again. An activated environment with torch 2.10 or newer is used instead of .venv.") || exit 1
-}
-
-# The path of a Python that can make .venv.
-find_python() {
-  local name
-  for name in python3.11 python3.12 python3.13 python3.14 python3 python; do
-    if "$name" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
-      command -v "$name"
-      return
-    fi
-  done
-  return 1
 }

@@ -28,7 +28,7 @@ LEVELS = [
     {"trainer", "model"},
     {"data", "seq2seq_mixer_engine"},
     {"job", "predict"},
-    {"evaluate", "prepare", "doctor", "watch", "plot", "export"},
+    {"evaluate", "prepare", "doctor", "watch", "plot", "export", "launch"},
     {
         "occ_canine",
         "sample",
@@ -48,6 +48,7 @@ NEVER = {
     "trainer": set(LEVEL) - {"trainer", "runtime"},
     "model": {"data"},
     "predict": {"trainer", "job"},
+    "launch": set(LEVEL) - {"launch", "runtime"},
 }
 
 
@@ -110,7 +111,7 @@ def test_the_map_names_every_file():
     named = set(
         re.findall(r"`([a-z_]+/[a-z_]+\.py)`", (ROOT / "docs" / "architecture.md").read_text("utf-8"))
     )
-    rooms = {"runtime", "trainer", "model", "data", "job", "predict", "evaluate"}
+    rooms = {"runtime", "trainer", "model", "data", "job", "predict", "evaluate", "launch"}
     files = {
         path.relative_to(ROOT / "histocc").as_posix()
         for room in rooms

@@ -135,19 +135,28 @@ def write_key(path: str, codes: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m histocc.tables FILE`: the flags that fit the target columns of a file, for the launchers."""
+    """`python -m histocc.data.keys FILE [target-cols] [language-col]`: the flags that fit the columns of a file,
+    for the launchers; without further words those of the target columns.
+    """
+    path, *wanted = argv
     try:
-        found = find_target_columns(read_header(argv[0])[0])
+        header = read_header(path)[0]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if found is None:
-        print(
-            f"error: {argv[0]} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols",
-            file=sys.stderr,
-        )
-        return 2
-    print("--formatter", found[0], "--target-cols", *found[1])
+    flags = []
+    if "target-cols" in wanted or not wanted:
+        found = find_target_columns(header)
+        if found is None:
+            print(
+                f"error: {path} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols",
+                file=sys.stderr,
+            )
+            return 2
+        flags += ["--formatter", found[0], "--target-cols", *found[1]]
+    if "language-col" in wanted and "lang" in header:
+        flags += ["--language-col", "lang"]
+    print(*flags)
     return 0
 
 

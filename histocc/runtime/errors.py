@@ -1,5 +1,7 @@
 """The two ways in which a run ends with a message instead of a traceback."""
 
+from __future__ import annotations  # the launchers read this in older Pythons, too
+
 
 class UserError(Exception):
     """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""

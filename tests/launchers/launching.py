@@ -27,6 +27,13 @@ TOOLS = (
 )
 NAMED = ["--target-cols", "hisco_1", "--language", "en"]  # with these a launcher need not look into the file
 
+# Runs a line of bash as the run on the sample runs its commands.
+RUN_AND_WAIT = """
+import sys
+from histocc.launch.processes import run_and_wait
+print("ended", run_and_wait(["bash", "-c", sys.argv[1]]))
+"""
+
 # A python that answers at once what the launcher asks about torch, and hands everything else to the real one.
 FAST_PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then

@@ -15,6 +15,7 @@ from launching import (
     MULTI,
     NAMED,
     REPO,
+    RUN_AND_WAIT,
     SLURM,
     SOURCED,
     after,
@@ -185,17 +186,9 @@ def test_an_ignored_hang_up_stays_ignored(plan, data):
 @pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN])
 def test_a_hang_up_reaches_what_is_followed_by_something(hangup):
     child = "trap 'echo told; exit 7' HUP; trap 'exit 8' TERM; echo ready; while :; do sleep 0.05; done"
-    common = shlex.quote(str(REPO / "scripts" / "common.sh"))
     process = subprocess.Popen(
-        [
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            f'source {common}; run_and_return bash -c "$1" || echo ended $?',
-            "-",
-            child,
-        ],
+        [sys.executable, "-c", RUN_AND_WAIT, child],
+        cwd=REPO,
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),

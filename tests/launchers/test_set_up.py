@@ -2,7 +2,6 @@
 
 import csv
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import MULTI, REPO, SHELL_FILES, SOURCED, write_executable, write_table
+from launching import MULTI, REPO, RUN_AND_WAIT, SHELL_FILES, SOURCED, write_executable, write_table
 
 # ---- environment ----
 
@@ -156,18 +155,8 @@ def test_signals_reach_what_is_followed_by_something(tmp_path):
     child = "trap 'echo told; exit 7' TERM INT; echo ready; while :; do sleep 0.05; done"
     for number in (signal.SIGTERM, signal.SIGINT):
         process = subprocess.Popen(
-            [
-                "bash",
-                "-euo",
-                "pipefail",
-                "-c",
-                (
-                    f'source {shlex.quote(str(REPO / "scripts/common.sh"))}; run_and_return bash -c "$1" ||'
-                    " echo ended $?"
-                ),
-                "-",
-                child,
-            ],
+            [sys.executable, "-c", RUN_AND_WAIT, child],
+            cwd=REPO,
             stdout=subprocess.PIPE,
             text=True,
         )
