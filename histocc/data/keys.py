@@ -135,8 +135,8 @@ def write_key(path: str, codes: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`python -m histocc.data.keys FILE [target-cols] [language-col]`: the flags that fit the columns of a file,
-    for the launchers; without further words those of the target columns.
+    """`python -m histocc.data.keys FILE [target-cols] [language-col]`: the flags that fit the columns of a
+    file, for the launchers; without further words those of the target columns.
     """
     path, *wanted = argv
     try:

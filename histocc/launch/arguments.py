@@ -7,8 +7,8 @@ import os
 import re
 from dataclasses import dataclass, field
 
-from histocc.runtime.errors import UserError
 from histocc.launch.output import say
+from histocc.runtime.errors import UserError
 
 EXPECTED_DATA = (
     "DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and"

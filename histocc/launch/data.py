@@ -7,9 +7,9 @@ import re
 import subprocess
 from dataclasses import dataclass, field
 
-from histocc.runtime.errors import UserError
 from histocc.launch.arguments import EXPECTED_DATA, Arguments
 from histocc.launch.output import say
+from histocc.runtime.errors import UserError
 
 
 @dataclass

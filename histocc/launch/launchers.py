@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from histocc.runtime.errors import UserError
 from histocc.launch.arguments import EXPECTED_DATA, Arguments
 from histocc.launch.command import Plan, hangup_is_ignored, torchrun_command
 from histocc.launch.data import Training
 from histocc.launch.machine import Devices, MeetingPoint, Torch, choose_threads
 from histocc.launch.output import say
+from histocc.runtime.errors import UserError
 
 
 @dataclass

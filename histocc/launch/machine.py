@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from histocc.runtime.errors import UserError
 from histocc.launch.arguments import Arguments
 from histocc.launch.output import say
+from histocc.runtime.errors import UserError
 
 MOST_THREADS = 1024
 USUAL_PORT = "29500"

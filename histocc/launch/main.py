@@ -6,13 +6,13 @@ import argparse
 import os
 import time
 
-from histocc.runtime.errors import UserError
 from histocc.launch.command import REPO
 from histocc.launch.launchers import LAUNCHERS, Options
 from histocc.launch.machine import parse_torch
 from histocc.launch.output import say_error
 from histocc.launch.slurm import SLURM_JOB, slurm_job
 from histocc.launch.start import launch
+from histocc.runtime.errors import UserError
 
 
 def main(argv: list[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-from histocc.runtime.errors import UserError
 from histocc.launch.arguments import Arguments, parse, read_config
 from histocc.launch.command import say_plan
 from histocc.launch.data import choose_save_path, describe_columns, training_for
@@ -21,6 +20,7 @@ from histocc.launch.launchers import (
 from histocc.launch.machine import MeetingPoint, choose_devices, free_port, meeting_point, usable_cores
 from histocc.launch.output import say
 from histocc.launch.processes import run_job
+from histocc.runtime.errors import UserError
 
 SLURM_JOB = "train_slurm_multi_node"  # among the launchers
 

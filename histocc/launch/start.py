@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-from histocc.runtime.errors import UserError
 from histocc.launch.arguments import Arguments, parse, read_config
 from histocc.launch.command import REPO, say_plan
 from histocc.launch.data import Training, choose_save_path, describe_columns, holds_sample_run, training_for
@@ -21,6 +20,7 @@ from histocc.launch.launchers import (
 from histocc.launch.machine import Devices, choose_devices, meeting_point, usable_cores
 from histocc.launch.output import say, shell_line
 from histocc.launch.processes import become, run_and_wait
+from histocc.runtime.errors import UserError
 
 DATA_FLAGS = ("--dataset", "--train-data", "--data-dir", "--data-root", "--val-data")
 SAVE_FLAGS = ("--save-path", "--save-dir", "--checkpoint-dir")

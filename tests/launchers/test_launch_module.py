@@ -10,8 +10,8 @@ import pytest
 from launching import write_table
 
 from histocc import launch
-from histocc.runtime.errors import UserError
 from histocc.launch import arguments, command, data, launchers, machine, main, output, slurm
+from histocc.runtime.errors import UserError
 
 FOLDER = Path(launch.__file__).parent
 TORCH = machine.Torch("2.13.0", "13.0", ["--signals-to-handle", "--shutdown-timeout"])
@@ -367,7 +367,7 @@ def test_the_check_says_nothing_of_what_is_well(monkeypatch, capfd, tmp_path):
 
 def test_older_pythons_can_read_it():
     """Print-only is for machines whose Python cannot train, too."""
-    for path in (*FOLDER.glob("*.py"), FOLDER.parent / "errors.py"):
+    for path in (*FOLDER.glob("*.py"), FOLDER.parent / "runtime" / "errors.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
         has_code = any(isinstance(node, (ast.FunctionDef, ast.ClassDef)) for node in tree.body)
         if has_code and path.name != "__main__.py":
