@@ -6,7 +6,7 @@
         --target-cols hisco_1 --save-path ./output
     python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
 
-The same command again goes on where the run in the save folder stopped.
+The same command, given again, continues where the run in the save folder stopped.
 """
 
 from histocc.runtime import signals

@@ -5,7 +5,7 @@
     torchrun --nproc_per_node=4 train_mixer.py --distributed --train-data a.csv --val-data v.csv \\
         --save-dir ./output
 
-The same command again goes on where the run in the save folder stopped.
+The same command, given again, continues where the run in the save folder stopped.
 """
 
 from histocc.runtime import signals

@@ -125,7 +125,7 @@ def make_batches(folder: str, noise: bool, seconds: float) -> dict:
     batches = open_batches(folder, noise, total=512)
     last = batches.plan.steps_per_epoch - 1
     started = time.perf_counter()
-    batches[7, last // 2]  # as a run that goes on in the middle of its eighth epoch
+    batches[7, last // 2]  # as a run that continues in the middle of its eighth epoch
     first = time.perf_counter() - started
     rows = positions = asked = number = 0
     started = time.perf_counter()

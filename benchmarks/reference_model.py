@@ -2,7 +2,7 @@
 measured against.
 
 `transformers`' CanineModel, torch's TransformerDecoder, texts padded to 128 positions, whole sequences
-decoded anew for each token. Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights go both
+decoded again for each token. Parameter names are those of `Seq2SeqMixerOccCANINE`, so that weights go both
 ways.
 """
 

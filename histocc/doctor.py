@@ -278,7 +278,7 @@ class Report:
         ]
         print(
             f"{counts[0]} faults, {counts[1]} warnings. "
-            + ("Mend the faults before a long run." if counts[0] else "Ready to train."),
+            + ("Fix the failed checks before a long run." if counts[0] else "Ready to train."),
             flush=True,
         )
 

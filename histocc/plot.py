@@ -1,4 +1,4 @@
-"""Curves of one run or several in one picture (extra `plots`):
+"""Curves of one run or several in one plot (extra `plots`):
 
     python -m histocc.plot ./output ./other --output curves.png
 
@@ -21,7 +21,7 @@ from histocc.trainer.run_log import LOG, numbers
 
 
 def get_args_parser():
-    parser = make_parser("python -m histocc.plot", "Curves of one run or several in one picture.")
+    parser = make_parser("python -m histocc.plot", "Curves of one run or several in one plot.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument(
         "--output",
@@ -36,9 +36,9 @@ def get_args_parser():
 def run(argv: list[str] | None) -> str:
     args = get_args_parser().parse_args(argv)
     if not available():
-        raise UserError("pictures need matplotlib: pip install matplotlib")
+        raise UserError("plots need matplotlib: pip install matplotlib")
     if args.output is None and len(args.runs) > 1:
-        raise UserError("several runs in one picture: --output names its file")
+        raise UserError("several runs in one plot: --output names its file")
     logs = [os.path.join(folder, LOG) for folder in args.runs]
     path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
     own = run_files.own_files(os.path.dirname(path), args.overwrite)

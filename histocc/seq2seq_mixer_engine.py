@@ -51,7 +51,7 @@ def forward(model: nn.Module, batch: dict) -> tuple[Tensor, Tensor]:
 
 
 def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) -> dict[str, Tensor]:
-    """Named losses of each observation, [B] each; "loss" is the one that is trained.
+    """Named losses of each sample, [B] each; "loss" is the one that is trained.
 
     A criterion without `per_sample` returns the mean over its rows, which then stands for each of them.
     """

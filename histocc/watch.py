@@ -21,7 +21,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.lock import is_held
 from histocc.trainer.run_log import MOST, RUNNING, STATUS, numbers
 
-SILENT_SECONDS = 600.0  # without a word a run that says it goes on may be dead
+SILENT_SECONDS = 600.0  # without a word a run that says it continues may be dead
 BARS = "▁▂▃▄▅▆▇█"
 CLEAR, HOME = "\x1b[2J", "\x1b[H\x1b[J"
 

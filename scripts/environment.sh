@@ -91,7 +91,7 @@ make_venv() {
     [[ -e $VENV/unfinished || -e $1 ]] || { probe "$PYTHON" "${@:2}" || true; fail \
       "$VENV was not made by this program and cannot be used: ${PROBED:-its python does not start}" \
       "Remove or repair it, or activate an environment with torch 2.10 or newer."; }
-    say "  making it anew: it is broken, or an earlier start was interrupted"
+    say "  making it again: it is broken, or an earlier start was interrupted"
   fi
   say "  making it with $("$base" --version)"
   rm -rf "$VENV"

@@ -169,7 +169,7 @@ def test_two_processes_make_the_same_noise():
 
 
 def test_noise_is_the_same_in_later_versions():
-    """A run that goes on after an update must see the noise it would have seen."""
+    """A run that continues after an update must see the noise it would have seen."""
     result = noisy(
         Augmenter(1, 3, 1.0, words=WORDS), ["wine and spirit merchant", "huusmand og væver"], [7, 8], 2
     )

@@ -139,7 +139,10 @@ def test_save_path_on_a_read_only_mount(tmp_path, data):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--bf16", "--float64"], "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them"),
+        (
+            ["--bf16", "--float64"],
+            "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive",
+        ),
         (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
         (["--wandb-project-name", "x"], "--wandb-project-name needs --log-wandb"),
         (["--global-batch-size", "8", "--lr-scaling", "linear"], "must not"),
@@ -274,7 +277,7 @@ def test_where_no_checkpoint_can_be_read_each_is_named(tmp_path, data, damage):
     )
     assert (
         code == 2
-        and "no checkpoint of the run can be read; --overwrite starts anew" in output
+        and "no checkpoint of the run can be read; --overwrite starts over" in output
         and sorted(os.listdir(folder))[0] == "2.bin"
     )
     assert all(f"{name}: " in output for name in ("2.bin", "best.bin", "last.bin"))

@@ -418,7 +418,7 @@ def test_no_file(tmp_path):
     refusal(tmp_path)
 
 
-# ---- going on, and starting from other weights
+# ---- continuing, and starting from other weights
 
 
 def test_differing_args():

@@ -86,11 +86,11 @@ def test_the_command_line_wins(tmp_path, given):
         ("version = true\n", "'version': stands on a command line alone"),
         (
             'save_path = "a"\nsave-dir = "b"\n',
-            "'save-dir': is the same flag as 'save_path'; give one of them",
+            "'save-dir': is the same flag as 'save_path': they are mutually exclusive",
         ),
         (
             "batch_size = 3\nbatch-size = 4\n",
-            "'batch-size': is the same flag as 'batch_size'; give one of them",
+            "'batch-size': is the same flag as 'batch_size': they are mutually exclusive",
         ),
         ('target_cols = ["a", ["b"]]\n', "'target_cols': expected texts or numbers in the list, not [\"b\"]"),
         ('target_cols = ["a", true]\n', "'target_cols': expected texts or numbers in the list, not true"),

@@ -80,7 +80,7 @@ def test_one_process_with_a_save_path_that_cannot_be(tmp_path):
         timeout=120,
         cwd=REPO,
     )
-    assert done.returncode == 1 and "1 faults" in done.stdout and "Mend the faults" in done.stdout
+    assert done.returncode == 1 and "1 faults" in done.stdout and "Fix the failed checks" in done.stdout
     assert (
         "fault    disk" in done.stdout
         and "→ choose another --save-path" in done.stdout
@@ -262,4 +262,6 @@ def test_a_finding_may_not_be_a_fault_and_ready(capsys):
     )
     report.say()
     report.say()
-    assert capsys.readouterr().out.count("1 faults, 0 warnings. Mend the faults") == 1 and report.has_fault
+    assert (
+        capsys.readouterr().out.count("1 faults, 0 warnings. Fix the failed checks") == 1 and report.has_fault
+    )

@@ -35,7 +35,7 @@ def flags(tmp_path):
 
 def test_what_it_says_and_leaves(flags, tmp_path):
     code, output = run_inside(train_mixer.main, *flags, "--dry-run")
-    assert code == 0 and "The command is sound: without --dry-run it starts the run." in output
+    assert code == 0 and "Everything checks out: without --dry-run it starts the run." in output
     assert re.search(r"Steps:       20 of [\d.e-]+ s", output) and re.search(
         r"Validations: 4 of [\d.e-]+ s", output
     )
@@ -48,7 +48,7 @@ def test_what_it_says_and_leaves(flags, tmp_path):
     assert abs(os.path.getsize(tmp_path / "run" / "last.bin") / 1e9 - size) < 0.01
     before = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
     code, output = run_inside(train_mixer.main, *flags, "--dry-run")
-    assert code == 0 and "Steps:       18 of" in output and "it goes on from step 2." in output
+    assert code == 0 and "Steps:       18 of" in output and "it continues from step 2." in output
     after = torch.load(tmp_path / "run" / "last.bin", weights_only=True)
     assert before["step"] == after["step"] == 2 and all(
         torch.equal(before["model"][name], after["model"][name]) for name in before["model"]
@@ -58,7 +58,7 @@ def test_what_it_says_and_leaves(flags, tmp_path):
 def test_little_room_on_the_disk_is_said(flags, monkeypatch):
     monkeypatch.setattr("histocc.job.estimate._free_space", lambda folder: 10_000_000)
     assert (
-        "WARNING: the disk has not enough room for 5 checkpoints"
+        "WARNING: not enough disk space for 5 checkpoints"
         in run_inside(train_mixer.main, *flags, "--dry-run")[1]
     )
 

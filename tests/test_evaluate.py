@@ -333,7 +333,7 @@ class TestRefused:
         assert "'title'" in refused(*common, "--input-col", "title") and "'c3'" in refused(
             *common, "--target-cols", "hisco_1", "c3"
         )
-        assert "give one of them" in refused(*common, "--language", "en", "--language-col", "lang")
+        assert "mutually exclusive" in refused(*common, "--language", "en", "--language-col", "lang")
         assert "at most 5 codes" in refused(*common, "--target-cols", *"abcdef")
         assert "no such file" in refused(*common[:2], "--data", tmp_path / "none.csv", *common[4:]).lower()
         assert not (tmp_path / "out").exists()
@@ -394,17 +394,15 @@ class TestPictures:
     def test_are_drawn_where_matplotlib_is(self, trained, tmp_path):
         pytest.importorskip("matplotlib")
         found, said = evaluated(trained, tmp_path / "out")
-        assert found["pictures"] == list(report_text.PICTURES) and "matplotlib" not in said
-        assert all(
-            (tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["pictures"]
-        )
+        assert found["plots"] == list(report_text.PLOTS) and "matplotlib" not in said
+        assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["plots"])
 
     def test_a_line_says_what_is_left_out(self, trained, tmp_path, monkeypatch):
         monkeypatch.setattr(report_text.importlib.util, "find_spec", lambda name: None)
         found, said = evaluated(trained, tmp_path / "out")
         assert (
-            found["pictures"] == []
-            and "No pictures: they need matplotlib" in said
+            found["plots"] == []
+            and "No plots: they need matplotlib" in said
             and not (tmp_path / "out" / "digits.png").exists()
         )
 

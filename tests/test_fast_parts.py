@@ -1,4 +1,4 @@
-"""What was written anew for speed gives what the plain way gives."""
+"""What was written again for speed gives what the plain way gives."""
 
 import copy
 

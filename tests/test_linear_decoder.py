@@ -59,8 +59,8 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
 
 
 def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
-    """A run that goes on has the rates of its start; one that takes a linear decoder over trains it like the
-    rest.
+    """A run that continues has the rates of its start; one that takes a linear decoder over trains it like
+    the rest.
     """
     data = write_rows(tmp_path / "data.csv", 60)
 

@@ -1,4 +1,4 @@
-"""TensorBoard and W&B get every row, through their own libraries, and a run that goes on continues the same
+"""TensorBoard and W&B get every row, through their own libraries, and a resumed run continues the same
 curves.
 """
 

@@ -288,7 +288,7 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
         "the command"
     )
     assert said == [
-        f"WARNING: the checkpoint of step 4 could not be saved: {failed}. Training goes on, and "
+        f"WARNING: the checkpoint of step 4 could not be saved: {failed}. Training continues, and "
         "the next save is tried all the same."
     ]
 

@@ -1,4 +1,4 @@
-"""Curves of runs as pictures, where matplotlib is."""
+"""Curves of runs as plots, where matplotlib is."""
 
 import importlib.util
 

@@ -297,7 +297,7 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
         time.sleep(0.01)
     interrupted.send_signal(signal.SIGTERM)
     said = interrupted.communicate(timeout=60)[0]
-    assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command goes on" in said, said
+    assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command continues" in said, said
     there = sorted(path.name for path in parts.glob("*.csv"))
     assert there and len(there) < 4 and not (tmp_path / "again.csv").exists()
     first = (parts / "000000.csv").stat().st_mtime_ns
@@ -376,7 +376,7 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
     code, said = run_inside(predict.main, *flags(model, source, tmp_path / "out.csv", "--device", "cpu"))
     assert (
         code == 2
-        and "in.csv was changed while it was coded; start anew with --overwrite" in said
+        and "in.csv was changed while it was coded; start over with --overwrite" in said
         and not (tmp_path / "out.csv").exists()
     )
 

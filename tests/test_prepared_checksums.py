@@ -1,5 +1,6 @@
-"""Prepared data that were damaged, edited or mixed with other files: told from whole ones, made anew, nothing
-of others lost."""
+"""Prepared data that were damaged, edited or mixed with other files: told from whole ones, made again,
+nothing of others lost.
+"""
 
 import errno
 import fcntl
@@ -79,7 +80,7 @@ def test_an_overwritten_file_is_made_anew(made, name):
     assert is_whole(str(first.folder), contents=False) and not is_whole(str(first.folder))
     second, said = again()
     assert (
-        said[0] == f"Prepared data: {first.folder}: {name} is not as it was written; preparing it anew"
+        said[0] == f"Prepared data: {first.folder}: {name} is not as it was written; preparing it again"
         and len(said) == 2
     )
     assert {path.name: path.read_bytes() for path in second.folder.iterdir()} == before
@@ -94,7 +95,7 @@ def test_an_edited_description_is_made_anew(made):
     with pytest.raises(UserError, match="meta.json: checksum: found .* changed after it was written"):
         PreparedData.open(str(first.folder))
     second, said = again()
-    assert "meta.json is not as it was written; preparing it anew" in said[0] and second.train == first.train
+    assert "meta.json is not as it was written; preparing it again" in said[0] and second.train == first.train
 
 
 def test_the_order_of_entries_does_not_count(made):
@@ -112,7 +113,7 @@ def test_a_folder_of_an_earlier_version_keeps_its_name(made):
     path.write_text(json.dumps(meta))
     assert PreparedData.open(str(first.folder)).fingerprint == meta["fingerprint"]
     second, said = again()
-    assert "it was made by an earlier version, without checksums; preparing it anew" in said[0]
+    assert "it was made by an earlier version, without checksums; preparing it again" in said[0]
     assert (
         second.folder == first.folder
         and second.data.fingerprint == meta["fingerprint"]
@@ -211,7 +212,7 @@ def test_one_process_of_each_node_looks_at_the_checksums(made, tmp_path, monkeyp
     )
     assert said == [
         f"On the node of rank 2: Prepared data: {folder}: train.codes is not as it was written; "
-        "preparing it anew"
+        "preparing it again"
     ]
 
 

@@ -1,4 +1,4 @@
-"""The folder of prepared data: found again, made anew, shared by processes, never half there."""
+"""The folder of prepared data: found again, made again, shared by processes, never half there."""
 
 import dataclasses
 import errno

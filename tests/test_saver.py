@@ -54,7 +54,7 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(saver, said, mo
 
 
 def test_last_comes_first(saver, monkeypatch):
-    """So that a kill in the middle of a save leaves something to go on from under its name."""
+    """So that a kill in the middle of a save leaves something to continue from under its name."""
 
     def killed(own, source, name):
         raise KeyboardInterrupt
@@ -152,7 +152,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_a_save_that_failed(saver, said,
     assert saver.lost_best and said == [
         "WARNING: the checkpoint of step 2 could not be saved: out of "
         "memory; its copy in memory takes 12 bytes. "
-        "Training goes on, and the next save is tried all the same."
+        "Training continues, and the next save is tried all the same."
     ]
     saver(3, ["last.bin"], {})
     assert saver.finish() == ""
@@ -168,7 +168,7 @@ def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(s
         Callbacks(log=rows.append),
         evaluate=lambda: {"val_loss": 1.0},
     )
-    boundary(20, 0, 0.1)  # the run goes on with the validation itself
+    boundary(20, 0, 0.1)  # the run continues with the validation itself
     boundary(30, 0, 0.1)
     assert "val_share" not in rows[0] and rows[1]["val_steps"] == 10 and 0 < rows[1]["val_share"] < 1
 

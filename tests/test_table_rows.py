@@ -161,7 +161,7 @@ def test_carriage_returns(tmp_path, content, rows, faults, chunk):
 @pytest.mark.parametrize("row", [b'x\ry,"a\nb,c"\n', b'"x"y,"a\nb,c"\n', b'"x"y,"a ""q""\nb,c"\n'])
 def test_a_broken_row_whose_rest_would_be_taken_for_a_row_refuses_the_file(tmp_path, row):
     said = refusal(tmp_path / "f.csv", b"a,b\n1,2\n" + row + b"3,4\n")
-    assert "FILE, line 3: a row that cannot be read goes on in the lines below" in said
+    assert "FILE, line 3: a row that cannot be read continues in the lines below" in said
 
 
 @pytest.mark.parametrize("row", [b'"12" pipe fitter",2\n', b'"x"y,"z"\n', b'"x"y,""\n'])

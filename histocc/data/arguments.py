@@ -118,8 +118,11 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
 def table_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments of `add_table_arguments`, a line each."""
     together = [
-        (args.language != "unk" and args.language_col, "--language and --language-col: give one of them"),
-        (args.key and args.all_codes_file, "--key and --all-codes-file: give one of them"),
+        (
+            args.language != "unk" and args.language_col,
+            "--language and --language-col are mutually exclusive",
+        ),
+        (args.key and args.all_codes_file, "--key and --all-codes-file are mutually exclusive"),
         (args.all_codes_col and not args.all_codes_file, "--all-codes-col needs --all-codes-file"),
         (
             len(set(args.target_cols or [])) < len(args.target_cols or []),

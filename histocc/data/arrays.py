@@ -108,7 +108,7 @@ def read_meta(folder: str) -> dict:
     Raises UserError with the file, the entry, what was found and what was expected.
     """
     path = os.path.join(folder, META)
-    remedy = f"move {folder} away and the data are prepared anew"
+    remedy = f"move {folder} away and the data are prepared again"
     try:
         if not is_regular(path):
             raise UserError(f"{path}: found no plain file, expected a JSON file; {remedy}")
@@ -226,7 +226,7 @@ class PreparedData:
         it. Raises UserError where meta.json or the size of a file is not as it was written."""
         meta = read_meta(folder)
         if fault := file_of_other_size(folder, meta):
-            raise UserError(f"{folder}: {fault}; move the folder away and the data are prepared anew")
+            raise UserError(f"{folder}: {fault}; move the folder away and the data are prepared again")
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
         return cls(
             folder,

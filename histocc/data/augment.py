@@ -3,7 +3,7 @@ points.
 
 The noise of a row is a pure function of (seed, epoch, row). It comes from a counter-based generator, so it
 does not depend on the batch the row stands in, on the order of rows, or on how many processes and workers
-share the work, and no state of a generator has to be saved to go on.
+share the work, and no state of a generator has to be saved to continue.
 
 A whole batch is changed at once. A transformation cuts each text into five pieces taken from a pool (the
 texts themselves, drawn letters, words); the new texts are one gather from that pool.
@@ -170,7 +170,7 @@ class _Transformation:
         self.ink = (_class_of(text) & _BLANK) == 0
         begins = np.zeros(len(text), dtype=bool)
         begins[self.base] = True  # a text begins here
-        inside = self.ink[1:] & self.ink[:-1] & ~begins[1:]  # goes on from its left
+        inside = self.ink[1:] & self.ink[:-1] & ~begins[1:]  # continues from its left
         self.word_start = np.flatnonzero(self.ink & ~np.concatenate([[False], inside]))
         self.word_end = np.flatnonzero(self.ink & ~np.concatenate([inside, [False]])) + 1
 

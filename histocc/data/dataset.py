@@ -76,7 +76,7 @@ class MicroBatches(Dataset):
         """Micro-batches of similar length: input_ids int64 [B, S], attention_mask bool [B, S],
         targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none),
         weights float32 [B], rows int64 [B] (which ones they are), and the plain numbers global_count
-        (observations of the whole optimizer step, over all ranks) and last_micro_batch.
+        (rows of the whole optimizer step, over all ranks) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """

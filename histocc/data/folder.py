@@ -1,6 +1,7 @@
 """A folder of prepared data that appears whole or not at all, made by one job at a time.
 
-Work goes on in a hidden folder beside it that gets its name by one rename. A lock tells living jobs from dead
+Work continues in a hidden folder beside it that gets its name by one rename. A lock tells living jobs from
+dead
 ones: what a killed job left is removed by the next, and two jobs that need the same do the work once. Where
 the file system has no locks, or the lock is held for longer than anybody waits, both may do it, and the first
 to finish wins. Nothing is removed or replaced but plain files with names of `arrays.FILES`, in folders with

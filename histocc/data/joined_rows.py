@@ -1,6 +1,6 @@
 """Training rows with one code each, joined into rows with two: `farmer` and `smith` make `farmer and smith`.
 
-Descriptions with several codes are few in most data. A joined row is one observation whose text and codes are
+Descriptions with several codes are few in most data. A joined row is one row whose text and codes are
 those of both rows; noise on the text comes afterwards. Only training rows are joined, and which ones is a
 pure function of (seed, epoch, row): the same on any number of processes, in any batch, and after a restart.
 """

@@ -105,7 +105,7 @@ def prepare(
             run_files.copy_lists(folder, reports, say)
         return folder
     if os.path.lexists(folder):
-        warn(f"Prepared data: {folder}: {fault}; preparing it anew")
+        warn(f"Prepared data: {folder}: {fault}; preparing it again")
     say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
 
     def build(new: str) -> None:

@@ -200,7 +200,7 @@ def _broken_row(table: CsvLines, line: int, delimiter: str, error: csv.Error) ->
         )
     if not str(error).startswith("unexpected end") and _is_open(table.last_line(), delimiter):
         raise UserError(
-            f"{where}: a row that cannot be read goes on in the lines below {end:,}, so that it "
+            f"{where}: a row that cannot be read continues in the lines below {end:,}, so that it "
             f"cannot be told where the next one begins; mend it ({error})"
         )
     if is_torn(error):

@@ -1,6 +1,6 @@
 """Writes checked rows to the array files of a prepared folder: hashes, split and words on the way.
 
-From some size on this goes on in a process of its own, so that reading and writing share two cores.
+From some size on this continues in a process of its own, so that reading and writing share two cores.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class RowWriter:
 
     def _start_process(self) -> None:
         self._flush()
-        context = multiprocessing.get_context("fork")  # it goes on with the open files and the words
+        context = multiprocessing.get_context("fork")  # it continues with the open files and the words
         self.pipe, other_end = socket.socketpair()
         self.process = context.Process(target=self._serve, args=(self.pipe, other_end), daemon=True)
         self.process.start()

@@ -4,7 +4,7 @@ confusions, for each decoder.
     python -m histocc.evaluate --model RUN_OR_FILE --data test.csv --target-cols hisco_1 hisco_2 \\
         --language-col lang
 
-Writes report.md, report.json, rejected_rows.csv and, where matplotlib is, pictures into --output. The rows go
+Writes report.md, report.json, rejected_rows.csv and, where matplotlib is, plots into --output. The rows go
 through the engine's own evaluation, so losses and accuracies are those that training would log on the same
 rows.
 """
@@ -73,7 +73,7 @@ NOT_OF_KIND = {
     "seq2seq": ("val_loss", "val_loss_linear", "flat_acc"),
     "flat": ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc"),
 }
-OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PICTURES)
+OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PLOTS)
 
 
 def get_args_parser() -> arguments.Parser:
@@ -442,8 +442,8 @@ def write_report(
     args: argparse.Namespace, report: dict, prepared_folder: str, say: Callable[[str], None]
 ) -> None:
     """All files of the report, report.json last. Rank 0 only."""
-    pictures = report_text.pictures(report)
-    report["pictures"] = list(pictures or {})
+    plots = report_text.plots(report)
+    report["plots"] = list(plots or {})
     for name in OWN_FILES if args.overwrite else ():  # those that the new report does not have, too
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(args.output, name))
@@ -455,7 +455,7 @@ def write_report(
     }
     contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
-    files = {REJECTED: written[REJECTED], **(pictures or {}), **written}
+    files = {REJECTED: written[REJECTED], **(plots or {}), **written}
     for name, path in outputs.all_or_none(files, args.output, args.overwrite).items():
         if os.path.basename(path) != name:
             say(
@@ -577,8 +577,8 @@ def run(args: argparse.Namespace, world: World) -> None:
         )
     if compared:
         world.print(report_text.baseline_line(report))
-    if not report["pictures"]:
-        world.print("No pictures: they need matplotlib (pip install matplotlib)")
+    if not report["plots"]:
+        world.print("No plots: they need matplotlib (pip install matplotlib)")
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
     if args.fit_thresholds:
         fitted = {

@@ -1,4 +1,4 @@
-"""An evaluation report for people: Markdown, and pictures where matplotlib is installed."""
+"""An evaluation report for people: Markdown, and plots where matplotlib is installed."""
 
 import importlib.util
 import io
@@ -10,7 +10,7 @@ NAMES = {
     "both": "Both decoders together (linear share {linear_share:g})",
 }
 MEASURES = ("accuracy", "precision", "recall", "f1")
-PICTURES = ("digits.png", "calibration.png")
+PLOTS = ("digits.png", "calibration.png")
 
 METHOD = """\
 ## How it is counted
@@ -284,8 +284,8 @@ def markdown(report: dict) -> str:
         lines += _decoder(name, found)
     if "baseline" in report:
         lines += _baseline(report)
-    if report["pictures"]:
-        lines += ["## Pictures", "", *(f"![{name}]({name})" for name in report["pictures"]), ""]
+    if report["plots"]:
+        lines += ["## Plots", "", *(f"![{name}]({name})" for name in report["plots"]), ""]
     or_both = ", or of both" if "both" in report["decoders"] else ""
     method = METHOD.format(resamples=report["resamples"], seed=report["seed"], or_both=or_both)
     if "both" in report["decoders"]:
@@ -293,13 +293,13 @@ def markdown(report: dict) -> str:
     return "\n".join(lines) + "\n" + method
 
 
-def pictures(report: dict) -> dict[str, Callable] | None:
+def plots(report: dict) -> dict[str, Callable] | None:
     """{name: what writes it to an open file}; None where matplotlib, the extra `plots`, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 
-    digits, bins = (Figure(figsize=(6, 4), layout="constrained") for _ in PICTURES)
+    digits, bins = (Figure(figsize=(6, 4), layout="constrained") for _ in PLOTS)
     left, right = digits.subplots(), bins.subplots()
     for name, found in report["decoders"].items():
         places = [each["digits"] for each in found["by_digits"]]
@@ -324,7 +324,7 @@ def pictures(report: dict) -> dict[str, Callable] | None:
     right.plot([0, 1], [0, 1], color="grey", linewidth=1)
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     left.legend(), right.legend()
-    return dict(zip(PICTURES, (_writer(digits), _writer(bins))))
+    return dict(zip(PLOTS, (_writer(digits), _writer(bins))))
 
 
 def _writer(figure) -> Callable:

@@ -239,7 +239,7 @@ def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
     if args.num_epochs < state["args"]["num_epochs"]:
         different.append(
             f"--num-epochs was {state['args']['num_epochs']}, now it is {args.num_epochs}; only more can"
-            " go on"
+            " continue"
         )
     if different:
         raise UserError(
@@ -247,7 +247,7 @@ def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
                 [
                     f"{args.save_path} holds a run with other arguments:",
                     *different,
-                    "Repeat them as they were, choose another folder, or start anew with --overwrite.",
+                    "Repeat them as they were, choose another folder, or start over with --overwrite.",
                 ]
             )
         )

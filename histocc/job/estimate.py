@@ -92,13 +92,13 @@ def dry_run(
     ]
     if (kept + each_epoch) * size > free:
         lines.append(
-            f"WARNING: the disk has not enough room for {kept + each_epoch:,} checkpoints: lower"
+            f"WARNING: not enough disk space for {kept + each_epoch:,} checkpoints: lower"
             " --keep-checkpoints, or choose another folder"
         )
     lines.append(
-        "The command is sound: without --dry-run it starts the run."
+        "Everything checks out: without --dry-run it starts the run."
         if setup.resumed is None
-        else f"The command is sound: without --dry-run it goes on from step {setup.step:,}."
+        else f"Everything checks out: without --dry-run it continues from step {setup.step:,}."
     )
     world.print("\n".join(lines))
 

@@ -122,7 +122,7 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
         resumable=True,
     )
     group.add_argument(
-        "--overwrite", action="store_true", help="start anew where the folder holds a run", resumable=True
+        "--overwrite", action="store_true", help="start over where the folder holds a run", resumable=True
     )
     group.add_argument(
         "--log-interval",
@@ -234,7 +234,7 @@ def add_data_arguments(parser: Parser, formatter: str, use_val_share: bool) -> N
         metavar="PROB",
         help=(
             "probability that a row with one code is joined with another such row of its "
-            "language, drawn anew in each epoch, to a row with both codes: farmer and smith, "
+            "language, drawn again in each epoch, to a row with both codes: farmer and smith, "
             "0…1. Needs a formatter with room for two codes"
         ),
     )
@@ -395,7 +395,7 @@ def add_training_arguments(
         default=default_batch,
         metavar="N|auto",
         help=(
-            "observations per process and micro-batch; auto: as many as fit into the GPU, or the fastest"
+            "samples per process and micro-batch; auto: as many as fit into the GPU, or the fastest"
             f" number on a CPU, for the total batch that {default_batch} would make"
         ),
         resumable=True,
@@ -408,7 +408,7 @@ def add_training_arguments(
         type=count,
         default=None,
         help=(
-            "observations of an optimizer step over all processes; each takes its share in micro-batches of"
+            "samples of an optimizer step over all processes; each takes its share in micro-batches of"
             " at most --batch-size (default: none; a step has --batch-size × --accumulate-steps of each"
             " process)"
         ),
@@ -546,7 +546,7 @@ def add_training_arguments(
         choices=("all", "first"),
         default=None,
         help=(
-            "blocks behind an observation's codes in which the decoder learns to write nothing: all of them,"
+            "blocks behind an sample's codes in which the decoder learns to write nothing: all of them,"
             " as published, or the first alone, where decoding stops anyway, which is faster (default: first"
             " from scratch, else all)"
         ),
@@ -677,7 +677,8 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         ),
         (
             args.global_batch_size and args.accumulate_steps > 1,
-            "--accumulate-steps and --global-batch-size: give one of them; the total fixes the accumulation",
+            "--accumulate-steps and --global-batch-size are mutually exclusive: the total fixes the"
+            " accumulation",
         ),
         (
             args.global_batch_size and args.lr_scaling != "none",
@@ -687,11 +688,11 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
             ),
         ),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
-        (args.dry_run and args.eval_only, "--dry-run and --eval-only: give one of them"),
-        (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation starts nothing anew"),
+        (args.dry_run and args.eval_only, "--dry-run and --eval-only are mutually exclusive"),
+        (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation replaces nothing"),
         (
             sum(map(bool, (args.bf16, args.fp16, args.use_amp, args.float64, args.no_fp16))) > 1,
-            "--bf16, --fp16, --use-amp, --float64 and --no-fp16: give one of them",
+            "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive",
         ),
         (
             args.wandb_project_name is not None and not args.log_wandb,

@@ -1,7 +1,7 @@
 """What a run does where its arguments leave it open: a model from scratch has other needs than one that
 starts from trained weights.
 
-The choice is made once, when the first weights are, and is kept in the checkpoint.
+The choice is made once, when the initial weights are, and is kept in the checkpoint.
 """
 
 import argparse

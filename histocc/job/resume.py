@@ -1,5 +1,5 @@
-"""Going on with a run: which checkpoint, whether it fits these arguments and data, and what of it comes back
-when.
+"""Continuing with a run: which checkpoint, whether it fits these arguments and data, and what of it comes
+back when.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from histocc.trainer.plan import BatchPlan
 # now.
 OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
 OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
-OTHER = ", so the checkpoint is of another run: choose another folder, or start anew with --overwrite"
+OTHER = ", so the checkpoint is of another run: choose another folder, or start over with --overwrite"
 
 
 def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
-    """The checkpoint to go on from, the same on every rank; None to start anew. Raises UserError where it
+    """The checkpoint to continue from, the same on every rank; None to start over. Raises UserError where it
     does not fit.
 
     Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to
@@ -52,7 +52,7 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
 
     leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
     answers = dict(zip(leaders, world.run_on("resume", leaders, newest)))
-    # a restart by the launcher starts nothing anew
+    # a restart by the launcher starts nothing over
     found = {
         rank: answer
         for rank, answer in answers.items()
@@ -69,14 +69,14 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
                 [
                     "WARNING: a newer checkpoint cannot be used:",
                     *found[owner]["wrong"],
-                    f"Going on from {found[owner]['path']} instead.",
+                    f"Continuing from {found[owner]['path']} instead.",
                 ]
             )
         )
     if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
         world.print(
-            f"Note: the checkpoint to go on from lies on the node of rank {owner} alone; from here on rank 0"
-            " writes on its own node"
+            f"Note: the checkpoint to continue from lies on the node of rank {owner} alone; from here on rank"
+            " 0 writes on its own node"
         )
     state = world.broadcast(here.get("state"), owner)
     if owner != 0:
@@ -84,7 +84,7 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
     if state["position"]["fingerprint"] != data.fingerprint:
         raise UserError(
             f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
-            "same files, choose another folder, or start anew with --overwrite."
+            "same files, choose another folder, or start over with --overwrite."
         )
     return state
 
@@ -173,6 +173,6 @@ def nothing_to_do(args: argparse.Namespace, step: int, stop: int, total: int) ->
     if step >= total:
         return (
             f"The run in {args.save_path} is finished ({step:,} steps): nothing to do. "
-            "More --num-epochs go on, --overwrite starts anew."
+            "More --num-epochs continue, --overwrite starts over."
         )
     return f"The run in {args.save_path} is at step {step:,}, and --max-steps is {stop:,}: nothing to do."

@@ -1,7 +1,7 @@
 """A training job from prepared data to its last checkpoint: what `finetune.py` and `train_mixer.py` have in
 common.
 
-`run_training` reads top to bottom: what to go on from, model, batches, schedule, banner, wrap, optimizer,
+`run_training` reads top to bottom: what to continue from, model, batches, schedule, banner, wrap, optimizer,
 train.
 """
 
@@ -154,7 +154,7 @@ def make_loaders(
 def run_training(
     args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]
 ) -> None:
-    """Trains, or goes on training, on prepared data, in a folder that no other job uses. All ranks. Raises
+    """Trains, or continues training, on prepared data, in a folder that no other job uses. All ranks. Raises
     UserError, TrainingError.
     """
     with contextlib.ExitStack() as held:
@@ -316,7 +316,7 @@ def _train_in_folder(
     if save.finish():
         raise TrainingError(
             f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. After that, give the"
-            " same command again (without --overwrite): it goes on from the checkpoint before, if there is"
+            " same command again (without --overwrite): it continues from the checkpoint before, if there is"
             " one."
         )
     say_end(args, world, stop, step, schedule, save.seconds, "val" in setup.loaders)
@@ -331,14 +331,14 @@ def say_end(
     save_seconds: float,
     validates: bool,
 ) -> None:
-    """Where the run ended, why, and how it goes on. All ranks."""
+    """Where the run ended, why, and how it continues. All ranks."""
     without = " without --overwrite" if args.overwrite else ""
     if stop.agreed:
         reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
         world.stop.acted = True
         world.print(
             f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The"
-            f" same command{without} goes on."
+            f" same command{without} continues."
         )
         return
     world.print(
@@ -346,7 +346,7 @@ def say_end(
         if step == schedule.total
         else (
             f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with"
-            " more goes on."
+            " more continues."
         )
     )
     world.print(
@@ -385,7 +385,7 @@ def choose_batch_size(
     args.batch_size = find_batch_size(take, most, world, still_to_come=3 * trained)
     model.zero_grad(set_to_none=True)
     world.print(
-        f"Batch size: {args.batch_size} observations at once per process, found by trying; total batch"
+        f"Batch size: {args.batch_size} samples at once per process, chosen automatically; total batch"
         f" {args.global_batch_size}"
     )
 

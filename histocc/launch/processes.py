@@ -66,7 +66,7 @@ def run_job(command: list[str], job: str) -> int:
     with handling({signal.SIGUSR1: save_and_end, signal.SIGTERM: wait}):
         status = _exit_code(_start(command))
         if limit_is_near and status != 0:  # torchrun ends with 1 after a signal
-            say(f"Job {job} goes back into the queue; the same command goes on from the last checkpoint")
+            say(f"Job {job} goes back into the queue; the same command continues from the last checkpoint")
             requeued = _call(["scontrol", "requeue", job])
             if requeued != 0:
                 return requeued

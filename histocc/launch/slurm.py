@@ -83,17 +83,17 @@ def restarts() -> int:
 
 
 def leave_out_overwrite(arguments: Arguments) -> None:
-    """Leaves --overwrite out of a job that was started before, which goes on.
+    """Leaves --overwrite out of a job that was started before, which continues.
 
     Raises:
         UserError: where the file of --config holds it, which every start would read.
     """
     if any(flag.startswith("--overwrite=") for flag in arguments.config):
         raise UserError(
-            "overwrite in a config would start anew after every requeue: give --overwrite on the command line"
+            "overwrite in a config would start over after every requeue: give --overwrite on the command line"
         )
     if restarts() > 0 and arguments.has("--overwrite"):
-        say("The job was started before: --overwrite is left out, so that the run goes on")
+        say("The job was started before: --overwrite is left out, so that the run continues")
         arguments.flags = [flag for flag in arguments.flags if flag != "--overwrite"]
 
 

@@ -18,7 +18,7 @@ from histocc.model.layers import Dropout, attend
 
 @dataclass
 class DecoderCache:
-    """What `step` needs to go on: projected memory, and the keys and values of the tokens so far.
+    """What `step` needs to continue: projected memory, and the keys and values of the tokens so far.
 
     memory_keys, memory_values: [B, heads, S, H / heads] per layer; memory_visible: bool [B, 1, 1, S] or None
     (all);

@@ -1,9 +1,9 @@
 """Losses: order-invariant cross entropy over blocks of tokens, and its mix with a linear layer's loss.
 
-An observation has as many codes as its target has blocks that are not PAD. The order of its codes carries no
+An row has as many codes as its target has blocks that are not PAD. The order of its codes carries no
 meaning, so each target block is held against several predicted blocks, and the best fit counts (Dahl,
 Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one predicted block to each. Every
-loss here is computed per observation first: the gradient of one row does not depend on how many codes another
+loss here is computed per row first: the gradient of one row does not depend on how many codes another
 row of the batch has, and a batch may be cut into micro-batches and shares at will.
 """
 
@@ -34,7 +34,7 @@ class _BlockLoss(nn.Module):
         """Loss of logits [B, S-1, V] (any float) against targets [B, S] (integer): BOS, blocks, EOS.
 
         S is nb_blocks * block_size + 2, or less by whole blocks; a block that is in neither adds nothing. The
-        EOS behind the blocks is not trained. Returns a scalar, the mean over observations, or [B] with
+        EOS behind the blocks is not trained. Returns a scalar, the mean over rows, or [B] with
         reduction "none"; in float32 for half-precision logits, else in their type. Raises ValueError for
         another reduction or shapes that do not fit.
         """
@@ -170,10 +170,10 @@ def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 
 class BlockOrderInvariantLoss(_BlockLoss):
-    """Order-invariant loss that writes an observation's n codes into its first n blocks, and PAD into the
+    """Order-invariant loss that writes an row's n codes into its first n blocks, and PAD into the
     others.
 
-    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over its first
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first
     n predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided
     by ``nb_blocks``. The EOS that fill up a short code are trained like its other tokens. The n target blocks
     must be the first ones; a row without any has the PAD part alone. With one code in every row this is the
@@ -187,8 +187,8 @@ class BlockOrderInvariantLoss(_BlockLoss):
     Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a
     block; empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind
     which decoding stops and nothing needs to be computed; matching, of targets with predicted blocks;
-    many_codes_weight (above 0), by which the whole loss of an observation with more than one code is
-    multiplied. The mean over observations still divides by their number, whatever the weight. Calls and
+    many_codes_weight (above 0), by which the whole loss of an row with more than one code is
+    multiplied. The mean over rows still divides by their number, whatever the weight. Calls and
     errors: see ``forward``.
     """
 
@@ -230,7 +230,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
     """The older order-invariant loss, whose n codes may stand in any of the blocks.
 
-    Per observation: the mean over its n target blocks of the smallest mean token cross entropy over all
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over all
     predicted blocks (PAD tokens count 0), plus ``push_to_pad_scale_factor`` times the cross entropy of all
     blocks towards PAD. Under teacher
     forcing a model can cheat it: a code that is written one block late can be copied from the decoder's
@@ -286,16 +286,16 @@ class LossMixer(nn.Module):
     def forward(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> Tensor:
-        """Scalar: the mean over observations of ``per_sample``'s "loss"; arguments as there."""
+        """Scalar: the mean over rows of ``per_sample``'s "loss"; arguments as there."""
         return self.per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
     def per_sample(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> dict[str, Tensor]:
-        """The parts of each observation's loss, [B] each: "loss", "loss_linear", "loss_seq2seq".
+        """The parts of each row's loss, [B] each: "loss", "loss_linear", "loss_seq2seq".
 
         out_seq2seq : [B, S-1, V] logits; target_seq2seq : integer [B, S]
-        out_linear : [B, C] logits; target_linear : float [B, C], 1 for the observation's codes
+        out_linear : [B, C] logits; target_linear : float [B, C], 1 for the row's codes
         """
         seq2seq = _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
         linear = _row_losses(self.loss_fn_linear, out_linear, target_linear)

@@ -50,7 +50,7 @@ def precision_recall_f1(tp: Tensor, fp: Tensor, fn: Tensor) -> tuple[Tensor, Ten
     0.
 
     tp, fp, fn : integer or float tensors of one shape: totals for micro averages, rows [B] for averages over
-    observations.
+    rows.
     """
 
     def fraction(part: Tensor, whole: Tensor) -> Tensor:

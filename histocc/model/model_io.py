@@ -382,7 +382,7 @@ def newest_good(folder: str) -> tuple[str, dict, list[str]]:
         except UserError as error:
             wrong.append(str(error))
     raise UserError(
-        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts anew", *wrong])
+        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts over", *wrong])
     )
 
 
@@ -426,7 +426,7 @@ def find_weights(path: str, said: str, force_download: bool = False) -> str:
     """The file of weights that `path` names: itself, the best or last of a run, the one in a published
     folder, or of a name on the hub.
 
-    said: what a message begins with; force_download: of a name on the hub, loads it anew. Raises UserError.
+    said: what a message begins with; force_download: of a name on the hub, loads it again. Raises UserError.
     """
     if kind_of(path) not in (None, "a folder"):
         raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")

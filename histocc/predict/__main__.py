@@ -6,8 +6,8 @@
         --language en --output coded.csv
 
 The columns of the input stay, in order; behind them come up to --k codes with their probabilities, how sure
-the model is of them together, and whether somebody should look. The same command again goes on where it was
-interrupted.
+the model is of them together, and whether somebody should look. The same command,
+given again, continues where it was interrupted.
 """
 
 from histocc.runtime import signals
@@ -217,7 +217,8 @@ def run(args: argparse.Namespace, world: World) -> None:
         except Stopped:
             world.stop.acted = True
             world.print(
-                f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command goes on."
+                f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command"
+                " continues."
             )
         except (OSError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
@@ -284,7 +285,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
 
     def join() -> dict:
         if fingerprint(args.input, args.input != args.source) != settings["input"]:
-            raise UserError(f"{args.source} was changed while it was coded; start anew with --overwrite")
+            raise UserError(f"{args.source} was changed while it was coded; start over with --overwrite")
         return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
 
     counts = world.run_on_main("join", join)

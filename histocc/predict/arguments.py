@@ -152,7 +152,7 @@ def get_args_parser() -> arguments.Parser:
         type=float,
         default=None,
         metavar="MINUTES",
-        help="stop so long after the start; the same command goes on",
+        help="stop so long after the start; the same command continues",
     )
     for name, what in (
         ("float64", "double precision"),
@@ -173,7 +173,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         **dict.fromkeys(published.files_of(args.model), "the model"),
     }
     together = [
-        (args.language and args.language_column, "--language and --language-column: give one of them"),
+        (args.language and args.language_column, "--language and --language-column are mutually exclusive"),
         (
             args.threshold and args.decoder != "flat",
             f"--threshold is for --decoder flat; {args.decoder} has none",
@@ -186,7 +186,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),
         (
             sum((args.bf16, args.fp16, args.use_amp, args.float64)) > 1,
-            "--bf16, --fp16, --use-amp and --float64: give one of them",
+            "--bf16, --fp16, --use-amp and --float64 are mutually exclusive",
         ),
     ]
     problems = [text for wrong, text in together if wrong]

@@ -12,7 +12,7 @@ from histocc.formatter import BOS_IDX, BlockyFormatter
 class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens.
 
-    Nodes are numbered level by level; the first `inner` of them are prefixes that go on, from 0, the
+    Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
     empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor below has an entry
     per node, or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its
     number of tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1

@@ -160,7 +160,7 @@ class CodedFile:
             differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
             raise UserError(
                 f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
-                " differ): repeat that command to go on with it, or start anew with --overwrite"
+                " differ): repeat that command to continue with it, or start over with --overwrite"
             )
         self.clear((LOCK, INPUT))  # what a process left that was killed at its begin, too
         self.note(SETTINGS, self.settings)
@@ -238,7 +238,7 @@ class CodedFile:
             total.update(noted)
         if total["rows"] != rows:
             raise UserError(
-                f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start anew"
+                f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start over"
                 " with --overwrite"
             )
 

@@ -2,7 +2,7 @@
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
-`args`, `rng` and `position` make it enough to predict with, and to go on from, without any other file.
+`args`, `rng` and `position` make it enough to predict with, and to continue from, without any other file.
 `checksums` are those of all other
 entries: what was changed after the file was written is noticed when it is read.
 """
@@ -174,8 +174,8 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> list[str]:
-    """The checkpoints in `folder` from which a run could go on: last.bin, then the others, the highest step
-    first.
+    """The checkpoints in `folder` from which a run could continue: last.bin, then the others, the highest
+    step first.
     """
     names = (
         [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST]

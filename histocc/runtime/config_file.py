@@ -71,7 +71,7 @@ def config_arguments(path: str, actions: list[argparse.Action], of_others: dict[
         elif action.dest in NOT_FROM_A_FILE:
             problems.append(f"{name!r}: stands on a command line alone")
         elif (first := given.setdefault(action.dest, name)) != name:
-            problems.append(f"{name!r}: is the same flag as {first!r}; give one of them")
+            problems.append(f"{name!r}: is the same flag as {first!r}: they are mutually exclusive")
         elif isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (
             action.nargs == 0
         ):

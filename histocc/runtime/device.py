@@ -28,7 +28,7 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
         raise too_few_gpus(highest, gpus)
     place = 0 if highest >= gpus else local_rank
     torch.cuda.set_device(place)
-    # cuDNN's attention plans anew for every shape, and shapes change from batch to batch
+    # cuDNN's attention plans again for every shape, and shapes change from batch to batch
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", place)
 

@@ -4,13 +4,13 @@ from __future__ import annotations  # the launchers read this in older Pythons, 
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: ends every rank with exit code 2 and one message, from rank 0."""
+    """A mistake that the user can fix: ends every rank with exit code 2 and one message, from rank 0."""
 
     heard_from_main = False
 
 
 class TrainingError(Exception):
-    """A run that cannot go on: ends every rank with exit code 1 and one message, from rank 0."""
+    """A run that cannot continue: ends every rank with exit code 1 and one message, from rank 0."""
 
 
 def said_by_all(error: UserError | TrainingError) -> UserError | TrainingError:

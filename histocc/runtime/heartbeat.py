@@ -156,7 +156,7 @@ def end_without(
         print(
             f"error: {who or 'the connection between the processes failed, though all answer'}. Rank"
             f" {own.rank} waited for it in: {doing or own.doing} ({reason}). Checkpoints are whole: the same"
-            " command (without --overwrite) goes on from the newest, or starts again where there is none.",
+            " command (without --overwrite) continues from the newest, or starts over where there is none.",
             file=sys.stderr,
             flush=True,
         )

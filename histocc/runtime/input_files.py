@@ -78,7 +78,7 @@ def spooled(path: str, target: str, check: Callable[[], None], limit_seconds: fl
 
     Args:
         path: a pipe (`is_pipe`).
-        target: written anew; removed where anything is raised.
+        target: written again; removed where anything is raised.
         check: called several times a second, also while nothing comes; what it raises ends the copying.
         limit_seconds: how long nothing may come, neither a writer nor a byte.
 

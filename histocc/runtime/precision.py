@@ -113,7 +113,7 @@ class Precision:
         return bad
 
     def state(self) -> dict:
-        """What to save, to go on with the same scale of the loss; {} where there is none."""
+        """What to save, to continue with the same scale of the loss; {} where there is none."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state(self, state: dict | None) -> None:

@@ -1,4 +1,4 @@
-"""How many observations go through the model at once: `--batch-size auto`, and what to do where they do not
+"""How many samples go through the model at once: `--batch-size auto`, and what to do where they do not
 fit into memory.
 """
 
@@ -22,7 +22,7 @@ class AutoBatchSize(int):
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
-    """The largest number of observations, up to `most`, that fits into the memory of every GPU; on CPUs the
+    """The largest number of samples, up to `most`, that fits into the memory of every GPU; on CPUs the
     fastest one. All ranks.
 
     run(rows): takes so many through the model, forward and backward. The sizes tried are 8, 16, 32 … and
@@ -77,7 +77,7 @@ def _try(
 
 
 def total_batch(args: argparse.Namespace, world: World) -> int:
-    """Observations of an optimizer step over all processes."""
+    """Samples of an optimizer step over all processes."""
     return args.global_batch_size or int(args.batch_size) * world.size * args.accumulate_steps
 
 
@@ -110,7 +110,7 @@ def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseExce
     smaller = rows // 2
     if smaller == 0:
         return (
-            f"{memory_in_words(error)}, on {_where(world)}, with one observation at once: take a "
+            f"{memory_in_words(error)}, on {_where(world)}, with one sample at once: take a "
             "smaller --model-size or --max-len, "
             "or --bf16"
         )
@@ -123,6 +123,6 @@ def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseExce
         f"{memory_in_words(error)}, on {_where(world)} with --batch-size {rows}. Give --batch-size "
         f"{smaller} {same}: the total batch stays {total}, and so "
         "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then "
-        "goes on from the last checkpoint. "
+        "continues from the last checkpoint. "
         "Where no batch size fits, the model is too large: a smaller --model-size, or --parallel fsdp"
     )

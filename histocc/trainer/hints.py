@@ -76,7 +76,7 @@ class Hints:
         )
 
     def _loss(self, row: dict) -> str | None:
-        """After the first tenth of a run, once: whether it learns. A run that goes on has learnt before."""
+        """After the first tenth of a run, once: whether it learns. A run that continues has learnt before."""
         loss = row.get("train_loss")
         if loss is None or self.resumed or "loss" in self.said:
             return None

@@ -131,7 +131,7 @@ class StepHooks:
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
             found = self._validate(step) if evaluates else {}
-            if found is None:  # stopped: whoever goes on evaluates again, and then writes this row
+            if found is None:  # stopped: whoever continues evaluates again, and then writes this row
                 self.meter.restore(open_row)
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
                 return

@@ -24,7 +24,7 @@ from histocc.trainer.run_files import CURVES
 from histocc.trainer.run_log import LOG, numbers
 
 MOST_WAITING = 1000  # rows in the queue of a logger
-PATIENCE_SECONDS = 120.0  # for one call of a library, while the run goes on
+PATIENCE_SECONDS = 120.0  # for one call of a library, while the run continues
 OPEN_SECONDS = 60.0  # for its first answer, before the first step
 CLOSE_SECONDS = 60.0  # for what it still has to do at the end of a run
 STOP_SECONDS = 2.0  # the same where the run was stopped

@@ -328,7 +328,7 @@ def warm_up_wrapped_model(
     """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
     random state are set. All ranks.
 
-    DDP lays its buckets out anew after its first step, so a run that is resumed would sum the gradients of
+    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
     more than two ranks in another order than one that was never interrupted. After this the layout no longer
     depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
     first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees

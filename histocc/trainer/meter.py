@@ -22,9 +22,9 @@ class Meter:
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
     ):
-        self.samples = samples  # observations of all ranks since the run began
+        self.samples = samples  # samples of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        # observations of all ranks since the last row
+        # samples of all ranks since the last row
         self.count: Tensor | float = state["count"] if state else 0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
@@ -75,12 +75,12 @@ class Meter:
         for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
             self.pending[name] = self.pending.get(name, 0.0) + value.detach().double()
 
-    def add_step(self, observations: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+    def add_step(self, samples: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
         device.
         """
-        self.samples += observations
-        self.count = self.count + observations * done.double()
+        self.samples += samples
+        self.count = self.count + samples * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
         for name, value in self.pending.items():

@@ -50,10 +50,10 @@ def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
 class BatchPlan:
     """The batch arithmetic of a run.
 
-    rows: observations of an epoch; total: observations of an optimizer step over all processes; processes;
-    micro: most observations that one process takes through the model at once; groups: most micro-batches of
-    similar length into which a share is cut for the sake of less padding: two from `group_rows` observations
-    on, and as many as `group_rows` goes into the share where that is more.
+    rows: samples of an epoch; global_batch_size: samples of an optimizer step over all processes; processes;
+    micro_batch_size: most samples that one process takes through the model at once; groups: most
+    micro-batches of similar length into which a share is cut for the sake of less padding: two from
+    `group_rows` samples on, and as many as `group_rows` goes into the share where that is more.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class BatchPlan:
         return -(-self.rows // self.global_batch_size)
 
     def batch_rows(self, batch: int) -> int:
-        """Observations in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
+        """Samples in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
         return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
 
     def _largest_share(self, batch: int) -> int:
@@ -145,8 +145,8 @@ class WindowOrder:
 def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
     """Cuts a share into exactly `parts` micro-batches with as little padding as may be.
 
-    widths: positions that each of n observations needs, int64 [n], few different values; micro: most
-    observations in one. Returns indices int64 [k] each, narrow ones first, together each of 0 … n−1 once;
+    widths: positions that each of n samples needs, int64 [n], few different values; micro: most
+    samples in one. Returns indices int64 [k] each, narrow ones first, together each of 0 … n−1 once;
     empty where there are too few. A pure function of its arguments.
     """
     order = np.argsort(widths, kind="stable")
@@ -169,7 +169,7 @@ def _best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
     """Which of the edges between widths bound at most `groups` groups with the fewest positions, padding and
     all.
 
-    widths: ascending; edges[i]: observations narrower than widths[i]. A group is as wide as its widest.
+    widths: ascending; edges[i]: samples narrower than widths[i]. A group is as wide as its widest.
     """
     best = {0: (0, [0])}  # widths covered → (positions, cuts)
     for _ in range(groups):

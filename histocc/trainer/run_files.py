@@ -25,7 +25,7 @@ LISTS = (
     "data_report.json",
 )
 CURVES = "curves.png"
-# by a run that goes on, whatever is in them
+# by a run that continues, whatever is in them
 WRITTEN_AGAIN = (
     LOG,
     STATUS,

@@ -1,4 +1,4 @@
-"""Saving while the training goes on: the steps wait for a copy in memory, and a thread of rank 0 writes
+"""Saving while the training continues: the steps wait for a copy in memory, and a thread of rank 0 writes
 it.
 """
 
@@ -19,7 +19,7 @@ from histocc.runtime.world import World
 
 class Saver:
     """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to
-    go on.
+    continue.
 
     The others do not wait at all, and rank 0 waits for the disk only where the save before has not ended. A
     save that fails is
@@ -126,7 +126,7 @@ class Saver:
     def _has_failed(self, step: int, names: list[str], why: str) -> None:
         self.failed, self.lost_best = why, self.lost_best or checkpoint.BEST in names
         self.say(
-            f"WARNING: the checkpoint of step {step:,} could not be saved: {why}. Training goes on, "
+            f"WARNING: the checkpoint of step {step:,} could not be saved: {why}. Training continues, "
             "and the next save is tried "
             "all the same."
         )

@@ -28,14 +28,14 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
 
 
 def linear_schedule(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int):
-    """`linear_factor` as a torch scheduler. Its state is the peak rate and the step, so it can go on with
+    """`linear_factor` as a torch scheduler. Its state is the peak rate and the step, so it can continue with
     another number of total steps.
     """
     return _LinearSchedule(optimizer, lambda step: linear_factor(step, warmup_steps, total_steps))
 
 
 class _LinearSchedule(torch.optim.lr_scheduler.LambdaLR):
-    """Sets the rate of the step that it goes on from: the optimizer's state holds that of the schedule
+    """Sets the rate of the step that it continues from: the optimizer's state holds that of the schedule
     before.
     """
 

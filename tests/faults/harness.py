@@ -13,7 +13,7 @@ SPEEDS = ("samples_per_sec", "seconds_data")
 
 
 class Job:
-    """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and gone on
+    """A small run of train_mixer.py, dropout and noise on, that can be started, interrupted and continued
     with.
     """
 
@@ -94,7 +94,7 @@ class Job:
             time.sleep(0.02)
 
     def start_and_wait(self, *more) -> subprocess.Popen:
-        """Starts the job, or goes on with it, and waits for its next row of the log."""
+        """Starts the job, or continues with it, and waits for its next row of the log."""
         step = self.last()["step"] if (self.folder / "last.bin").exists() else 0
         process = self.start(*more)
         self.wait_for(process, f"step {step - step % 3 + 3}/")

@@ -54,5 +54,6 @@ def test_a_fault_at_a_random_moment(whole, kind, fault_seed):
     job.run()
     assert_same_end(job, reference)
     print(
-        f"\n{kind} after {moment:.1f} s of {lasts:.1f}: exit code {code}, went on from step {left}: same bits"
+        f"\n{kind} after {moment:.1f} s of {lasts:.1f}: exit code {code}, continued from step {left}: same"
+        " bits"
     )

@@ -53,7 +53,7 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
         assert (
             code == expected
             and f"Stopped by {name} at step " in output
-            and "The same command goes on." in output
+            and "The same command continues." in output
         ), output
         assert "Traceback" not in output and f"at step {job.last()['step']} of 36, saved in " in output
     process = job.start_and_wait()
@@ -288,7 +288,8 @@ def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
         job = Job(disk / "run", epochs=1, logs=folder)
         output = job.run(code=1)
         assert (
-            "WARNING: the checkpoint of step 4 could not be saved" in output and "Training goes on" in output
+            "WARNING: the checkpoint of step 4 could not be saved" in output
+            and "Training continues" in output
         )
         assert (
             "error: the last checkpoint, of step 6, could not be saved" in output

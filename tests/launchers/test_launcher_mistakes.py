@@ -180,7 +180,7 @@ def test_overwrite_in_a_configuration_is_not_for_slurm(plan, data, tmp_path):
     message = plan(SLURM, data, "--", *NAMED, "--config", str(tmp_path / "m.toml"), code=2, **JOB).stderr
     assert (
         message
-        == "error: overwrite in a config would start anew after every requeue: give --overwrite on the"
+        == "error: overwrite in a config would start over after every requeue: give --overwrite on the"
         " command line\n"
     )
     for name in ("kept.toml", "args.json"):
