@@ -332,18 +332,26 @@ def ranks_do(work, size: int = 3):
     return outcomes
 
 
-def test_main_first_hands_the_result_on():
-    calls = []
+def test_rank_0_works_alone_and_all_get_the_result(monkeypatch):
+    calls, sent, together = [], [], threading.Barrier(3)
+
+    def broadcast(world, value, source):  # the threads of this test have no process group
+        if world.rank == source:
+            sent.append(value)
+        together.wait(10)
+        return sent[0]
 
     def work():
         calls.append(threading.current_thread())
         time.sleep(0.3)
-        return {"folder": "å", "cols": ["a", 1]}
+        return {"folder": "å", "cols": ("a", 1)}
 
-    assert ranks_do(work) == [{"folder": "å", "cols": ["a", 1]}] * 3 and len(calls) == 1
+    monkeypatch.setattr(World, "broadcast", broadcast)
+    assert ranks_do(work) == [{"folder": "å", "cols": ("a", 1)}] * 3 and len(calls) == len(sent) == 1
+    assert ranks_do(lambda: None) == [None] * 3 and len(sent) == 1
 
 
-def test_main_first_raises_a_mistake_on_every_rank():
+def test_rank_0_raises_a_mistake_on_every_rank():
     def work():
         raise UserError("no such file: æ")
 
@@ -352,7 +360,7 @@ def test_main_first_raises_a_mistake_on_every_rank():
     assert [error.heard_from_main for error in outcomes] == [False, True, True]
 
 
-def test_main_first_ends_every_rank_when_rank_0_breaks_down():
+def test_rank_0_ends_every_rank_when_rank_0_breaks_down():
     def work():
         raise ZeroDivisionError
 

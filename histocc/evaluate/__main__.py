@@ -19,7 +19,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -294,7 +294,7 @@ def prepared(
     UserError.
     """
 
-    def first() -> list:
+    def first() -> tuple[PrepareSettings, str]:
         problem = output_problem(args, file)
         if problem:
             raise UserError(problem)
@@ -302,23 +302,21 @@ def prepared(
         if args.baseline:
             rows_of_run(args, file, state)  # only to find out now whether they are there
         try:
-            return [
-                asdict(settings),
-                preparing.prepare(
-                    settings,
-                    args.output,
-                    lambda line: None,
-                    check=world.give_up_if_asked,
-                    wait_seconds=60 * args.timeout_minutes,
-                    warn=world.print,
-                ),
-            ]
+            folder = preparing.prepare(
+                settings,
+                args.output,
+                lambda line: None,
+                check=world.give_up_if_asked,
+                wait_seconds=60 * args.timeout_minutes,
+                warn=world.print,
+            )
+            return settings, folder
         except preparing.UnusableData as error:
             raise UserError(nothing_left(error.report, args)) from None
 
     settings, folder = world.run_on_main("prepare", first)
     return on_every_node(
-        PrepareSettings(**settings),
+        settings,
         args.output,
         folder,
         world,

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 
 from histocc.data import keys
 from histocc.data import prepare as preparing
@@ -135,7 +134,7 @@ def prepared(
     A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
     """
 
-    def first() -> list:
+    def first() -> tuple[PrepareSettings, str]:
         found = [
             problem for problem in [save_path_problem(args.save_path)] if problem
         ] + _checkpoint_problems(args)
@@ -168,11 +167,10 @@ def prepared(
                 args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0
             )
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
-        return [asdict(settings), folder]
+        return settings, folder
 
     world.note("preparing data")
     settings, folder = world.run_on_main("prepare", first)
-    settings = PrepareSettings(**settings)
     args.target_cols = settings.target_cols
     data = on_every_node(
         settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes

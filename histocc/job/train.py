@@ -438,9 +438,7 @@ def make_model(
     """
     first = None
     if args.initial_checkpoint and not resumed:
-        here = {}
-        world.run_on_main("initial weights", lambda: here.update(state=initial_weights.initial_weights(args)))
-        first = world.broadcast(here.get("state"), 0)
+        first = world.run_on_main("initial weights", lambda: initial_weights.initial_weights(args))
     recipe.settle(args, resumed, first)
     if resumed:
         config = resumed["config"]

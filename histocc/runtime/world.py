@@ -170,7 +170,7 @@ class World:
             dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
 
     def run_on_main(self, name: str, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 and returns its JSON-like result on every rank; see `led`."""
+        """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
         return self.run_on(name, [0], work)[0]
 
     def node_leaders(self) -> list[int]:
@@ -178,21 +178,21 @@ class World:
         return sorted(set(self.gather(self.rank - self.local_rank)))
 
     def run_on(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
-        """Runs `work` on the ranks `leaders` and returns their JSON-like results, in that order, on every
-        rank.
+        """Runs `work` on the ranks `leaders` and returns their results, in that order, on every rank.
 
         Who waits polls the store instead of entering a collective, so that long work never meets the time
-        limit of collectives. A `UserError` of a leader is raised on every rank. Each `name` may be used once
-        in a run.
+        limit of collectives; results of any kind then come through the CPU. A `UserError` of a leader is
+        raised on every rank. Each `name` may be used once in a run.
         """
         if not self.backend:
             return [work()]
-        key = f"histocc/led/{name}"
-        own_error = None
+        key = f"histocc/run_on/{name}"
+        own_error = result = None
         if self.rank in leaders:
             answer = {"failed": True}
             try:
-                answer = {"result": work()}
+                result = work()
+                answer = {"result": result is not None}
             except UserError as error:
                 answer, own_error = {"user_error": str(error)}, error
             except Stopped:
@@ -203,7 +203,10 @@ class World:
                     self._leave_together(key + "/seen")
         answers = [self._answer(f"{key}/{leader}", leader) for leader in leaders]
         if all("result" in answer for answer in answers):
-            return [answer["result"] for answer in answers]
+            return [
+                self.broadcast(result, leader) if answer["result"] else None
+                for leader, answer in zip(leaders, answers)
+            ]
         self._leave_together(key + "/seen")
         if own_error is not None and self.is_main:
             raise own_error
