@@ -94,13 +94,11 @@ class BlockyFormatter:
         None: the usual names, for hisco and occ1950 only.
     block_size : tokens per code; gpf only, the other two have their own.
     use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead
-    of one token
-        per character, so that a token may have several characters.
+        of one token per character, so that a token may have several characters.
     allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either
     way.
     chars : gpf only. The tokens in the order of their ids, for published models that have others than -999 …
-    999, letters and
-        punctuation; None for these.
+        999, letters and punctuation; None for these.
 
     Raises ValueError for an unknown kind, tokens that cannot be told apart, or a number of columns or a block
     size out of range.

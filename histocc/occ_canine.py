@@ -105,16 +105,15 @@ class OccCANINE:
 
     Args:
         name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as
-        the published program takes
-            it (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO model there.
+            the published program takes it (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO
+            model there.
         device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU where there is one.
         batch_size: texts at once; may be set later.
         verbose: whether to say what is done; False, unlike in the published package.
         system: of published weights: hisco, or another one; in any case the name of the columns, instead of
         the model's own.
         key: file of the codes of published weights that hold none. With a column of words (see
-        `histocc.predict --descriptions`)
-            results have columns desc_1, desc_2, ….
+            `histocc.predict --descriptions`) results have columns desc_1, desc_2, ….
         descriptions: words of the codes: a file, or a DataFrame with columns system_code and desc.
         hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None:
         whichever is there.
@@ -292,13 +291,12 @@ class OccCANINE:
 
         Args:
             occ1: texts, one or several; numbers count as their digits, None and NaN as empty, which gives no
-            code. They are cleaned by
-                the model's rule; the result shows them as they were given.
+                code. They are cleaned by the model's rule; the result shows them as they were given.
             lang: one language, or one per text, paired by position (None, NaN and empty are unk); one that
                 the model does not know counts as unk, with a warning.
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, … (the
-            system's name; desc only where
-                words of the codes are known), conf. A number n stands for pred with k_pred = n.
+                system's name; desc only where words of the codes are known), conf. A number n stands for pred
+                with k_pred = n.
                 probs: array float32 [texts, codes], a probability for each code of `codes`, by the linear
                 decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table
                 with the numbers of the codes as columns. bin: 1 for each code that pred gives, columns
@@ -313,8 +311,7 @@ class OccCANINE:
             order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
             they were written.
             get_dict: a list of dicts, also where pandas is installed; get_df=False is the same. concat_in is
-            not used, as in the
-                published package.
+                not used, as in the published package.
 
         Returns a DataFrame, or a list of dicts where pandas is not installed; the columns depend on the
         arguments alone. Codes that are not there are None, probabilities NaN (None in dicts).

@@ -83,8 +83,7 @@ class MixerTask:
         loss_fn: a criterion called like `LossMixer`; one without `per_sample` returns the mean over its
             rows, which then stands for each of them.
         each: is given every batch of a validation, its memory with what of it is padding, what was decoded,
-        and
-            the linear logits [B, C]; needs a `formatter`.
+            and the linear logits [B, C]; needs a `formatter`.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ import unicodedata
 import numpy as np
 
 from histocc.runtime.rng import below, chance, draw, streams
+from histocc.text import code_points
 from histocc.text_rules import ascii_lower
 
 KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
@@ -75,10 +76,6 @@ def _keyboard_neighbours() -> dict[str, str]:
     }
 
 
-def _code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint32)
-
-
 def _classes() -> np.ndarray:
     """Class bits of each code point, uint8 [_TABLE]."""
     chars = [chr(i) for i in range(_TABLE)]
@@ -97,7 +94,7 @@ def _classes() -> np.ndarray:
 def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(all characters uint32, start of each text, length of each text; int64)"""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    return _code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
+    return code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
 
 
 _CLASS = _classes()
