@@ -2,7 +2,7 @@
 """How much training gains from processes: one process with one core, and one with all cores, against
 processes with a core each.
 
-    python benchmarks/processes.py                     # size small, 64 observations a step, on two cores
+    python benchmarks/processes.py                     # size small, 64 samples a step, on two cores
     python benchmarks/processes.py --processes 4 --size base
 
 Whole runs of train_mixer.py take turns; what counts is the median rate of their logs after the first row.
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--size", default="small", choices=("tiny", "small", "base"))
     parser.add_argument(
-        "--batch", type=int, default=64, help="observations over all processes, before accumulation"
+        "--batch", type=int, default=64, help="samples over all processes, before accumulation"
     )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -120,7 +120,7 @@ def main() -> None:
                 )
                 found[way]["many"].append(rate(folder, args.processes, 1, [*common, *share]))
     print(
-        f"size {args.size}, {args.batch} observations over all processes, {args.processes} cores; samples/s,"
+        f"size {args.size}, {args.batch} samples over all processes, {args.processes} cores; samples/s,"
         f" median of {args.rounds} runs each"
     )
     print(

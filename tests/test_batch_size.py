@@ -127,7 +127,7 @@ def test_auto_keeps_the_total_and_the_losses(files):
         5,
         1,
     )
-    assert "observations at once per process, chosen automatically; total batch 5" in output
+    assert "samples at once per process, chosen automatically; total batch 5" in output
     run(TRAIN_MIXER, *flags, "--save-dir", folder / "fixed", "--batch-size", 5)
     for one, other in zip(read_logs(folder / "auto"), read_logs(folder / "fixed"), strict=True):
         assert (

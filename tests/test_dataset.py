@@ -72,7 +72,7 @@ def epoch_of(dataset: MicroBatches, epoch: int = 0, first_batch: int = 0) -> lis
     return list(BatchLoader(dataset).at(epoch, first_batch))
 
 
-def observations(batch: dict) -> list[tuple]:
+def rows_in(batch: dict) -> list[tuple]:
     """Rows that count, as plain Python: (visible ids, tokens, codes)."""
     return [
         (tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
@@ -143,9 +143,7 @@ def test_keys_shapes_and_types(batches):
 
 
 def test_rows_are_those_of_the_file(batches, hisco):
-    found = [
-        row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in observations(batch)
-    ]
+    found = [row for batch in epoch_of(batches(5, noise=None, shuffle_seed=None)) for row in rows_in(batch)]
     assert sorted(text_of(ids) for ids, _, _ in found) == sorted(written(row)[0] for row in ROWS)
     labels = dict(map(written, ROWS))
     for ids, tokens, codes in found:
@@ -225,16 +223,14 @@ def test_weights_and_counts_of_a_step(batches, total, processes, micro):
 def test_fixed_width(batches):
     assert {batch["input_ids"].shape[1] for batch in epoch_of(batches(4, fixed_width=128))} == {128}
     narrow, wide = (epoch_of(batches(4, fixed_width=width)) for width in (None, 128))
-    assert [sorted(observations(batch)) for batch in narrow] == [
-        sorted(observations(batch)) for batch in wide
-    ]
+    assert [sorted(rows_in(batch)) for batch in narrow] == [sorted(rows_in(batch)) for batch in wide]
     assert len({batch["input_ids"].shape[1] for batch in narrow}) > 1
 
 
 def test_longer_descriptions_are_cut(batches):
     for batch in epoch_of(batches(4, noise=None, max_len=20)):
         assert batch["attention_mask"].sum(1).max() <= 20 and batch["input_ids"].shape[1] <= 20
-        assert all(ids[-1] == 0xE001 for ids, _, _ in observations(batch))
+        assert all(ids[-1] == 0xE001 for ids, _, _ in rows_in(batch))
 
 
 # ---- order and noise
@@ -247,7 +243,7 @@ def union(batches, total, processes=1, micro=0, epoch=0) -> list[Counter]:
         number = 0
         for batch in epoch_of(batches(total, processes, micro, rank), epoch):
             found.extend([Counter()] * (number + 1 - len(found)))
-            found[number] = found[number] + Counter(observations(batch))
+            found[number] = found[number] + Counter(rows_in(batch))
             number += batch["last_micro_batch"]
     return found
 
@@ -266,27 +262,26 @@ def test_noise_of_a_row_does_not_depend_on_the_total_batch(batches):
 
 def test_epochs_differ_in_order_and_noise(batches):
     quiet = [
-        [text_of(ids) for ids, _, _ in observations(batches(23, noise=None)[epoch, 0][0])]
-        for epoch in range(2)
+        [text_of(ids) for ids, _, _ in rows_in(batches(23, noise=None)[epoch, 0][0])] for epoch in range(2)
     ]
     assert (
         sorted(quiet[0]) == sorted(quiet[1]) == sorted(written(row)[0] for row in ROWS)
         and quiet[0] != quiet[1]
     )
-    noisy = [{text_of(ids) for ids, _, _ in observations(batches(23)[epoch, 0][0])} for epoch in range(2)]
+    noisy = [{text_of(ids) for ids, _, _ in rows_in(batches(23)[epoch, 0][0])} for epoch in range(2)]
     assert len(noisy[0] - noisy[1]) > 10
 
 
 def test_hidden_language(batches):
     for probability, languages in ((1.0, {"unk"}), (0.0, {"unk", "en", "da"})):
         dataset = batches(23, noise={"num_transformations": 0, "unk_lang_prob": probability})
-        found = [text_of(ids).split("[SEP]") for ids, _, _ in observations(dataset[0, 0][0])]
+        found = [text_of(ids).split("[SEP]") for ids, _, _ in rows_in(dataset[0, 0][0])]
         assert {language for language, _ in found} == languages
         assert sorted(text for _, text in found) == sorted(row[0] for row in ROWS)
 
 
 def test_noise_leaves_the_codes_alone(batches):
-    noisy, quiet = (observations(batches(23, noise=noise)[0, 0][0]) for noise in (NOISE, None))
+    noisy, quiet = (rows_in(batches(23, noise=noise)[0, 0][0]) for noise in (NOISE, None))
     assert sorted(row[1:] for row in noisy) == sorted(row[1:] for row in quiet)
     assert sorted(row[0] for row in noisy) != sorted(row[0] for row in quiet)
 
@@ -295,7 +290,7 @@ def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
         ranks = [epoch_of(MicroBatches(data.val, plan, rank, hisco, data)) for rank in range(processes)]
-        shares = [[text_of(ids) for batch in rank for ids, _, _ in observations(batch)] for rank in ranks]
+        shares = [[text_of(ids) for batch in rank for ids, _, _ in rows_in(batch)] for rank in ranks]
         texts = [written(row)[0] for row in ROWS[:7]]
         assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
         for batch, again in zip(
@@ -309,8 +304,8 @@ def test_micro_batches_of_similar_length_are_the_rows_of_one_batch(batches):
     whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
     for index in ((0, 0), (1, 1)):
         [one], parts = whole[index], cut[index]
-        assert len(parts) == 3 and sorted(observations(one)) == sorted(
-            row for part in parts for row in observations(part)
+        assert len(parts) == 3 and sorted(rows_in(one)) == sorted(
+            row for part in parts for row in rows_in(part)
         )
         widths = [part["input_ids"].shape[1] for part in parts]
         assert (

@@ -256,7 +256,7 @@ def batches(data, total, processes=1, rank=0, micro=0, groups=1, noise=NOISE, pr
     )
 
 
-def observations(batch):
+def rows_in(batch):
     return [
         (int(row), tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
         for row, ids, mask, tokens, codes, weight in zip(
@@ -282,7 +282,7 @@ def steps(data, total, processes, epoch=0, first_batch=0, **options):
     for rank in range(processes):
         number = first_batch
         for batch in BatchLoader(batches(data, total, processes, rank, **options)).at(epoch, first_batch):
-            found.setdefault(number, []).extend(observations(batch))
+            found.setdefault(number, []).extend(rows_in(batch))
             number += batch["last_micro_batch"]
     return [sorted(found[number]) for number in sorted(found)]
 

@@ -72,7 +72,7 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
                 batches = list(BatchLoader(dataset).at(epoch, start))
                 steps.add((start, len(batches), sum(batch["last_micro_batch"] for batch in batches)))
                 for batch in batches:
-                    counter.update(observations(batch, found.codes))
+                    counter.update(rows_in(batch, found.codes))
         assert len(steps) == len({start for start, *_ in steps}), "ranks must meet in every pass"
         assert before == Counter(
             (f"{lang or 'unk'}[SEP]{text.strip()}", codes_of(codes)) for text, codes, lang in rows
@@ -80,7 +80,7 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
         assert joined.total() == len(rows) - min(first * total, len(rows)) and not joined - before
 
 
-def observations(batch: dict, codes: list[str]):
+def rows_in(batch: dict, codes: list[str]):
     for ids, mask, numbers, weight in zip(
         batch["input_ids"], batch["attention_mask"], batch["targets_linear"], batch["weights"]
     ):
@@ -114,7 +114,7 @@ def noisy(tmp_path_factory):
             )
             for number, rows in enumerate(joined):
                 for batch in dataset[epoch, start + number]:
-                    rows.update(observations(batch, found.codes))
+                    rows.update(rows_in(batch, found.codes))
         return joined
 
     return steps

@@ -40,7 +40,7 @@ class _BlockLoss(nn.Module):
         """
         if reduction not in ("mean", "none"):
             raise ValueError(f"reduction is 'mean' or 'none', not {reduction!r}")
-        loss = self._per_observation(*self._split(logits, targets))
+        loss = self._per_sample(*self._split(logits, targets))
         return loss.mean() if reduction == "mean" else loss
 
     def _split(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class _BlockLoss(nn.Module):
         chosen = fit.gather(2, target[..., None])[..., 0]  # [B, P]
         return torch.where(has_code, chosen, 0).sum(1) / counts.clamp(min=1)
 
-    def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -210,7 +210,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
             raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
         self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
 
-    def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
         token_losses = _token_losses(log_probs, targets)
         if self.matching == ONE_TO_ONE:
@@ -252,7 +252,7 @@ class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
         self.push_to_pad_scale_factor = push_to_pad_scale_factor
         self.push_to_pad_label_smoothing = push_to_pad_label_smoothing
 
-    def _per_observation(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         is_pad = targets == self.pad_idx  # [B, T, bs]
         token_losses = _token_losses(log_probs, targets).masked_fill(is_pad.transpose(1, 2)[:, None], 0)
         best = self._best_fit(token_losses, has_code=~is_pad.all(-1))
