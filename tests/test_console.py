@@ -137,7 +137,7 @@ def test_letters_that_a_terminal_does_not_have_end_nothing(monkeypatch):
 
 def test_closed_descriptors_are_not_given_to_files():
     code = (
-        "import os, histocc.stopping as s; s.start_listening(); "
+        "import os, histocc.runtime.signals as s; s.start_listening(); "
         "print(os.open('/dev/null', os.O_RDONLY), file=open(os.environ['SAID'], 'w'))"
     )
     said = f"/tmp/said.{os.getpid()}"

@@ -164,9 +164,9 @@ def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, 
     assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1
 
 
-def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(loggers.plot, "available", lambda: True)
-    monkeypatch.setattr(loggers.plot, "draw", fails(AttributeError("no such backend")))
+def test_a_plot_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loggers.curves, "available", lambda: True)
+    monkeypatch.setattr(loggers.curves, "draw", fails(AttributeError("no such backend")))
     made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0, OwnFiles(str(tmp_path)))
     made.row({"step": 1, "val_loss": 1.0})
     made.close()
@@ -175,8 +175,8 @@ def test_a_picture_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatc
 
 def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr(loggers.plot, "available", lambda: True)
-    monkeypatch.setattr(loggers.plot, "draw", lambda runs, path, own: drawn.append(path))
+    monkeypatch.setattr(loggers.curves, "available", lambda: True)
+    monkeypatch.setattr(loggers.curves, "draw", lambda runs, path, own: drawn.append(path))
     (tmp_path / "logs.csv").write_text("step,val_loss\n1,1.0\n")
     for later, times in (([], 1), ([{"step": 2, "train_loss": 1.0}], 2)):
         curves = loggers.Curves(OwnFiles(str(tmp_path)))

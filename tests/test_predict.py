@@ -382,12 +382,12 @@ def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
 
 
 def test_what_fails_on_one_process_ends_all(model, tmp_path, monkeypatch):
-    """Reading the model and the first look at the parts are led: what goes wrong there is heard on every
-    process.
-    """
-    led, asked = World.led, []
+    """Reading the model and the first look at the parts: what goes wrong there is heard on every process."""
+    run_on, asked = World.run_on, []
     monkeypatch.setattr(
-        World, "led", lambda self, name, leaders, work: asked.append(name) or led(self, name, leaders, work)
+        World,
+        "run_on",
+        lambda self, name, leaders, work: asked.append(name) or run_on(self, name, leaders, work),
     )
     inside = []
     for what in ("open_scan", "frequent", "join"):

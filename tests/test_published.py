@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, run, write_rows
 
+from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_blocky5
 from histocc.job import initial_weights
 from histocc.model import model_io, published
@@ -167,9 +168,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
 
     for form, name in (("published", "out.bin"), ("safetensors", "out.safetensors")):
         assert (
-            checkpoint.main(
-                ["export", str(folder / "from mixer"), "--to", form, str(folder / "export" / name)]
-            )
+            export.main(["export", str(folder / "from mixer"), "--to", form, str(folder / "export" / name)])
             == 0
         )
         back = published.read(str(folder / "export" / name))
@@ -194,7 +193,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
                 < 1e-4
             )
     assert (
-        checkpoint.main(
+        export.main(
             ["export", str(folder / "from mixer"), "--to", "published", str(folder / "export" / "out.bin")]
         )
         == 2
