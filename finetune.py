@@ -15,7 +15,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 from histocc.job import data as job_data
-from histocc.job import estimate, flags
+from histocc.job import flags, train
 from histocc.runtime.entrypoint import start
 
 
@@ -26,8 +26,8 @@ def get_args_parser():
 def run(args, world):
     """All ranks."""
     train_files, val_files = job_data.dataset_files(args.dataset)
-    data, formatter = job_data.prepared(args, world, train_files, val_files)
-    estimate.run_as_asked(args, world, data, formatter, files=train_files)
+    settings, data = job_data.prepared(args, world, train_files, val_files)
+    train.run_as_asked(settings, world, data)
 
 
 def main(argv=None):

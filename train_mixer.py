@@ -14,7 +14,7 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 from histocc.job import data as job_data
-from histocc.job import estimate, flags
+from histocc.job import flags, train
 from histocc.runtime.entrypoint import start
 
 
@@ -24,10 +24,10 @@ def get_args_parser():
 
 def run(args, world):
     """All ranks."""
-    data, formatter = job_data.prepared(
+    settings, data = job_data.prepared(
         args, world, args.train_data, args.val_data, naming=args.target_col_naming
     )
-    estimate.run_as_asked(args, world, data, formatter, files=args.train_data)
+    train.run_as_asked(settings, world, data)
 
 
 def main(argv=None):

@@ -100,23 +100,17 @@ def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank:
     from histocc.data import keys
     from histocc.data.arrays import PreparedData
     from histocc.data.augment import Augmenter
-    from histocc.data.dataset import MicroBatches
+    from histocc.data.dataset import MicroBatches, RowEncoding, TextChanges
     from histocc.formatter import make_formatter
-    from histocc.job.train import LENGTH_GROUP_ROWS, LENGTH_GROUPS
+    from histocc.job.build import LENGTH_GROUP_ROWS, LENGTH_GROUPS
     from histocc.trainer.plan import BatchPlan
 
     data = PreparedData.open(folder)
     words = keys.read_words(os.path.join(folder, "words.csv"))
     plan = BatchPlan(len(data.train), total, processes, 0, LENGTH_GROUPS, LENGTH_GROUP_ROWS["cpu"])
-    return MicroBatches(
-        data.train,
-        plan,
-        rank,
-        make_formatter("hisco", COLUMNS),
-        data,
-        shuffle_seed=3,
-        augmenter=Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None,
-    )
+    augmenter = Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None
+    encoding, changes = RowEncoding(make_formatter("hisco", COLUMNS)), TextChanges(augmenter=augmenter)
+    return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=3, changes=changes)
 
 
 def make_batches(folder: str, noise: bool, seconds: float) -> dict:

@@ -10,56 +10,37 @@ A ratio is the median over the rounds of seconds without n-grams / seconds with 
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import tempfile
-from dataclasses import replace
 
 import torch
 from quality import COLUMNS, data_flags
 from reference import seconds
+from training import Training
 
-import finetune
 from histocc.evaluate.baseline import texts_of
-from histocc.job import data as job_data
-from histocc.job import train as job
 from histocc.predict.coder import Coder
-from histocc.runtime.world import World
-from histocc.trainer import loop
-from histocc.trainer.hooks import Intervals, StepHooks, Steps
-from histocc.trainer.meter import Meter
 
 WAYS = ("none", "auto")
 
 
-class Side:
+class Side(Training):
     """A model from scratch with n-grams or without, and the trainer of it."""
 
     def __init__(self, args: argparse.Namespace, flags: list[str], ngrams: str, folder: str):
-        self.world, self.steps, self.coder = World(device=torch.device(args.device)), 0, None
-        given = [*flags, "--model-size", args.size, "--batch-size", str(args.batch), "--device", args.device]
-        given += ["--ngrams", ngrams, "--ngram-passes", "0", "--max-steps", "1000000", "--save-path", folder]
-        self.args = finetune.get_args_parser().parse_args(given)
-        with contextlib.redirect_stdout(None):
-            self.data, self.formatter = job_data.prepared(self.args, self.world, [flags[1]], [])
-            self.run = job.set_up(self.args, self.world, self.data, self.formatter, [flags[1]])
-
-    def train(self, steps: int) -> None:
-        setup, step = self.run, self.steps
-        batches = setup.loaders["train"].at(0, step % (setup.plan.steps_per_epoch - steps))
-        hooks = StepHooks(self.world, Meter(), Steps(stop=step + steps), Intervals(log=None))
-        self.steps = loop.train_one_epoch(replace(setup.run, seed=1), batches, hooks, step)
+        given = [*flags, "--model-size", args.size, "--batch-size", str(args.batch)]
+        given += ["--ngrams", ngrams, "--ngram-passes", "0", "--save-path", folder]
+        super().__init__(given, torch.device(args.device))
+        self.train_seen_rows()
+        self.coder: Coder | None = None
 
     def code(self, texts: list[str], decoder: str) -> None:
         if self.coder is None:
-            state = {
-                "key": job.code_numbers(self.data),
-                "languages": self.data.languages,
-                "config": self.run.config,
-            }
-            self.coder = Coder(self.run.raw_model.eval(), self.formatter, state)
+            key = {code: i for i, code in enumerate(self.data.codes)}
+            state = {"key": key, "languages": self.data.languages, "config": self.config}
+            self.coder = Coder(self.model.eval(), self.formatter, state)
         self.coder.code(texts, ["en"] * len(texts), decoder)
 
 
@@ -100,7 +81,7 @@ def main() -> None:
         found = {"train": ratios(sides, lambda side: side.train(args.steps), args.rounds)}
         print(line("train", args.steps * args.batch, found["train"]), flush=True)
         for side in sides.values():
-            side.train(max(1, args.learn - side.steps))
+            side.train(max(1, args.learn - side.step))
         train = sides[WAYS[0]].data.train
         texts = list(dict.fromkeys(texts_of(train)))[: args.rows]
         for decoder in ("flat", "greedy"):

@@ -12,7 +12,6 @@ makes its own as a run does.
 """
 
 import argparse
-import contextlib
 import json
 import statistics
 import sys
@@ -25,18 +24,12 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 import torch
 from reference_model import Reference
+from training import Training
 
-import finetune
-from histocc.job import data as job_data
-from histocc.job import train as job
 from histocc.model import decoding
 from histocc.runtime.precision import Precision
-from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask, row_losses
 from histocc.trainer import loop
-from histocc.trainer.hooks import Intervals, StepHooks, Steps
-from histocc.trainer.meter import Meter
-from histocc.trainer.schedule import Schedule, linear_schedule
 
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"
@@ -66,11 +59,6 @@ def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
     return 2 * size**3 / min(best, *(seconds(lambda: a @ b, device) for _ in range(8))) / 1e9
 
 
-def at_rate(rate: float) -> Schedule:
-    """Of an optimizer that has one learning rate."""
-    return Schedule(total=10**6, length=10**6, warmup=0, stop=10**6, rate=rate, linear_factor=1.0)
-
-
 def forward_flops(
     config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int
 ) -> float:
@@ -87,7 +75,7 @@ def forward_flops(
     return total + tokens * 2 * h * vocabulary + 2 * h * codes + 2 * h * h
 
 
-class Bench:
+class Bench(Training):
     """Both models with the same weights, and the batches of both."""
 
     def __init__(self, args, folder: str):
@@ -99,7 +87,6 @@ class Bench:
             source = [str(Path(folder) / "rows.csv"), "--target-cols", "hisco_1", "hisco_2"]
             write(rows(10_000, 1), source[0])
         self.args, self.device = args, torch.device(args.device)
-        self.world = World(device=self.device)
         # as the reference
         flags = [
             "--dataset",
@@ -119,22 +106,8 @@ class Bench:
             "--linear-loss",
             "mean",
         ]
-        self.run = finetune.get_args_parser().parse_args(
-            [*flags, "--batch-size", str(args.batch), "--device", args.device, *args.flags]
-        )
-        with contextlib.redirect_stdout(None):
-            self.data, self.formatter = job_data.prepared(self.run, self.world, [source[0]], [])
-            self.model, self.config = job.make_model(self.run, self.world, self.data, self.formatter, None)
-        self.loss = job.make_loss(self.run, self.formatter)
-        self.plan = job.batch_plan(self.run, len(self.data.train), self.world)
-        self.loaders = job.make_loaders(
-            self.run, self.world, self.data, self.formatter, self.config, self.plan
-        )
-        self.run.length_groups = 1
-        padded = job.batch_plan(self.run, len(self.data.train), self.world)
-        self.padded = job.make_loaders(
-            self.run, self.world, self.data, self.formatter, {**self.config, "memory_mask": False}, padded
-        )
+        super().__init__([*flags, "--batch-size", str(args.batch), *args.flags], self.device)
+        self.padded = self.make_loaders({**self.config, "memory_mask": False}, length_groups=1)
         self.reference = Reference(
             self.model.config,
             self.model.vocab_size,
@@ -145,12 +118,8 @@ class Bench:
         assert not missing.unexpected_keys and not [
             name for name in missing.missing_keys if "position_ids" not in name
         ], missing
-        if not self.run.freeze_encoder:
-            self.model.encoder.char_embeddings.train_rows_of(
-                torch.from_numpy(self.loaders["train"].dataset.characters()), 128
-            )
-        self.model.to(self.device), self.reference.to(self.device)
-        self.step = 0
+        self.train_seen_rows()
+        self.reference.to(self.device)
 
     def padded_batch(self, number: int) -> dict:
         return loop.to_device(self.padded["train"].dataset[0, number][0], self.device)
@@ -184,17 +153,10 @@ class Bench:
         self.reference_optimizer.step()
         self.reference_optimizer.zero_grad()
 
-    def our_steps(self, number: int, precision: Precision) -> None:
-        batches = self.loaders["train"].at(0, self.step % (self.plan.steps_per_epoch - number))
-        hooks = StepHooks(self.world, Meter(), Steps(stop=self.step + number), Intervals(log=None))
-        task, world = MixerTask(self.loss), self.world
-        run = loop.Run(self.model, task, self.optimizer, self.scheduler, world, precision, seed=1)
-        self.step = loop.train_one_epoch(run, batches, hooks, self.step)
-
-    def train(self, precisions: list[str]) -> dict:
+    def rates(self, precisions: list[str]) -> dict:
+        """Samples per second of training, by name."""
         self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
-        self.optimizer = job.make_optimizer(self.run, self.model, at_rate(2e-5))
-        self.scheduler = linear_schedule(self.optimizer, 0, 10**6)
+        self.use_rate(2e-5)
         modes = {name: Precision(name, self.device) for name in precisions}
         Precision("float32", self.device).use()  # the reference, too, has TF32 where there is any
         times = {name: [] for name in ["reference", *precisions]}
@@ -204,7 +166,7 @@ class Bench:
                 times["reference"].append(seconds(lambda: self.reference_step(round_number), self.device))
             for name, precision in modes.items():
                 times[name].append(
-                    seconds(lambda: self.our_steps(self.args.steps, precision), self.device) / self.args.steps
+                    seconds(lambda: self.train(self.args.steps, precision), self.device) / self.args.steps
                 )
         return {
             name: self.args.batch / statistics.median(found[1:]) for name, found in times.items() if found
@@ -379,7 +341,7 @@ def main() -> None:
         found["loss difference"] = bench.difference()
         print(f"loss of both models on the same rows differs by {found['loss difference']:.1e}")
         if args.only != "decode":
-            found["train"], flops = bench.train(args.precisions), bench.real_flops()
+            found["train"], flops = bench.rates(args.precisions), bench.real_flops()
             base = found["train"].get("reference")
             for name, rate in found["train"].items():
                 share = rate * flops / 1e9 / found["matmul"].get(name, found["matmul"]["float32"])
@@ -392,10 +354,9 @@ def main() -> None:
                 found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 print(f"most memory: {found['memory_gb']:.1f} GB")
         if args.only != "train":
-            bench.optimizer = job.make_optimizer(bench.run, bench.model, at_rate(1e-3))
-            bench.scheduler = linear_schedule(bench.optimizer, 10, 10**6)
+            bench.use_rate(1e-3, warmup=10)
             bench.step = 0
-            bench.our_steps(args.learn, Precision("float32", device))
+            bench.train(args.learn, Precision("float32", device))
             found["decode"] = bench.decode(args.precisions)
             for name, value in found["decode"].items():
                 kind, _, what = name.partition(" ")

@@ -25,7 +25,7 @@ import torch
 from histocc.data import keys
 from histocc.data.descriptions import read_descriptions
 from histocc.job import data as job_data
-from histocc.job import estimate
+from histocc.job import train
 from histocc.job.call import as_flags, checked_arguments, dataset_file, finetune_parser
 from histocc.model import model_io, published
 from histocc.model.published import Given
@@ -530,8 +530,8 @@ class OccCANINE:
                 torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
             ):
                 train_files, val_files = job_data.dataset_files(args.dataset)
-                data, formatter = job_data.prepared(args, world, train_files, val_files)
-                estimate.run_as_asked(args, world, data, formatter, files=train_files)
+                settings, data = job_data.prepared(args, world, train_files, val_files)
+                train.run_as_asked(settings, world, data)
         except Stopped:
             stop.acted = True
         finally:

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import finetune
 import train_mixer
 from histocc.job import flags
+from histocc.job.settings import Settings
 from histocc.model.mixer import MODEL_SIZES, model_config
 from histocc.runtime import arguments, errors
 
@@ -465,12 +467,14 @@ def test_a_mistake_in_the_arguments_is_the_users(arguments):
 
 
 def test_every_flag_is_read():
+    """From the arguments, or from settings, whose fields have the names of the flags."""
+    holders = {"args", "asked", "settings", "decided", "self"} | {each.name for each in fields(Settings)}
     read = set()
     for node in (node for tree in TREES.values() for node in ast.walk(tree)):
         if (
             isinstance(node, ast.Attribute)
             and isinstance(node.ctx, ast.Load)
-            and ast.unparse(node.value) == "args"
+            and ast.unparse(node.value).rpartition(".")[2] in holders
         ):
             read.add(node.attr)
         if (

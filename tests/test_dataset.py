@@ -11,7 +11,7 @@ from helpers import write_csv
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches, code_token_table
+from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges, code_token_table
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.text import padded_width
 from histocc.trainer.plan import BatchPlan
@@ -55,15 +55,11 @@ def batches(data, hisco):
     """Makes one rank's micro-batches of the training rows, shuffled and noisy unless told otherwise."""
 
     def make(total, processes=1, micro=0, rank=0, noise=NOISE, groups=1, **options):
-        options = {"shuffle_seed": 11, "augmenter": Augmenter(5, **noise) if noise else None} | options
-        return MicroBatches(
-            data.train,
-            BatchPlan(len(data.train), total, processes, micro, groups, 1),
-            rank,
-            hisco,
-            data,
-            **options,
-        )
+        plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
+        seed = options.pop("shuffle_seed", 11)
+        changes = TextChanges(augmenter=Augmenter(5, **noise) if noise else None)
+        encoding = RowEncoding(hisco, **options)
+        return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=seed, changes=changes)
 
     return make
 
@@ -171,7 +167,7 @@ def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
         tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")]
     )
     # of equal length: in order
-    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, formatter, data))
+    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, data, RowEncoding(formatter)))
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
         assert (
             tokens.tolist()
@@ -289,12 +285,17 @@ def test_noise_leaves_the_codes_alone(batches):
 def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
-        ranks = [epoch_of(MicroBatches(data.val, plan, rank, hisco, data)) for rank in range(processes)]
+        ranks = [
+            epoch_of(MicroBatches(data.val, plan, rank, data, RowEncoding(hisco)))
+            for rank in range(processes)
+        ]
         shares = [[text_of(ids) for batch in rank for ids, _, _ in rows_in(batch)] for rank in ranks]
         texts = [written(row)[0] for row in ROWS[:7]]
         assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
         for batch, again in zip(
-            ranks[0], epoch_of(MicroBatches(data.val, plan, 0, hisco, data), epoch=2), strict=True
+            ranks[0],
+            epoch_of(MicroBatches(data.val, plan, 0, data, RowEncoding(hisco)), epoch=2),
+            strict=True,
         ):
             assert_same(batch, again)
 

@@ -1,7 +1,5 @@
 """Descriptions of codes behind training texts: which texts, which words, and only in training."""
 
-import argparse
-
 import numpy as np
 import pytest
 from helpers import TINY, run_inside, write_csv, write_rows
@@ -10,7 +8,7 @@ import finetune
 from histocc.data import descriptions
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import MicroBatches
+from histocc.data.dataset import MicroBatches, RowEncoding, TextChanges
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 from histocc.job.flags import argument_problems
@@ -44,7 +42,7 @@ def arguments(path, **more):
         "description_prob": 1.0,
         "description_template": "{occ} [DESC: {desc}]",
     }
-    return argparse.Namespace(**values | more)
+    return descriptions.DescriptionSettings(**values | more)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +113,15 @@ def test_some_texts_get_it_by_seed_epoch_and_row(data, file):
 
 def test_batches_show_them(data, file):
     found = descriptions.load_descriptions(arguments(file), data, HISCO, 5)
-    [batch] = MicroBatches(data.train, BatchPlan(5, 5), 0, HISCO, data, shuffle_seed=1, descriptions=found)[
-        0, 0
-    ]
+    [batch] = MicroBatches(
+        data.train,
+        BatchPlan(5, 5),
+        0,
+        data,
+        RowEncoding(HISCO),
+        shuffle_seed=1,
+        changes=TextChanges(descriptions=found),
+    )[0, 0]
     texts = [
         "".join(map(chr, ids[mask].tolist()[1:-1]))
         for ids, mask in zip(batch["input_ids"], batch["attention_mask"])

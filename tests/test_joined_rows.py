@@ -27,12 +27,13 @@ from histocc import export
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges
 from histocc.data.joined_rows import AND, JoinedRows
 from histocc.data.settings import PrepareSettings
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
 from histocc.job import recipe
+from histocc.job.settings import Settings
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.runtime import checkpoint
 from histocc.text import LANGUAGES
@@ -243,17 +244,9 @@ NOISE = {"num_transformations": 2, "augmentation_prob": 0.5, "unk_lang_prob": 0.
 
 def batches(data, total, processes=1, rank=0, micro=0, groups=1, noise=NOISE, probability=0.6, **options):
     plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
-    return MicroBatches(
-        data.train,
-        plan,
-        rank,
-        HISCO,
-        data,
-        shuffle_seed=11,
-        augmenter=Augmenter(5, **noise) if noise else None,
-        joined=JoinedRows(data, 3, probability),
-        **options,
-    )
+    changes = TextChanges(JoinedRows(data, 3, probability), Augmenter(5, **noise) if noise else None)
+    encoding = RowEncoding(HISCO, **options)
+    return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=11, changes=changes)
 
 
 def rows_in(batch):
@@ -370,16 +363,10 @@ def test_all_characters_are_known(data, monkeypatch):
 # ---- which loss
 
 
-class Given:
-    learning_rate = empty_blocks = linear_loss = model_size = None
-
-    def __init__(self, block_loss=None, only_encoder=False):
-        self.block_loss, self.only_encoder = block_loss, only_encoder
-
-
-def settled(given, trained=None, first=None):
-    recipe.settle(given, trained, first)
-    return given.block_loss
+def decided(*flags, trained=None, first=None):
+    args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", *flags])
+    data = PrepareSettings(["x.csv"], HISCO.to_dict(), ["hisco_1"])
+    return recipe.decide(Settings.of(args, data), trained, first).loss.block_loss
 
 
 def test_which_loss_a_run_has():
@@ -387,15 +374,16 @@ def test_which_loss_a_run_has():
         {"model": {f"{part}.weight": 0, "linear_decoder.bias": 0}}
         for part in ("decoder.head", "encoder.pooler")
     )
-    assert settled(Given()) == ONE_TO_ONE
-    assert settled(Given(BEST_FIT)) == BEST_FIT
-    assert settled(Given(), first=decoder) == BEST_FIT  # published, or of a version without the flag
-    assert settled(Given(), first=decoder | {"block_loss": ONE_TO_ONE}) == ONE_TO_ONE
-    assert settled(Given(ONE_TO_ONE), first=decoder) == ONE_TO_ONE
-    assert settled(Given(only_encoder=True), first=decoder) == settled(Given(), first=encoder) == ONE_TO_ONE
-    for asked in (None, BEST_FIT, ONE_TO_ONE):
-        assert settled(Given(asked), {"args": {}}) == settled(Given(asked), {}) == BEST_FIT
-        assert settled(Given(asked), {"args": {"block_loss": ONE_TO_ONE}}) == ONE_TO_ONE
+    best_fit, one_to_one = ["--block-loss", BEST_FIT], ["--block-loss", ONE_TO_ONE]
+    assert decided() == ONE_TO_ONE
+    assert decided(*best_fit) == BEST_FIT
+    assert decided(first=decoder) == BEST_FIT  # published, or of a version without the flag
+    assert decided(first=decoder | {"block_loss": ONE_TO_ONE}) == ONE_TO_ONE
+    assert decided(*one_to_one, first=decoder) == ONE_TO_ONE
+    assert decided("--only-encoder", first=decoder) == decided(first=encoder) == ONE_TO_ONE
+    for asked in ([], best_fit, one_to_one):
+        assert decided(*asked, trained={"args": {}}) == decided(*asked, trained={}) == BEST_FIT
+        assert decided(*asked, trained={"args": {"block_loss": ONE_TO_ONE}}) == ONE_TO_ONE
 
 
 # ---- whole runs
@@ -498,7 +486,7 @@ class TestRuns:
             ONE_TO_ONE,
             BEST_FIT,
         ]
-        assert json.loads((folder / "one" / "args.json").read_text())["block_loss"] == ONE_TO_ONE
+        assert json.loads((folder / "one" / "args.json").read_text())["block_loss"] is None  # as it was asked
 
     def test_other_flags_are_refused_by_name(self, runs):
         folder, common = runs

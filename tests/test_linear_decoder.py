@@ -8,8 +8,9 @@ import torch
 from helpers import TINY, run_inside, write_rows
 
 import finetune
+from histocc.job import build
 from histocc.job import data as job_data
-from histocc.job import train as job
+from histocc.job.optimizer import LinearRate, make_optimizer
 from histocc.runtime.world import World
 from histocc.trainer.schedule import Schedule, linear_schedule
 
@@ -31,12 +32,12 @@ def setup(tmp_path_factory):
             str(folder / "run"),
         ]
     )
-    data, formatter = job_data.prepared(args, World(), [args.dataset], [])
-    return args, data, job.make_model(args, World(), data, formatter, None)[0]
+    settings, data = job_data.prepared(args, World(), [args.dataset], [])
+    return data, build.make_model(settings, World(), data, None)[1]
 
 
 def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
-    _, data, model = setup
+    data, model = setup
     rows = [set(codes[codes >= 0].tolist()) for codes in data.train.codes]
     shares = [(sum(code in row for row in rows) + 0.5) / (len(rows) + 1) for code in range(len(data.codes))]
     found = model.classify(torch.randn(3, model.config.hidden_size)).sigmoid()
@@ -44,8 +45,9 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 
 def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
-    _, _, model = setup
-    optimizer = job.make_optimizer(setup[0], model, Schedule(10, 10, 2, 10, 1e-3, 30.0))
+    _, model = setup
+    schedule = Schedule(10, 10, 2, 10, 1e-3)
+    optimizer = make_optimizer(model, 0.01, schedule, LinearRate(30.0))
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     assert optimizer.param_groups[1]["params"] == list(model.linear_decoder.parameters())
     scheduler, rates = linear_schedule(optimizer, 2, 10), []
@@ -55,7 +57,7 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     assert max(rates)[0] == pytest.approx(1e-3) and np.allclose(
         [linear / other for other, linear in rates], 30
     )
-    assert len(job.make_optimizer(setup[0], model, Schedule(10, 10, 2, 10, 1e-3, 1.0)).param_groups) == 1
+    assert len(make_optimizer(model, 0.01, schedule, LinearRate(1.0)).param_groups) == 1
 
 
 def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):

@@ -5,18 +5,18 @@ curves.
 import importlib.util
 import json
 import struct
+from dataclasses import replace
 
 import pytest
 from helpers import TINY, read_logs, run_inside, write_rows
 
-import finetune
 import train_mixer
 from histocc.job import flags as job_flags
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.outputs import OwnFiles
 from histocc.trainer import loggers
 
-ARGS = finetune.get_args_parser().parse_args
+RUN = loggers.LoggedRun("folder", "name", 0, {})
 
 
 def fails(error):
@@ -129,7 +129,7 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
 
 
 def test_nothing_is_opened_where_it_is_not_asked_for():
-    assert loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0).threads == []
+    assert loggers.Loggers(loggers.LoggerSettings(), RUN).threads == []
 
 
 def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
@@ -154,11 +154,11 @@ def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, 
         )
         monkeypatch.setattr(getattr(loggers, name), "close", lambda self: None)
         monkeypatch.setattr(getattr(loggers, name), "row", lambda *_: None)
-    args = ARGS(["--dataset", "a.csv", "--tensorboard", "--log-wandb"])
+    both = loggers.LoggerSettings(tensorboard=True, log_wandb=True)
     with pytest.raises(UserError) as error:
-        loggers.Loggers(args, "name", 0)
+        loggers.Loggers(both, RUN)
     assert str(error.value) == said
-    made = loggers.Loggers(args, "name", 5)  # a run that is resumed continues without it
+    made = loggers.Loggers(both, replace(RUN, step=5))  # a run that is resumed continues without it
     made.row({"step": 6, "train_loss": 1.0})
     made.close()
     assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1
@@ -167,7 +167,7 @@ def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, 
 def test_a_plot_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(loggers.curves, "available", lambda: True)
     monkeypatch.setattr(loggers.curves, "draw", fails(AttributeError("no such backend")))
-    made = loggers.Loggers(ARGS(["--dataset", "a.csv"]), "name", 0, OwnFiles(str(tmp_path)))
+    made = loggers.Loggers(loggers.LoggerSettings(), RUN, OwnFiles(str(tmp_path)))
     made.row({"step": 1, "val_loss": 1.0})
     made.close()
     assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1

@@ -26,6 +26,7 @@ from histocc import (
     OrderInvariantSeq2SeqCrossEntropy,
     Seq2SeqMixerOccCANINE,
 )
+from histocc.data.settings import PrepareSettings
 from histocc.formatter import (
     BOS_IDX,
     EOS_IDX,
@@ -38,6 +39,7 @@ from histocc.formatter import (
     occ1950_blocky2,
 )
 from histocc.job import recipe
+from histocc.job.settings import Settings
 from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
@@ -132,8 +134,9 @@ def test_training_from_weights_keeps_its_learning_rate():
             (first, ["--learning-rate", "3e-4"], 3e-4),
         ):
             args = script.get_args_parser().parse_args([*required, *flags])
-            recipe.settle(args, first=weights)
-            assert args.learning_rate == expected
+            data = PrepareSettings(["x"], BlockyFormatter("hisco").to_dict(), ["hisco_1"])
+            decided = recipe.decide(Settings.of(args, data), first=weights)
+            assert decided.schedule.learning_rate == expected
 
 
 def test_old_spellings_and_aliases_still_work():

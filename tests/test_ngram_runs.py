@@ -26,13 +26,14 @@ from helpers import (
 import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
+from histocc.job import build, initial_weights
 from histocc.job import data as job_data
-from histocc.job import initial_weights
-from histocc.job import train as job
+from histocc.job.settings import ModelSettings
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
+from histocc.runtime.arguments import settings_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.text import encode
@@ -54,21 +55,22 @@ SCRIPT = """
 import os, time
 import torch
 import train_mixer
-from histocc.job import train as job, ngram_fit
+from histocc.job import build, ngram_fit
 from histocc.runtime import signals
 
-def made(args, world, *rest, make=job.make_model):
-    with open(f"{args.save_path}.pid{world.rank}", "w") as file:
+def made(settings, world, *rest, make=build.make_model):
+    folder = settings.folder.save_path
+    with open(f"{folder}.pid{world.rank}", "w") as file:
         file.write(str(os.getpid()))
-    model, config = make(args, world, *rest)
-    torch.save(model.state_dict(), f"{args.save_path}.first{world.rank}")
-    return model, config
+    settings, model, config = make(settings, world, *rest)
+    torch.save(model.state_dict(), f"{folder}.first{world.rank}")
+    return settings, model, config
 
 def slow(*arguments, fast=ngram_fit.without_encoder):
     time.sleep(float(os.environ.get("SLOW", 0)))
     return fast(*arguments)
 
-job.make_model, ngram_fit.without_encoder = made, slow
+build.make_model, ngram_fit.without_encoder = made, slow
 ngram_fit.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
 if __name__ == "__main__":
     signals.start_listening()
@@ -199,17 +201,17 @@ class TestAnyNumberOfProcesses:
             "ngrams.text_to_memory.weight",
         }
 
-    def test_what_was_settled_is_kept(self, curves):
-        args = json.loads((curves[0] / "two" / "args.json").read_text())
+    def test_what_was_decided_is_kept_and_what_was_asked_stays(self, curves):
+        asked = json.loads((curves[0] / "two" / "args.json").read_text())
         state = torch.load(curves[0] / "two" / "last.bin", weights_only=True)
-        settled = {
+        decided = {
             "learning_rate": 1e-3,
             "empty_blocks": "first",
             "linear_loss": "rows",
             "block_loss": "one-to-one",
-            "ngrams": "auto",
         }
-        assert args.items() >= settled.items() and state["args"].items() >= settled.items()
+        assert state["args"].items() >= decided.items() and {asked[dest] for dest in decided} == {None}
+        assert asked["ngrams"] == state["args"]["ngrams"] == "auto"
         assert state["config"]["ngrams"] == {"rows": len(state["model"]["ngrams.hashes"]), "width": 128}
 
 
@@ -339,8 +341,8 @@ def prepared(flags, folder, *more):
     args = train_mixer.get_args_parser().parse_args(
         [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
     )
-    data, formatter = job_data.prepared(args, world, args.train_data, args.val_data)
-    model, config = job.make_model(args, world, data, formatter, None)
+    settings, data = job_data.prepared(args, world, args.train_data, args.val_data)
+    _, model, config = build.make_model(settings, world, data, None)
     return model, config, data, "\n".join(said)
 
 
@@ -615,7 +617,7 @@ class TestExport:
         one, two = (
             {
                 name: value
-                for name, value in initial_weights.initial_weights(each).items()
+                for name, value in initial_weights.initial_weights(settings_of(ModelSettings, each)).items()
                 if name not in ("model", "what")
             }
             for each in args

@@ -264,7 +264,7 @@ def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
         torch.backends.cuda.enable_cudnn_sdp(False)
         raise UserError("ends")
 
-    monkeypatch.setattr(occ_canine.estimate, "run_as_asked", run_as_asked)
+    monkeypatch.setattr(occ_canine.train, "run_as_asked", run_as_asked)
     before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     with pytest.raises(UserError, match="ends"):
         coder.finetune(

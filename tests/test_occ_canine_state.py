@@ -208,7 +208,7 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
     expected = coder.predict(TEXTS, LANGUAGES)
     other = tmp_path / "out"
 
-    def ends(args, world, data, formatter, files):
+    def ends(settings, world, data):
         other.mkdir(exist_ok=True)
         (other / "last.bin").write_bytes(
             b"half a file" if how == "damaged" else (Path(model) / "last.bin").read_bytes()
@@ -221,7 +221,7 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
             world.stop.deadline = 0.0
             raise Stopped
 
-    monkeypatch.setattr(occ_canine.estimate, "run_as_asked", ends)
+    monkeypatch.setattr(occ_canine.train, "run_as_asked", ends)
 
     def finetune():
         coder.finetune(write_rows(tmp_path / "data.csv", 20), other, target_cols=["hisco_1"], share_val=0)

@@ -1,12 +1,10 @@
 """Half precision: the same learning, and nothing half where it must not be."""
 
-import argparse
-
 import pytest
 import torch
 from helpers import TINY, TRAIN_MIXER, read_logs, run, write_rows
 
-from histocc.runtime.precision import Precision, has_bfloat16
+from histocc.runtime.precision import Precision, PrecisionSettings, has_bfloat16
 
 pytestmark = pytest.mark.processes
 
@@ -76,8 +74,7 @@ def test_a_resumed_run_goes_on_with_the_scale_of_the_loss(runs):
 
 def test_what_the_flags_choose():
     def chosen(**flags):
-        args = argparse.Namespace(**{name: False for name in ("use_amp", "float64", "bf16", "fp16")} | flags)
-        return Precision.of(args, torch.device("cpu"))
+        return Precision.of(PrecisionSettings(**flags), torch.device("cpu"))
 
     assert (
         chosen().name == "float32"

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import finetune
+from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.job import data as job_data
 from histocc.job import initial_weights
-from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, differing, make_loss, settle
+from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, decide, differing, make_loss
+from histocc.job.resume import refuse_other_arguments
+from histocc.job.settings import Settings
 from histocc.model.linear_loss import MEAN, ROWS
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -22,87 +24,92 @@ GIVEN = {"learning_rate": 5e-4, "empty_blocks": "all", "linear_loss": MEAN, "blo
 PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
 
 
+DATA = PrepareSettings(["x.csv"], BlockyFormatter("hisco").to_dict(), ["hisco_1"])
+
+
 def parsed(*flags) -> argparse.Namespace:
     return finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
 
 
-def settled(*flags, trained=None, first=None) -> dict:
-    args = parsed(*flags)
-    settle(args, trained, first)
-    return {dest: getattr(args, dest) for dest in CHOICES}
+def asked(*flags) -> dict:
+    return vars(parsed(*flags))
+
+
+def settings(*flags) -> Settings:
+    return Settings.of(parsed(*flags), DATA)
+
+
+def decided(*flags, trained=None, first=None) -> dict:
+    found = decide(settings(*flags), trained, first).decided()
+    return {dest: found[dest] for dest in CHOICES}
 
 
 def flags_of(values: dict) -> list:
     return [part for dest, value in values.items() for part in (f"--{dest.replace('_', '-')}", value)]
 
 
-class TestSettle:
-    def test_nothing_is_settled_by_the_parser(self):
+class TestDecide:
+    def test_nothing_is_decided_by_the_parser(self):
         assert all(getattr(parsed(), dest) is None for dest in CHOICES)
 
     def test_from_scratch(self):
-        assert settled() == SCRATCH
+        assert decided() == SCRATCH
 
     @pytest.mark.parametrize("size, rate", [("tiny", 1e-3), ("small", 5e-4), ("base", 1.5e-4)])
     def test_a_wider_encoder_has_a_lower_rate(self, size, rate):
-        assert settled("--model-size", size) == {**SCRATCH, "learning_rate": rate}
-        assert settled("--model-size", size, first={"model": PARTS}) == TRAINED
+        assert decided("--model-size", size) == {**SCRATCH, "learning_rate": rate}
+        assert decided("--model-size", size, first={"model": PARTS}) == TRAINED
 
     def test_from_published_weights(self):
-        assert settled(first={"model": PARTS}) == TRAINED
+        assert decided(first={"model": PARTS}) == TRAINED
 
     def test_an_encoder_alone_has_new_decoders(self):
         expected = {**TRAINED, "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
-        assert settled(first={"model": {"encoder.x": 0}}) == expected
-        assert settled("--only-encoder", first={"model": PARTS}) == expected
+        assert decided(first={"model": {"encoder.x": 0}}) == expected
+        assert decided("--only-encoder", first={"model": PARTS}) == expected
 
     @pytest.mark.parametrize(
         "lacking, dest", [("linear_decoder.", "linear_loss"), ("decoder.", "block_loss")]
     )
     def test_a_part_that_is_new_is_trained_as_from_scratch(self, lacking, dest):
         first = {"model": {name: value for name, value in PARTS.items() if not name.startswith(lacking)}}
-        assert settled(first=first) == {**TRAINED, dest: SCRATCH[dest]}
+        assert decided(first=first) == {**TRAINED, dest: SCRATCH[dest]}
 
     def test_an_own_checkpoint_goes_on_as_it_was_trained(self):
         own = {"model": PARTS, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
-        assert settled(first=own) == {**SCRATCH, "learning_rate": 2e-5}
+        assert decided(first=own) == {**SCRATCH, "learning_rate": 2e-5}
 
     @pytest.mark.parametrize("first", [None, {"model": PARTS}, {"model": PARTS, **{**SCRATCH}}])
     def test_what_is_given_holds(self, first):
-        assert settled(*flags_of(GIVEN), first=first) == GIVEN
-        assert settled(*flags_of(SCRATCH), first=first) == SCRATCH
+        assert decided(*flags_of(GIVEN), first=first) == GIVEN
+        assert decided(*flags_of(SCRATCH), first=first) == SCRATCH
 
     def test_what_is_resumed_or_validated_is_as_it_was_started(self):
-        assert settled(trained={"args": {**SCRATCH, "many_codes_weight": 2.0}}) == SCRATCH
-        assert settled(*flags_of(SCRATCH), trained={"args": GIVEN}) == GIVEN
-        args = parsed("--many-codes-weight", 3)
-        settle(args, {"args": {"many_codes_weight": 2.0}})
-        assert args.many_codes_weight == 2.0
+        assert decided(trained={"args": {**SCRATCH, "many_codes_weight": 2.0}}) == SCRATCH
+        assert decided(*flags_of(SCRATCH), trained={"args": GIVEN}) == GIVEN
+        resumed = decide(settings("--many-codes-weight", 3), {"args": {"many_codes_weight": 2.0}})
+        assert resumed.loss.many_codes_weight == 2.0
 
     def test_checkpoints_from_before_the_flags(self):
         old = {"learning_rate": 7e-5, "empty_blocks": "first"}
-        assert settled(trained={"args": old}) == {**TRAINED, **old}
-        assert settled(trained={"args": {}}) == settled(trained={}) == TRAINED
-        args = parsed("--many-codes-weight", 3)
-        settle(args, {})
-        assert args.many_codes_weight == 1.0
+        assert decided(trained={"args": old}) == {**TRAINED, **old}
+        assert decided(trained={"args": {}}) == decided(trained={}) == TRAINED
+        assert decide(settings("--many-codes-weight", 3), {}).loss.many_codes_weight == 1.0
 
     def test_of_several_weights_of_rows_new_runs_keep_what_is_given(self):
-        args = parsed("--many-codes-weight", 3)
-        settle(args)
-        assert args.many_codes_weight == 3
+        assert decide(settings("--many-codes-weight", 3)).loss.many_codes_weight == 3
 
 
 class TestDiffering:
     def test_nothing_given_nothing_differs(self):
-        assert differing(parsed(), SCRATCH) == differing(parsed(), {}) == []
+        assert differing(asked(), SCRATCH) == differing(asked(), {}) == []
 
     def test_the_same_again_does_not_differ(self):
-        assert differing(parsed(*flags_of(SCRATCH)), SCRATCH) == []
-        assert differing(parsed(*flags_of(TRAINED)), {**TRAINED, "linear_loss": MEAN}) == []
+        assert differing(asked(*flags_of(SCRATCH)), SCRATCH) == []
+        assert differing(asked(*flags_of(TRAINED)), {**TRAINED, "linear_loss": MEAN}) == []
 
     def test_each_is_named(self):
-        assert differing(parsed(*flags_of(SCRATCH)), {**TRAINED}) == [
+        assert differing(asked(*flags_of(SCRATCH)), {**TRAINED}) == [
             "--learning-rate was 2e-05, now it is 0.00015",
             "--empty-blocks was 'all', now it is 'first'",
             "--linear-loss was 'mean', now it is 'rows'",
@@ -111,39 +118,38 @@ class TestDiffering:
 
     def test_runs_from_before_the_flags(self):
         assert differing(
-            parsed("--block-loss", "one-to-one", "--linear-loss", "rows"), {"learning_rate": 1.0}
+            asked("--block-loss", "one-to-one", "--linear-loss", "rows"), {"learning_rate": 1.0}
         ) == [
             "--linear-loss was 'mean', now it is 'rows'",
             "--block-loss was 'best-fit', now it is 'one-to-one'",
         ]
-        assert differing(parsed("--block-loss", "best-fit", "--linear-loss", "mean"), {}) == []
+        assert differing(asked("--block-loss", "best-fit", "--linear-loss", "mean"), {}) == []
         assert BEFORE_THE_FLAG.keys() - CHOICES.keys() == {"many_codes_weight", "join_rows"}
 
     def test_a_run_is_not_resumed_with_others(self):
-        args = parsed("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
+        given = settings("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
         state = {
             "args": {"num_epochs": 1, "learning_rate": 1.0, "empty_blocks": "all"},
             "config": {"memory_mask": True},
         }
         with pytest.raises(UserError) as refused:
-            job_data.refuse_other_arguments(args, state)
+            refuse_other_arguments(given, state)
         said = str(refused.value)
         assert (
             "--linear-loss was 'mean', now it is 'rows'" in said
             and "--learning-rate was 1.0, now it is 2.0" in said
         )
         assert "--ngrams was none, now it is 6" in said and "--block-loss" not in said
-        job_data.refuse_other_arguments(parsed("--num-epochs", 3), state)  # with nothing given
-        job_data.refuse_other_arguments(parsed("--num-epochs", 3, "--ngrams", "none"), state)
+        refuse_other_arguments(settings("--num-epochs", 3), state)  # with nothing given
+        refuse_other_arguments(settings("--num-epochs", 3, "--ngrams", "none"), state)
         state["args"]["ngrams"] = "6"
         with pytest.raises(UserError, match="--ngrams was 6, now it is auto"):
-            job_data.refuse_other_arguments(parsed("--num-epochs", 3), state)
+            refuse_other_arguments(settings("--num-epochs", 3), state)
 
 
-def test_the_loss_is_the_one_that_was_settled():
-    args = parsed("--seq2seq-weight", 0.25, "--many-codes-weight", 2)
-    settle(args)
-    made = make_loss(args, BlockyFormatter("hisco"))
+def test_the_loss_is_the_one_that_was_decided():
+    given = decide(settings("--seq2seq-weight", 0.25, "--many-codes-weight", 2))
+    made = make_loss(given.loss, BlockyFormatter("hisco"))
     sequence, linear = made.loss_fn_seq2seq, made.loss_fn_linear
     assert (sequence.empty_blocks, sequence.matching, sequence.many_codes_weight, linear.kind) == (
         "first",
@@ -185,9 +191,9 @@ def test_of_own_and_published_files(tmp_path):
         "old": {**TRAINED, "empty_blocks": "first"},
     }
     for name, values in expected.items():
-        args = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
-        settle(args, None, initial_weights.initial_weights(args))
-        assert {dest: getattr(args, dest) for dest in CHOICES} == values, name
+        given = settings("--initial-checkpoint", tmp_path / f"{name}.bin")
+        found = decide(given, None, initial_weights.initial_weights(given.model)).decided()
+        assert {dest: found[dest] for dest in CHOICES} == values, name
 
 
 @pytest.mark.parametrize(
@@ -202,6 +208,5 @@ def test_of_own_and_published_files(tmp_path):
 )
 def test_no_more_codes_count_than_a_row_has(codes_per_row, room, join_rows, expected):
     """Where rows are joined they have two, unless the formatter has room for one alone."""
-    args = parsed("--linear-loss", "rows", "--join-rows", join_rows)
     data = SimpleNamespace(report={"codes_per_row": codes_per_row}, max_codes=room)
-    assert coding_entries(args, False, data)["thresholds"]["at_most"] == expected
+    assert coding_entries(ROWS, join_rows, False, data)["thresholds"]["at_most"] == expected

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges
 from histocc.data.settings import PrepareSettings
 from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter
@@ -67,7 +67,7 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
         first = data.draw(st.integers(0, plan.steps_per_epoch))
         joined, before, steps = Counter(), Counter(), set()
         for rank in range(processes):
-            dataset = MicroBatches(found.train, plan, rank, HISCO, found, shuffle_seed=7)
+            dataset = MicroBatches(found.train, plan, rank, found, RowEncoding(HISCO), shuffle_seed=7)
             for start, counter in ((first, joined), (0, before)):
                 batches = list(BatchLoader(dataset).at(epoch, start))
                 steps.add((start, len(batches), sum(batch["last_micro_batch"] for batch in batches)))
@@ -107,10 +107,10 @@ def noisy(tmp_path_factory):
                 found.train,
                 plan,
                 rank,
-                HISCO,
                 found,
+                RowEncoding(HISCO),
                 shuffle_seed=7,
-                augmenter=Augmenter(3, augmentation_prob=0.8),
+                changes=TextChanges(augmenter=Augmenter(3, augmentation_prob=0.8)),
             )
             for number, rows in enumerate(joined):
                 for batch in dataset[epoch, start + number]:

@@ -1,5 +1,7 @@
 """Prepared arrays → batches."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset
@@ -25,15 +27,34 @@ def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray
     return table
 
 
+@dataclass(frozen=True)
+class RowEncoding:
+    """How rows become tensors. fixed_width: pad to this many positions instead of to the longest of the
+    micro-batch; first_empty_block: targets end with the first empty block of the row that has most codes.
+    """
+
+    formatter: BlockyFormatter
+    max_len: int = 128
+    fixed_width: int | None = None
+    first_empty_block: bool = False
+
+
+@dataclass(frozen=True)
+class TextChanges:
+    """What is done to training texts, in this order; None for nothing. joined: rows of one code become rows
+    of two; augmenter: noise; descriptions: of codes, shown behind some texts.
+    """
+
+    joined: JoinedRows | None = None
+    augmenter: Augmenter | None = None
+    descriptions: Descriptions | None = None
+
+
 class MicroBatches(Dataset):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
     settings.
 
-    shuffle_seed: None is for validation, where order does not matter. augmenter: noise on the text, None for
-    none.
-    joined: rows of one code that become rows of two, before the noise. descriptions: of codes, shown behind
-    some texts. fixed_width: pad to this many positions instead of to the longest of the micro-batch.
-    first_empty_block: targets end with the first empty block of the row that has most codes.
+    shuffle_seed: None is for validation, where order does not matter.
     """
 
     def __init__(
@@ -41,22 +62,14 @@ class MicroBatches(Dataset):
         rows: RowSet,
         plan: BatchPlan,
         rank: int,
-        formatter: BlockyFormatter,
         data: PreparedData,
+        encoding: RowEncoding,
         *,
-        max_len: int = 128,
         shuffle_seed: int | None = None,
-        augmenter: Augmenter | None = None,
-        descriptions: Descriptions | None = None,
-        fixed_width: int | None = None,
-        first_empty_block: bool = False,
-        joined: JoinedRows | None = None,
+        changes: TextChanges = TextChanges(),
     ):
-        self.rows, self.plan, self.rank, self.max_len, self.joined = rows, plan, rank, max_len, joined
-        self.augmenter = augmenter
-        self.descriptions = descriptions
-        self.fixed_width = fixed_width
-        self.first_empty_block = first_empty_block
+        formatter, max_len = encoding.formatter, encoding.max_len
+        self.rows, self.plan, self.rank, self.encoding, self.changes = rows, plan, rank, encoding, changes
         self.order = (
             WindowOrder(plan, rows.lengths)
             if shuffle_seed is None
@@ -67,7 +80,7 @@ class MicroBatches(Dataset):
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
         self.code_tokens = code_token_table(data.codes, formatter)
         # by characters
-        self.widths = np.array([fixed_width or padded_width(n, max_len) for n in range(max_len)])
+        self.widths = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
@@ -86,7 +99,9 @@ class MicroBatches(Dataset):
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
         flat, offsets, language, codes = self._texts_and_codes(share, epoch)
-        input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, self.max_len, self.fixed_width)
+        input_ids, mask = encode_batch(
+            flat, offsets, language, self.prefixes, self.encoding.max_len, self.encoding.fixed_width
+        )
         characters = mask.sum(axis=1) - 2  # [B]
         width = self.widths[characters]
         targets, parts = self._targets(codes), self.plan.micro_batches(batch)
@@ -114,13 +129,13 @@ class MicroBatches(Dataset):
             np.array([0, SEP_ID]),
             noise_characters().astype(np.int64),
         ]
-        if self.descriptions is not None:
+        if self.changes.descriptions is not None:
             own += [
-                self.descriptions.flat,
-                *(piece for piece in self.descriptions.template if isinstance(piece, np.ndarray)),
+                self.changes.descriptions.flat,
+                *(piece for piece in self.changes.descriptions.template if isinstance(piece, np.ndarray)),
             ]
-        if self.joined is not None:
-            own.append(self.joined.characters())
+        if self.changes.joined is not None:
+            own.append(self.changes.joined.characters())
         return np.unique(np.concatenate(own).astype(np.int64))
 
     def _texts_and_codes(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
@@ -128,14 +143,14 @@ class MicroBatches(Dataset):
         [B, K]) with this epoch's joined rows and noise."""
         flat, offsets = self.rows.texts(rows)
         language, codes = self.rows.language[rows].astype(np.int64), self.rows.codes[rows].astype(np.int64)
-        if self.joined is not None:
-            flat, offsets, codes = self.joined.apply(flat, offsets, codes, language, rows, epoch)
-        if self.augmenter is not None:
-            flat, offsets = self.augmenter.apply(flat, offsets, rows, epoch)
-        if self.descriptions is not None:
-            flat, offsets = self.descriptions.apply(flat, offsets, codes[:, 0], language, rows, epoch)
-        if self.augmenter is not None:
-            language[self.augmenter.hide_language(rows, epoch)] = self.unknown_language
+        if self.changes.joined is not None:
+            flat, offsets, codes = self.changes.joined.apply(flat, offsets, codes, language, rows, epoch)
+        if self.changes.augmenter is not None:
+            flat, offsets = self.changes.augmenter.apply(flat, offsets, rows, epoch)
+        if self.changes.descriptions is not None:
+            flat, offsets = self.changes.descriptions.apply(flat, offsets, codes[:, 0], language, rows, epoch)
+        if self.changes.augmenter is not None:
+            language[self.changes.augmenter.hide_language(rows, epoch)] = self.unknown_language
         return flat, offsets, language, codes
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
@@ -150,7 +165,7 @@ class MicroBatches(Dataset):
 
     def _shortened(self, targets: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
-        if not self.first_empty_block:
+        if not self.encoding.first_empty_block:
             return targets
         blocks = min(self.nb_blocks, int((codes >= 0).sum(axis=1).max()) + 1)
         return np.concatenate([targets[:, : 1 + blocks * self.code_tokens.shape[1]], targets[:, -1:]], axis=1)

@@ -104,38 +104,38 @@ def settings_from(
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
 ) -> PrepareSettings:
-    """The settings that arguments ask for; sets args.target_cols where the files decide them. start: of the
-    run's initial weights.
+    """The settings that arguments ask for, with the target columns that the files have where none are named.
+    start: of the run's initial weights.
 
     Raises one UserError with `problems`, those already found, and its own.
     """
     problems = list(problems or [])
     fixed = formatter = None
+    target_cols: list[str] = args.target_cols or []
     try:
-        if not args.target_cols:
-            args.target_cols = _find_target_cols(args, train_files[0], naming)
+        target_cols = target_cols or _find_target_cols(args, train_files[0], naming)
         formatter = make_formatter(
             args.formatter,
-            args.target_cols,
+            target_cols,
             args.block_size,
             args.use_within_block_sep,
             args.allow_codes_shorter_than_block_size,
             start.chars if start.formatter == args.formatter == "gpf" else None,
         )
-        fixed = _fixed_codes(args, formatter)
+        fixed = _fixed_codes(args, formatter, target_cols[0])
     except (UserError, ValueError) as error:
         problems.append(str(error))
     hisco_numbers = (
         start.numbers
         and args.formatter == "hisco"
         and not args.key
-        and keys.hold_numbers(args.target_cols or ["hisco_1"])
+        and keys.hold_numbers(target_cols or ["hisco_1"])
     )
     settings = PrepareSettings(
         train_files=train_files,
         val_files=val_files,
         formatter=formatter.to_dict() if formatter else {},
-        target_cols=args.target_cols or [],
+        target_cols=target_cols,
         share_val=None if val_files else getattr(args, "share_val", None),
         input_col=args.input_col,
         language=args.language,
@@ -146,7 +146,7 @@ def settings_from(
         fixed_codes=fixed,
         delimiter=args.delimiter,
         clean_text=args.clean_text or start.text,
-        numbered=bool(args.key) and keys.hold_numbers(args.target_cols or []) or hisco_numbers,
+        numbered=bool(args.key) and keys.hold_numbers(target_cols) or hisco_numbers,
         number_codes=list(hisco_key()) if hisco_numbers else None,
         first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
     )
@@ -194,15 +194,17 @@ def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[
     return found[1]
 
 
-def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter) -> list[str] | None:
-    """Codes of --key or --all-codes-file as the formatter writes them. Raises UserError."""
+def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
+    """Codes of --key or --all-codes-file as the formatter writes them; first_column: of the targets. Raises
+    UserError.
+    """
     path = args.key or args.all_codes_file
     if not path:
         return None
     if args.key:
         cells = keys.read_key(path)
     else:
-        column = args.all_codes_col or args.target_cols[0]
+        column = args.all_codes_col or first_column
         if column not in read_header(path)[0]:
             raise UserError(
                 f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "

@@ -28,7 +28,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.dataset import BatchLoader, MicroBatches
+from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding
 from histocc.data.findings import OUTSIDE_KEY
 from histocc.data.folder import is_whole
 from histocc.data.report import report_lines
@@ -39,8 +39,8 @@ from histocc.evaluate.answers import RANKED, Outcomes
 from histocc.evaluate.figures import LEAST_ROWS, decoders_report
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import recipe
-from histocc.job import train as job
 from histocc.job.data import on_every_node
+from histocc.job.settings import LossSettings
 from histocc.model import model_io
 from histocc.model.decoding import sets_of
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
@@ -517,19 +517,19 @@ def run(args: argparse.Namespace, world: World) -> None:
     Precision("float32", world.device).use()  # as in training
     read_as = known_languages(data, state["languages"])
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
+    max_len = state["config"]["max_len"]
     loader = BatchLoader(
         MicroBatches(
             rows,
             plan,
             world.rank,
-            formatter,
             read_as,
-            max_len=state["config"]["max_len"],
-            fixed_width=None if state["config"]["memory_mask"] else state["config"]["max_len"],
+            RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len),
         )
     )
     outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, thresholds)
-    loss_fn = job.make_loss(argparse.Namespace(**LOSS | state.get("args", {})), formatter)
+    trained_with = argparse.Namespace(**LOSS | state.get("args", {}))
+    loss_fn = recipe.make_loss(arguments.settings_of(LossSettings, trained_with), formatter)
     task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state))
     figures = loop.evaluate(model, loader, task, world, stop=StopPoll(world.stop_agreed))
     if figures is None:

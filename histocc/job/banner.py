@@ -1,15 +1,18 @@
 """What a run says before it starts, with the labels that users of the guides look for."""
 
-import argparse
 import math
 import os
+from dataclasses import dataclass
 
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.formatter import BlockyFormatter
+from histocc.job.optimizer import LinearRate
+from histocc.job.settings import MachineSettings, Settings
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.world import World
 from histocc.text_rules import AS_IS
+from histocc.trainer.hooks import Steps
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
 
@@ -19,111 +22,121 @@ PARALLEL = {
 }
 
 
-def say_banner(
-    args: argparse.Namespace,
-    world: World,
-    data: PreparedData,
-    formatter: BlockyFormatter,
-    model: torch.nn.Module,
-    plan: BatchPlan,
-    files: list[str],
-    schedule: Schedule,
-    precision: str,
-) -> None:
-    """What is about to run, on rank 0, with the labels that users of the guides look for."""
+@dataclass(frozen=True)
+class Banner:
+    """What is about to run. precision: its name."""
+
+    settings: Settings
+    world: World
+    data: PreparedData
+    model: Seq2SeqMixerOccCANINE
+    plan: BatchPlan
+    schedule: Schedule
+    linear: LinearRate
+    precision: str
+
+
+def say_banner(run: Banner) -> None:
+    """With the labels that users of the guides look for. Rank 0 speaks."""
+    world, gpu = run.world, run.world.device.type == "cuda"
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    folder = run.settings.folder
+    lines = [
+        "=" * 72,
+        *_machine_lines(run.settings.machine, world, visible),
+        *_model_lines(run),
+        *_step_lines(run),
+        f"Precision: {run.precision}",
+        *([f"Configuration: {folder.config}"] if folder.config else []),
+        f"Save directory: {folder.save_path}",
+        "=" * 72,
+    ]
+    world.print("\n".join(lines))
+    for note in notes(world, run.plan, visible if gpu else 0):
+        world.print(f"Note: {note}")
+
+
+def _machine_lines(machine: MachineSettings, world: World, visible: int) -> list[str]:
     gpu = world.device.type == "cuda"
     kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = f" ({torch.cuda.get_device_name(world.device)})" if gpu else ""
-    per = "GPU" if gpu else "GPU (CPU process here)"
-    on = {
-        n: (
-            BatchPlan(
-                plan.rows, args.global_batch_size or args.batch_size * n * args.accumulate_steps, n
-            ).steps_per_epoch
-        )
-        for n in (1, 2, 4, 8)
-    }
-    accumulation = plan.accumulation(0)
-    scaling = {
-        "none": "not scaled",
-        "linear": f"{args.learning_rate:g} × {world.size} processes, linear scaling",
-        "sqrt": f"{args.learning_rate:g} × √{world.size} processes, square-root scaling",
-    }
-    if not math.isclose(schedule.rate, scaled_learning_rate(args.learning_rate, args.lr_scaling, world.size)):
-        scaling = "as at the first start of the run"
-    else:
-        scaling = scaling[args.lr_scaling]
-    if schedule.ngrams_alone:
-        faster = "the n-grams"
-    else:
-        faster = "the linear decoder and the n-grams" if model.ngrams else "the linear decoder"
-    uneven = plan.global_batch_size != args.batch_size * world.size * accumulation
-    world.print(
-        "\n".join(
-            [
-                "=" * 72,
-                *([f"TRAINING ON CPUs, NO GPU IS USED: {no_gpu(args.device)}"] if not gpu else []),
-                f"Distributed environment: {kind}",
-                f"Number of processes: {world.size}",
-                f"Number of GPUs: {world.size if gpu else 0}",
-                f"Nodes: {world.nodes}",
-                f"Backend: {world.backend or 'none (one process)'}",
-                f"Parallel: {PARALLEL[args.parallel] if world.backend else 'none (one process)'}",
-                f"Available GPUs: {visible}{names}",
-                f"Threads per process: {torch.get_num_threads()}",
-                (
-                    f"Dataset: {', '.join(files)} ({len(data.train):,} rows for training, {len(data.val):,}"
-                    " for validation)"
-                ),
-                (
-                    f"Model: {args.model_size} (width {model.encoder.config.hidden_size},"
-                    f" {model.encoder.config.num_hidden_layers} layers)"
-                ),
-                f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
-                f"Vocabulary size: {model.vocab_size}",
-                f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)})"
-                + (
-                    f", the first {data.kept_codes:,} those of the initial checkpoint, the others new"
-                    " (--shrink-key: those of the data alone)"
-                    if data.kept_codes
-                    else ""
-                ),
-                *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
-                *(
-                    ["Target mask: published (PAD among the codes is looked at)"]
-                    if not model.target_mask
-                    else []
-                ),
-                (
-                    f"Batch size per {per}: {'at most ' if uneven else ''}{args.batch_size} × {world.size}"
-                    f" processes × {accumulation} accumulation steps{'; ' if uneven else ' = '}Total batch"
-                    f" size: {plan.global_batch_size}"
-                ),
-                *(
-                    [f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding"]
-                    if plan.micro_batches(0) > accumulation
-                    else []
-                ),
-                f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
-                + ", ".join(f"{n} → {steps:,}" for n, steps in on.items())
-                + ")",
-                f"Epochs: {args.num_epochs} ({schedule.total:,} steps)",
-                f"Learning rate: {schedule.rate:g} ({scaling}; warm-up over {schedule.warmup:,} steps)"
-                + (
-                    f", of {faster} {schedule.linear_factor:g} times that"
-                    if schedule.linear_factor != 1
-                    else ""
-                ),
-                f"Precision: {precision}",
-                *([f"Configuration: {args.config}"] if args.config else []),
-                f"Save directory: {args.save_path}",
-                "=" * 72,
-            ]
-        )
+    return [
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {no_gpu(machine.device)}"] if not gpu else []),
+        f"Distributed environment: {kind}",
+        f"Number of processes: {world.size}",
+        f"Number of GPUs: {world.size if gpu else 0}",
+        f"Nodes: {world.nodes}",
+        f"Backend: {world.backend or 'none (one process)'}",
+        f"Parallel: {PARALLEL[machine.parallel] if world.backend else 'none (one process)'}",
+        f"Available GPUs: {visible}{names}",
+        f"Threads per process: {torch.get_num_threads()}",
+    ]
+
+
+def _model_lines(run: Banner) -> list[str]:
+    data, model, encoder = run.data, run.model, run.model.encoder.config
+    formatter = run.settings.formatter
+    kept = (
+        f", the first {data.kept_codes:,} those of the initial checkpoint, the others new (--shrink-key:"
+        " those of the data alone)"
+        if data.kept_codes
+        else ""
     )
-    for note in notes(world, plan, visible if gpu else 0):
-        world.print(f"Note: {note}")
+    return [
+        f"Dataset: {', '.join(run.settings.data.train_files)} ({len(data.train):,} rows for training,"
+        f" {len(data.val):,} for validation)",
+        f"Model: {run.settings.model.model_size} (width {encoder.hidden_size},"
+        f" {encoder.num_hidden_layers} layers)",
+        f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+        f"Vocabulary size: {model.vocab_size}",
+        f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)}){kept}",
+        *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
+        *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
+    ]
+
+
+def _step_lines(run: Banner) -> list[str]:
+    batch, plan, world, schedule = run.settings.batch, run.plan, run.world, run.schedule
+    per = "GPU" if world.device.type == "cuda" else "GPU (CPU process here)"
+    accumulation, micro_batches = plan.accumulation(0), plan.micro_batches(0)
+    uneven = plan.global_batch_size != batch.batch_size * world.size * accumulation
+    on = {n: BatchPlan(plan.rows, batch.total(n), n).steps_per_epoch for n in (1, 2, 4, 8)}
+    faster = (
+        "the n-grams"
+        if run.linear.ngrams_alone
+        else "the linear decoder and the n-grams"
+        if run.model.ngrams
+        else "the linear decoder"
+    )
+    return [
+        f"Batch size per {per}: {'at most ' if uneven else ''}{batch.batch_size} × {world.size} processes ×"
+        f" {accumulation} accumulation steps{'; ' if uneven else ' = '}Total batch size:"
+        f" {plan.global_batch_size}",
+        *(
+            [f"Micro-batches of similar length: {micro_batches} per step, for less padding"]
+            if micro_batches > accumulation
+            else []
+        ),
+        f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
+        + ", ".join(f"{n} → {steps:,}" for n, steps in on.items())
+        + ")",
+        f"Epochs: {run.settings.schedule.num_epochs} ({schedule.total:,} steps)",
+        f"Learning rate: {schedule.rate:g} ({_scaling(run)}; warm-up over {schedule.warmup:,} steps)"
+        + (f", of {faster} {run.linear.factor:g} times that" if run.linear.factor != 1 else ""),
+    ]
+
+
+def _scaling(run: Banner) -> str:
+    """How the learning rate came from the one that was asked for."""
+    asked, processes = run.settings.schedule, run.world.size
+    rate = asked.learning_rate
+    if not math.isclose(run.schedule.rate, scaled_learning_rate(rate, asked.lr_scaling, processes)):
+        return "as at the first start of the run"
+    return {
+        "none": "not scaled",
+        "linear": f"{rate:g} × {processes} processes, linear scaling",
+        "sqrt": f"{rate:g} × √{processes} processes, square-root scaling",
+    }[asked.lr_scaling]
 
 
 def no_gpu(device: str) -> str:
@@ -163,20 +176,15 @@ def devices(world: World) -> str:
     return f"{world.size} {kind}{plural if world.size > 1 else ''}"
 
 
-def say_start(
-    args: argparse.Namespace, world: World, resumed: dict | None, step: int, plan: BatchPlan
-) -> None:
+def say_start(epochs: int, world: World, resumed: dict | None, steps: Steps) -> None:
+    """resumed: what the run continues from, or None."""
     if resumed:
         before = resumed["args"]["num_epochs"]
-        longer = (
-            f"; {args.num_epochs} epochs instead of {before}, with the longer schedule"
-            if args.num_epochs > before
-            else ""
-        )
-        epoch, batch = divmod(step, plan.steps_per_epoch)
+        longer = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+        epoch, batch = divmod(steps.start, steps.per_epoch)
         world.print(
-            f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
+            f"Resuming from step {steps.start:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
             + ("; first the validation that was interrupted" if resumed["position"].get("unfinished") else "")
         )
-    world.print(f"Starting training for {args.num_epochs} epochs")
+    world.print(f"Starting training for {epochs} epochs")
     world.print(f"Training on {devices(world)}")

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
-from histocc.data.descriptions import find_columns, load_descriptions
+from histocc.data.descriptions import DescriptionSettings, find_columns, load_descriptions
 from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, StartsFrom, settings_from
 from histocc.formatter import BlockyFormatter
-from histocc.job import initial_weights, recipe
-from histocc.job.flags import argument_problems, resumable_flags
+from histocc.job import initial_weights
+from histocc.job.flags import argument_problems
+from histocc.job.resume import refuse_other_arguments
+from histocc.job.settings import ModelSettings, Settings
 from histocc.model import model_io
-from histocc.model.ngrams import AUTO, NONE
 from histocc.runtime import checkpoint
-from histocc.runtime.arguments import flag
+from histocc.runtime.arguments import flag, settings_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import save_path_problem
 from histocc.runtime.world import World
@@ -25,18 +26,18 @@ from histocc.trainer import run_files
 from histocc.trainer.run_log import LOG
 
 
-def _description_problems(args: argparse.Namespace) -> list[str]:
+def _description_problems(asked: DescriptionSettings) -> list[str]:
     try:
-        if args.include_descriptions and args.descriptions_file:
-            find_columns(args)
+        if asked.include_descriptions and asked.descriptions_file:
+            find_columns(asked)
     except UserError as error:
         return [str(error)]
     return []
 
 
-def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
+def _checkpoint_problems(args: argparse.Namespace, model: ModelSettings) -> list[str]:
     try:
-        first = initial_weights.initial_file(args) if args.initial_checkpoint and not resumes(args) else None
+        first = initial_weights.initial_file(model) if args.initial_checkpoint and not resumes(args) else None
     except UserError as error:
         return [str(error)]
     if (
@@ -55,7 +56,7 @@ def _checkpoint_problems(args: argparse.Namespace) -> list[str]:
     return []
 
 
-def _problems_of_outputs(args: argparse.Namespace, files: list[str]) -> list[str]:
+def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: list[str]) -> list[str]:
     """What of the files that the run will write is in the way, or an input."""
     inputs = dict.fromkeys(files, "a file of the data")
     inputs |= {
@@ -64,7 +65,7 @@ def _problems_of_outputs(args: argparse.Namespace, files: list[str]) -> list[str
     }
     if args.initial_checkpoint and not resumes(args):
         with contextlib.suppress(UserError):  # said already
-            inputs[initial_weights.initial_file(args)] = "the file of --initial-checkpoint"
+            inputs[initial_weights.initial_file(model)] = "the file of --initial-checkpoint"
     try:
         return run_files.problems(args, inputs, run_files.own_files(args.save_path, args.overwrite))
     except UserError as error:
@@ -105,7 +106,9 @@ def resumes(args: argparse.Namespace) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
-def _start(args: argparse.Namespace, resumed: dict | None, problems: list[str]) -> StartsFrom:
+def _start(
+    args: argparse.Namespace, model: ModelSettings, resumed: dict | None, problems: list[str]
+) -> StartsFrom:
     """What the weights that the run starts from, or is resumed from, say of its data. Adds what is wrong to
     `problems`.
     """
@@ -113,7 +116,7 @@ def _start(args: argparse.Namespace, resumed: dict | None, problems: list[str]) 
         if resumed:
             return initial_weights.resumes_from(resumed)
         if args.initial_checkpoint:
-            return initial_weights.starts_from(args)
+            return initial_weights.starts_from(model)
         if args.eval_only and checkpoint.find(args.save_path):
             return initial_weights.resumes_from(model_io.own_checkpoint(checkpoint.find(args.save_path)))
     except UserError as error:
@@ -127,24 +130,26 @@ def prepared(
     train_files: list[str],
     val_files: list[str],
     naming: str = "hisco",
-) -> tuple[PreparedData, BlockyFormatter]:
+) -> tuple[Settings, PreparedData]:
     """Checks everything and prepares the data on rank 0 while the others wait; every rank maps the result.
     All ranks.
 
-    A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
+    A node that does not see rank 0's folder prepares its own from its own files, and all must agree. Here the
+    namespace of arguments ends: what comes after takes the settings that are returned.
     """
+    model, descriptions = settings_of(ModelSettings, args), settings_of(DescriptionSettings, args)
 
     def first() -> tuple[PrepareSettings, str]:
         found = [
             problem for problem in [save_path_problem(args.save_path)] if problem
-        ] + _checkpoint_problems(args)
-        found += _description_problems(args)
-        found = argument_problems(args) + found + _problems_of_outputs(args, train_files + val_files)
+        ] + _checkpoint_problems(args, model)
+        found += _description_problems(descriptions)
+        found = argument_problems(args) + found + _problems_of_outputs(args, model, train_files + val_files)
         resumed = model_io.newest_good(args.save_path)[1] if resumes(args) and not args.prepare_only else None
-        start = _start(args, resumed, found)
+        start = _start(args, model, resumed, found)
         settings = settings_from(args, train_files, val_files, naming, found, start)
         if resumed:
-            refuse_other_arguments(args, resumed)
+            refuse_other_arguments(Settings.of(args, settings), resumed)
         elif (
             start.codes
             and settings.fixed_codes is None
@@ -164,20 +169,19 @@ def prepared(
         )
         if args.include_descriptions:
             found = load_descriptions(
-                args, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0
+                descriptions, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0
             )
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
     world.note("preparing data")
     settings, folder = world.run_on_main("prepare", first)
-    args.target_cols = settings.target_cols
     data = on_every_node(
         settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes
     )
     for line in report_lines(data.report):
         world.print(line)
-    return data, BlockyFormatter.from_dict(settings.formatter)
+    return Settings.of(args, settings), data
 
 
 def on_every_node(
@@ -210,42 +214,3 @@ def on_every_node(
         error.heard_from_main = True  # all ranks know it at the same time
         raise error
     return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])
-
-
-def refuse_other_arguments(args: argparse.Namespace, state: dict) -> None:
-    """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
-    saved = {**recipe.BEFORE_THE_FLAG, **state["args"]}
-    different = checkpoint.differing_args(saved, vars(args), resumable_flags())
-    size = state["args"].get("model_size")
-    if args.model_size not in (None, size):
-        different.append(f"--model-size was {size!r}, now it is {args.model_size!r}")
-    config = state["config"]
-    different += recipe.differing(args, state["args"])
-    if args.ngrams != state["args"].get("ngrams", AUTO if args.ngrams == AUTO else NONE):
-        different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {args.ngrams}")
-    if args.shrink_key and "shrink_key" not in state["args"]:
-        different.append("--shrink-key was not there, now it is")
-    if args.memory_mask not in (None, config["memory_mask"]):
-        different.append(
-            f"--{'no-' * config['memory_mask']}memory-mask: its decoder"
-            f" {'leaves out' if config['memory_mask'] else 'looks at'} padding"
-        )
-    if args.published_target_mask and config.get("target_mask", True):
-        different.append("--published-target-mask: it was started without")
-    if args.clean_text not in (None, model_io.text_rule(config)):
-        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {args.clean_text!r}")
-    if args.num_epochs < state["args"]["num_epochs"]:
-        different.append(
-            f"--num-epochs was {state['args']['num_epochs']}, now it is {args.num_epochs}; only more can"
-            " continue"
-        )
-    if different:
-        raise UserError(
-            "\n  ".join(
-                [
-                    f"{args.save_path} holds a run with other arguments:",
-                    *different,
-                    "Repeat them as they were, choose another folder, or start over with --overwrite.",
-                ]
-            )
-        )

@@ -1,6 +1,5 @@
 """`--dry-run`: everything but training, and what the run would cost in time, memory and disk."""
 
-import argparse
 import resource
 import shutil
 import time
@@ -11,10 +10,12 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.formatter import BlockyFormatter
-from histocc.job.train import Setup, advice_on_memory, run_evaluation, run_training, set_up, trial_batch
+from histocc.data.dataset import BatchLoader
+from histocc.job.build import trial_batch
+from histocc.job.settings import Settings
 from histocc.runtime.console import duration
 from histocc.runtime.machine import folder_above
+from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import padded_width
@@ -27,63 +28,50 @@ VALIDATION_BATCHES = 2
 GB = 1e9
 
 
-def run_as_asked(
-    args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]
-) -> None:
-    """What the arguments ask for once the data are prepared: nothing more, an evaluation, a dry run, or the
-    run. All ranks.
-    """
-    if args.prepare_only:
-        return
-    if args.eval_only:
-        return run_evaluation(args, world, data, formatter)
-    if args.dry_run:
-        return dry_run(args, world, data, formatter, files)
-    run_training(args, world, data, formatter, files)
-
-
-def dry_run(
-    args: argparse.Namespace, world: World, data: PreparedData, formatter: BlockyFormatter, files: list[str]
+def estimate(
+    settings: Settings,
+    data: PreparedData,
+    run: loop.Run,
+    loaders: dict[str, BatchLoader],
+    steps: Steps,
+    fitted: bool,
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. All ranks.
-
-    Raises UserError and TrainingError as the run itself would.
+    data. fitted: whether n-grams would be fitted before the first step. All ranks.
     """
-    with advice_on_memory(args, world):
-        setup = set_up(args, world, data, formatter, files)
-        if setup is None:
-            return
-        if world.device.type == "cuda":  # what the search for the batch size has tried does not count
-            torch.cuda.reset_peak_memory_stats(world.device)
-        stop = StopPoll(world.stop_agreed)
-        step_seconds, taken = _seconds_per_step(setup, world, stop)
-        if not stop.agreed:
-            _longest_texts(args, setup, data, formatter, world)
-        validation_seconds = _validation_seconds(setup, formatter, world, stop)
-        if stop.agreed:
-            raise Stopped
-    steps = setup.schedule.stop - setup.step
-    last, each = setup.schedule.stop, args.eval_interval
-    validations = last // each - setup.step // each + (last % each > 0) if "val" in setup.loaders else 0
+    world = run.world
+    if world.device.type == "cuda":  # what the search for the batch size has tried does not count
+        torch.cuda.reset_peak_memory_stats(world.device)
+    stop = StopPoll(world.stop_agreed)
+    step_seconds, taken = _seconds_per_step(run, loaders["train"], stop)
+    if not stop.agreed:
+        _longest_texts(data, run, loaders["train"])
+    validation_seconds = _validation_seconds(run, loaders.get("val"), stop)
+    if stop.agreed:
+        raise Stopped
+    intervals = settings.intervals
+    left, each = steps.last - steps.start, intervals.eval_interval
+    validations = steps.last // each - steps.start // each + (steps.last % each > 0)
+    validations *= "val" in loaders
     peaks = world.gather(_peak_memory(world))
-    size, kept = checkpoint_bytes(setup), min(args.keep_checkpoints, steps // args.save_interval) + 2
-    each_epoch = args.num_epochs if args.save_each_epoch else 0
-    free = world.run_on_main("free space", lambda: _free_space(args.save_path))
-    total = steps * step_seconds + validations * validation_seconds
+    size = checkpoint_bytes(unwrap(run.model))
+    kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
+    each_epoch = settings.schedule.num_epochs if intervals.save_each_epoch else 0
+    free = world.run_on_main("free space", lambda: _free_space(settings.folder.save_path))
+    total = left * step_seconds + validations * validation_seconds
     lines = [
         (
             f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained"
             " or saved."
         ),
-        f"  Steps:       {steps:,} of {step_seconds:.3g} s: {duration(steps * step_seconds)}",
+        f"  Steps:       {left:,} of {step_seconds:.3g} s: {duration(left * step_seconds)}",
         (
             f"  Validations: {validations:,} of {validation_seconds:.3g} s:"
             f" {duration(validations * validation_seconds)}"
         ),
         f"  Time:        about {duration(total)} in all"
-        + ", and before it the fit of the n-grams, not measured" * setup.schedule.fitted
-        + (f", in parts of {args.stop_after:g} minutes (--stop-after)" if args.stop_after else ""),
+        + ", and before it the fit of the n-grams, not measured" * fitted
+        + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         (
             f"  Checkpoints: {size / GB:.2f} GB each, up to {kept + each_epoch:,} files; {free / GB:.1f} GB"
@@ -97,58 +85,52 @@ def dry_run(
         )
     lines.append(
         "Everything checks out: without --dry-run it starts the run."
-        if setup.resumed is None
-        else f"Everything checks out: without --dry-run it continues from step {setup.step:,}."
+        if not steps.start
+        else f"Everything checks out: without --dry-run it continues from step {steps.start:,}."
     )
     world.print("\n".join(lines))
 
 
-def _seconds_per_step(setup: Setup, world: World, stop: StopPoll) -> tuple[float, int]:
+def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tuple[float, int]:
     """(mean of some steps over batches of the epoch, those of the slowest process; how many). The weights
     that they change are thrown away.
     """
 
     def take(steps: int, first_batch: int) -> tuple[float, int]:
-        batches = setup.loaders["train"].at(0, first_batch)
+        batches = loader.at(0, first_batch)
         callbacks = Callbacks(stop=stop)
-        hooks = StepHooks(world, Meter(), Steps(steps), Intervals(log=None), callbacks)
+        hooks = StepHooks(run.world, Meter(), Steps(steps), Intervals(log=None), callbacks)
         started = time.perf_counter()
-        done = loop.train_one_epoch(replace(setup.run, seed=0), batches, hooks)
-        _finish(world)
+        done = loop.train_one_epoch(replace(run, seed=0), batches, hooks)
+        _finish(run.world)
         return (time.perf_counter() - started) / max(done, 1), done
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
-    return max(world.gather(take(STEPS, min(1, setup.plan.steps_per_epoch - 1))))
+    return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
 
 
-def _longest_texts(
-    args: argparse.Namespace, setup: Setup, data: PreparedData, formatter: BlockyFormatter, world: World
-) -> None:
+def _longest_texts(data: PreparedData, run: loop.Run, loader: BatchLoader) -> None:
     """Two passes with a micro-batch that is as wide as the longest text asks for: what takes the most memory
     may come late in an epoch.
     """
+    encoding, plan, world = loader.dataset.encoding, loader.plan, run.world
     longest = int(np.diff(data.train.offsets).max()) + max(map(len, data.languages)) + len("[SEP]")
-    width = (
-        padded_width(min(longest, setup.config["max_len"] - 2), setup.config["max_len"])
-        if setup.config["memory_mask"]
-        else setup.config["max_len"]
-    )
-    rows = -(-setup.plan.global_batch_size // (world.size * setup.plan.micro_batches(0)))
+    needed = padded_width(min(longest, encoding.max_len - 2), encoding.max_len)
+    rows = -(-plan.global_batch_size // (world.size * plan.micro_batches(0)))
     for _ in range(2):
-        batch = trial_batch(data, formatter, setup.config, rows, width, world)
-        loop.forward_backward(setup.run.model, setup.run.task, batch, setup.run.precision)
-    setup.run.model.zero_grad(set_to_none=True)
+        batch = trial_batch(data, encoding, rows, encoding.fixed_width or needed, world)
+        loop.forward_backward(run.model, run.task, batch, run.number_format)
+    run.model.zero_grad(set_to_none=True)
 
 
-def _validation_seconds(setup: Setup, formatter: BlockyFormatter, world: World, stop: StopPoll) -> float:
-    loader = setup.loaders.get("val")
+def _validation_seconds(run: loop.Run, loader: BatchLoader | None, stop: StopPoll) -> float:
     if loader is None:
         return 0.0
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
-    loop.evaluate(setup.run.model, islice(loader, batches), setup.run.task, world, setup.run.precision, stop)
-    _finish(world)
-    return max(world.gather((time.perf_counter() - started) / batches * len(loader)))
+    loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, stop)
+    _finish(run.world)
+    return max(run.world.gather((time.perf_counter() - started) / batches * len(loader)))
 
 
 def _finish(world: World) -> None:
@@ -171,14 +153,12 @@ def _of_device(world: World) -> str:
     return f" of {torch.cuda.get_device_properties(world.device).total_memory / GB:.0f} GB of its GPU"
 
 
-def checkpoint_bytes(setup: Setup) -> int:
+def checkpoint_bytes(raw_model: torch.nn.Module) -> int:
     """Of the weights, and of the two moments of what is trained."""
     weights = sum(
-        p.numel() * p.element_size()
-        for name, p in setup.raw_model.named_parameters()
-        if "trained_" not in name
+        p.numel() * p.element_size() for name, p in raw_model.named_parameters() if "trained_" not in name
     )
-    moments = sum(2 * p.numel() * p.element_size() for p in setup.raw_model.parameters() if p.requires_grad)
+    moments = sum(2 * p.numel() * p.element_size() for p in raw_model.parameters() if p.requires_grad)
     return weights + moments
 
 

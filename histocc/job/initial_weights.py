@@ -1,12 +1,11 @@
 """What a new run starts from: random weights, or those of --initial-checkpoint with the key and the text rule
 that belong to them."""
 
-import argparse
-
 from histocc.data import keys
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES
+from histocc.job.settings import ModelSettings
 from histocc.model import model_io, published
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import checkpoint
@@ -17,12 +16,12 @@ from histocc.text_rules import AS_IS
 OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each code
 
 
-def initial_file(args: argparse.Namespace) -> str:
+def initial_file(asked: ModelSettings) -> str:
     """The file that --initial-checkpoint names. Raises UserError."""
-    return model_io.find_weights(args.initial_checkpoint, f"--initial-checkpoint {args.initial_checkpoint}")
+    return model_io.find_weights(asked.initial_checkpoint, f"--initial-checkpoint {asked.initial_checkpoint}")
 
 
-def initial_weights(args: argparse.Namespace) -> dict:
+def initial_weights(asked: ModelSettings) -> dict:
     """model, key, config, what (in words), formatter (its kind, or None), chars and blocks (tokens of a code,
     whether separated) of the checkpoint that the
     run starts from: one of histocc, an exported one, or what others published. Raises UserError.
@@ -30,11 +29,11 @@ def initial_weights(args: argparse.Namespace) -> dict:
     A published mixer was trained with a decoder that looks at padding too; it keeps that unless
     --memory-mask.
     """
-    file = initial_file(args)
+    file = initial_file(asked)
     state = model_io.load_state(file)
     with model_io.damage_is_said(file):
         if not model_io.brings_settings(state):
-            return _published_weights(args, file, published.read(file, state))
+            return _published_weights(asked, file, published.read(file, state))
         whole = model_io.own_state(file, state)
         formatter, config = whole["formatter"], whole["config"]
         # exported again: fine-tuning from it is as from the file itself
@@ -57,10 +56,10 @@ def initial_weights(args: argparse.Namespace) -> dict:
         }
 
 
-def _published_weights(args: argparse.Namespace, file: str, found: published.Published) -> dict:
+def _published_weights(asked: ModelSettings, file: str, found: published.Published) -> dict:
     """The same of published weights. Fine-tuning masks PAD among the target tokens, unless
     --published-target-mask."""
-    key = _published_key(args, file, found)
+    key = _published_key(asked, file, found)
     separated = model_io.are_separated(key)
     return {
         "model": found.weights,
@@ -73,7 +72,7 @@ def _published_weights(args: argparse.Namespace, file: str, found: published.Pub
     }
 
 
-def _published_key(args: argparse.Namespace, file: str, found: published.Published) -> dict[str, int]:
+def _published_key(asked: ModelSettings, file: str, found: published.Published) -> dict[str, int]:
     """The key of published weights: that of --initial-key, their own, that of --key, or the HISCO key where
     it fits; {} where none is known.
 
@@ -82,10 +81,10 @@ def _published_key(args: argparse.Namespace, file: str, found: published.Publish
     if found.kind == "encoder":
         return {}
     named, said = list(found.key), f"the key of {file}"
-    if args.initial_key:
-        named, said = keys.read_key(args.initial_key), f"--initial-key {args.initial_key}"
-    elif not named and args.key and (found.outputs is None or not model_io.is_hisco(found)):
-        named, said = keys.read_key(args.key), f"--key {args.key}"
+    if asked.initial_key:
+        named, said = keys.read_key(asked.initial_key), f"--initial-key {asked.initial_key}"
+    elif not named and asked.key and (found.outputs is None or not model_io.is_hisco(found)):
+        named, said = keys.read_key(asked.key), f"--key {asked.key}"
     elif not named and model_io.is_hisco(found):
         named = list(hisco_key())
     if named and found.outputs is not None and len(named) != found.outputs:
@@ -97,14 +96,14 @@ def _published_key(args: argparse.Namespace, file: str, found: published.Publish
     return {code: i for i, code in enumerate(named)}
 
 
-def starts_from(args: argparse.Namespace) -> StartsFrom:
+def starts_from(asked: ModelSettings) -> StartsFrom:
     """What the data of a run must know of its --initial-checkpoint. Raises UserError."""
-    first = initial_weights(args)
+    first = initial_weights(asked)
     return StartsFrom(
         text=model_io.text_rule(first["config"]),
-        codes=[] if args.only_encoder else list(first["key"]),
+        codes=[] if asked.only_encoder else list(first["key"]),
         formatter=first["formatter"],
-        chars=None if args.only_encoder else first["chars"],
+        chars=None if asked.only_encoder else first["chars"],
     )
 
 
@@ -120,45 +119,45 @@ def resumes_from(state: dict) -> StartsFrom:
     )
 
 
-def run_config(args: argparse.Namespace, first: dict | None) -> dict:
+def run_config(asked: ModelSettings, first: dict | None) -> dict:
     """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises
     UserError."""
     dropouts = {
-        "hidden_dropout_prob": args.encoder_dropout,
-        "attention_probs_dropout_prob": args.encoder_dropout,
+        "hidden_dropout_prob": asked.encoder_dropout,
+        "attention_probs_dropout_prob": asked.encoder_dropout,
     }
     if first is None:
-        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
+        encoder = model_config(asked.model_size or "base", **dropouts).to_dict()
     else:
         encoder = {**first["config"], **dropouts}
-        if args.model_size and not model_io.has_size(encoder, args.model_size):
+        if asked.model_size and not model_io.has_size(encoder, asked.model_size):
             raise UserError(
-                f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another size "
-                f"(width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
+                f"--model-size {asked.model_size}: the checkpoint {asked.initial_checkpoint} has another"
+                f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
                 "--model-size out"
             )
     config = {
         **encoder,
-        "max_len": args.max_len,
+        "max_len": asked.max_len,
         "memory_mask": True,
         "target_mask": True,
-        "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"],
-        "text": args.clean_text or (model_io.text_rule(first["config"]) if first else AS_IS),
+        "decoder_dim_feedforward": asked.decoder_dim_feedforward or encoder["hidden_size"],
+        "text": asked.clean_text or (model_io.text_rule(first["config"]) if first else AS_IS),
     }
-    if first is not None and not args.only_encoder:
+    if first is not None and not asked.only_encoder:
         config |= {name: first["config"].get(name, True) for name in ("memory_mask", "target_mask")}
-        if args.decoder_dim_feedforward is None:
+        if asked.decoder_dim_feedforward is None:
             config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
-    if args.memory_mask is not None:
-        config["memory_mask"] = args.memory_mask
-    if args.published_target_mask:
+    if asked.memory_mask is not None:
+        config["memory_mask"] = asked.memory_mask
+    if asked.published_target_mask:
         config["target_mask"] = False
     return config
 
 
 def load_initial_weights(
     model: Seq2SeqMixerOccCANINE,
-    args: argparse.Namespace,
+    asked: ModelSettings,
     first: dict,
     key: dict,
     formatter: BlockyFormatter,
@@ -171,7 +170,7 @@ def load_initial_weights(
     weights = {
         name: value
         for name, value in first["model"].items()
-        if not args.only_encoder or name.startswith("encoder.")
+        if not asked.only_encoder or name.startswith("encoder.")
     }
     same_key = list(first_key) == list(key)
     if not same_key:
@@ -180,10 +179,10 @@ def load_initial_weights(
         model.ngrams.add_nothing()
     new, unused = checkpoint.load_matching(model, weights)
     world.print(
-        f"Initial weights: {args.initial_checkpoint}, {first['what']}"
-        + (", of which the encoder alone" if args.only_encoder else "")
+        f"Initial weights: {asked.initial_checkpoint}, {first['what']}"
+        + (", of which the encoder alone" if asked.only_encoder else "")
     )
-    if not same_key and not args.only_encoder and linear:
+    if not same_key and not asked.only_encoder and linear:
         own = model.state_dict()
         kept = checkpoint.transfer_linear_rows(own, linear, first_key, key)
         model.load_state_dict(own)
@@ -207,7 +206,7 @@ def load_initial_weights(
             "  in the checkpoint, but of another name or shape: "
             f"{', '.join(model_io.by_part(unused, first['model']))}"
         )
-    if not args.only_encoder:
+    if not asked.only_encoder:
         for note in notes_on_formatter(first, formatter):
             world.print(f"  {note}")
     if not model.memory_mask:

@@ -1,7 +1,6 @@
 """What a new model starts from where it starts from nothing: frequencies of the codes, and n-grams that
 were fitted to the texts."""
 
-import argparse
 import time
 from collections.abc import Callable
 
@@ -9,9 +8,9 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import MicroBatches
-from histocc.formatter import BlockyFormatter
+from histocc.data.dataset import MicroBatches, RowEncoding
 from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit
+from histocc.job.settings import ModelSettings
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import AUTO, NONE
@@ -19,7 +18,6 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.schedule import FITTED, NEW, TRAINED
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MOST_FOUND = 18  # 2^18 n-grams, since a step of the optimizer goes over all
@@ -39,41 +37,24 @@ def has_ngrams(asked: str, first: dict | None, only_encoder: bool) -> bool:
 
 
 def ngram_config(
-    asked: str, first: dict | None, only_encoder: bool, world: World, data: PreparedData, max_len: int
+    asked: ModelSettings, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple | None]:
     """(`ngrams` in the config of a new run, None for a model without; hashes and weights of the n-grams
     of the training texts, on rank 0, where the initial weights bring none). All ranks. Raises UserError."""
-    if not has_ngrams(asked, first, only_encoder):
+    if not has_ngrams(asked.ngrams, first, asked.only_encoder):
         return None, None
-    if first is not None and not only_encoder and first["config"].get("ngrams"):
+    if first is not None and not asked.only_encoder and first["config"].get("ngrams"):
         return first["config"]["ngrams"], None
     counted = {}
 
     def count() -> int:
-        most = 1 << (MOST_FOUND if asked == AUTO else int(asked))
-        counted["found"] = TextNgrams(data, max_len, world.give_up_if_asked).weights(most)
+        most = 1 << (MOST_FOUND if asked.ngrams == AUTO else int(asked.ngrams))
+        counted["found"] = TextNgrams(data, asked.max_len, world.give_up_if_asked).weights(most)
         return len(counted["found"][0])
 
     world.note("counting n-grams")
     rows = world.run_on_main("n-grams", count)
     return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted.get("found")
-
-
-def state_of_outputs(
-    args: argparse.Namespace, model: Seq2SeqMixerOccCANINE, resumed: dict | None
-) -> tuple[str, bool]:
-    """(whether the linear decoder with its n-grams was FITTED by `fit_ngrams`, is NEW or TRAINED; whether
-    the n-grams alone are new). Of a resumed run only the second is known, as it was at its start."""
-    ngrams = model.ngrams
-    if resumed:
-        groups, own = resumed["optimizer"]["param_groups"], list(ngrams.parameters()) if ngrams else []
-        return TRAINED, bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
-    new = not model.linear_decoder.weight.any()
-    if ngrams is None:
-        return (NEW if new else TRAINED), False
-    if new and args.ngram_passes and not args.initial_checkpoint:
-        return FITTED, False
-    return (TRAINED, False) if ngrams.linear.weight.any() else (NEW, not new)
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:
@@ -93,9 +74,8 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 def fit_ngrams(
     model: Seq2SeqMixerOccCANINE,
     data: PreparedData,
-    formatter: BlockyFormatter,
+    encoding: RowEncoding,
     loss_fn: LossMixer,
-    max_len: int,
     passes: int,
     seed: int,
     check: Callable[[int, int], None],
@@ -107,11 +87,9 @@ def fit_ngrams(
         rows,
         BatchPlan(len(rows), BATCH, 1, BATCH),
         0,
-        formatter,
         data,
-        max_len=max_len,
+        encoding,
         shuffle_seed=seed,
-        first_empty_block=loss_fn.loss_fn_seq2seq.empty_blocks == "first",
     )
     return fit(model, batches, loss_fn, passes, seed, check)
 

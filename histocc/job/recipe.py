@@ -4,13 +4,16 @@ starts from trained weights.
 The choice is made once, when the initial weights are, and is kept in the checkpoint.
 """
 
-import argparse
+from dataclasses import replace
+from typing import Any
 
 from histocc.data.arrays import PreparedData
 from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.job.settings import LossSettings, ModelSettings, Settings
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
 from histocc.model.thresholds import USUAL
+from histocc.runtime.arguments import by_flag
 
 EQUAL_SHARE = 0.5
 # the wider the encoder the lower; measured for tiny
@@ -30,61 +33,72 @@ CHOICES = {
 BEFORE_THE_FLAG = {"block_loss": BEST_FIT, "linear_loss": MEAN, "many_codes_weight": 1.0, "join_rows": 0.0}
 
 
-def settle(args: argparse.Namespace, trained: dict | None = None, first: dict | None = None) -> None:
-    """Fills the arguments of CHOICES that are None, in place: those of `trained`, the checkpoint that is
-    resumed or validated, always; else those of a part in `first`, the initial weights, that is trained
-    already; else those of a start from scratch."""
-    weights = () if first is None or args.only_encoder else first["model"]
-    old = {
-        "learning_rate": first is not None,
-        "empty_blocks": first is not None,
-        "linear_loss": any(name.startswith("linear_decoder.") for name in weights),
-        "block_loss": any(name.startswith("decoder.") for name in weights),
-    }
-    for dest, choice in CHOICES.items():
-        if trained is not None:
-            saved = {**BEFORE_THE_FLAG, **trained.get("args", {})}
-            value = saved.get(dest, choice[1])
-        elif (value := getattr(args, dest)) is None:
-            value = (first or {}).get(dest, choice[1]) if old[dest] else choice[0]
-            value = value[args.model_size or "base"] if isinstance(value, dict) else value
-        setattr(args, dest, value)
+def decide(settings: Settings, trained: dict | None = None, first: dict | None = None) -> Settings:
+    """Settings without a None among CHOICES: those of `trained`, the checkpoint that is resumed or validated,
+    always; else those of a part in `first`, the initial weights, that is trained already; else those of a
+    start from scratch.
+    """
+    asked = by_flag(settings.loss) | {"learning_rate": settings.schedule.learning_rate}
     if trained is not None:
-        args.many_codes_weight = trained.get("args", {}).get("many_codes_weight", 1.0)
+        saved = {**BEFORE_THE_FLAG, **trained.get("args", {})}
+        decided = {dest: saved.get(dest, usual) for dest, (_, usual) in CHOICES.items()}
+        decided["many_codes_weight"] = saved["many_codes_weight"]
+    else:
+        decided = {
+            dest: _decided(dest, settings.model, first) if asked[dest] is None else asked[dest]
+            for dest in CHOICES
+        }
+    rate = decided.pop("learning_rate")
+    return replace(
+        settings,
+        schedule=replace(settings.schedule, learning_rate=rate),
+        loss=replace(settings.loss, **decided),
+    )
 
 
-def differing(args: argparse.Namespace, saved: dict) -> list[str]:
-    """Which of the arguments of CHOICES are given and are not those of the run, in words. saved:
-    arguments of its checkpoint."""
+def _decided(dest: str, model: ModelSettings, first: dict | None) -> Any:
+    scratch, usual = CHOICES[dest]
+    weights = () if first is None or model.only_encoder else first["model"]
+    part = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}.get(dest)
+    is_trained = first is not None if part is None else any(name.startswith(part) for name in weights)
+    if is_trained:
+        return (first or {}).get(dest, usual)
+    return scratch[model.model_size or "base"] if isinstance(scratch, dict) else scratch
+
+
+def differing(asked: dict, saved: dict) -> list[str]:
+    """Which of the arguments of CHOICES are given and are not those of the run, in words. asked: by name;
+    saved: arguments of its checkpoint.
+    """
     saved = {**BEFORE_THE_FLAG, **saved}
     return [
-        f"--{dest.replace('_', '-')} was {saved[dest]!r}, now it is {getattr(args, dest)!r}"
+        f"--{dest.replace('_', '-')} was {saved[dest]!r}, now it is {asked[dest]!r}"
         for dest in CHOICES
-        if dest in saved and getattr(args, dest) not in (None, saved[dest])
+        if dest in saved and asked[dest] not in (None, saved[dest])
     ]
 
 
-def make_loss(args: argparse.Namespace, formatter: BlockyFormatter) -> LossMixer:
-    """The loss that settled arguments ask for."""
+def make_loss(decided: LossSettings, formatter: BlockyFormatter) -> LossMixer:
+    """The loss of decided settings."""
     loss_fn = BlockOrderInvariantLoss(
         PAD_IDX,
         formatter.max_num_codes,
         formatter.block_size,
-        args.empty_blocks,
-        args.block_loss,
-        args.many_codes_weight,
+        decided.empty_blocks,
+        decided.block_loss,
+        decided.many_codes_weight,
     )
-    return LossMixer(loss_fn, LinearLoss(args.linear_loss), args.seq2seq_weight)
+    return LossMixer(loss_fn, LinearLoss(decided.linear_loss), decided.seq2seq_weight)
 
 
-def coding_entries(args: argparse.Namespace, has_ngrams: bool, data: PreparedData) -> dict:
+def coding_entries(linear_loss: str, join_rows: float, has_ngrams: bool, data: PreparedData) -> dict:
     """What a checkpoint says of how its linear decoder is used: `linear_share`, its part in rankings,
     where n-grams make it as good as the other decoder; `thresholds`, of which its loss decides whether
     its best code always counts, and that not more do than a row of the data has. `evaluate
     --fit-thresholds` finds better ones."""
     found = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
-    if args.linear_loss == ROWS:
-        most = max(*map(int, data.report["codes_per_row"]), 1, min(data.max_codes, 2 * (args.join_rows > 0)))
+    if linear_loss == ROWS:
+        most = max(*map(int, data.report["codes_per_row"]), 1, min(data.max_codes, 2 * (join_rows > 0)))
         found["thresholds"] = {
             "default": USUAL,
             "by_language": {},

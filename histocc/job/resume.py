@@ -2,18 +2,20 @@
 back when.
 """
 
-import argparse
-
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.job.data import refuse_other_arguments
+from histocc.job import recipe
+from histocc.job.flags import resumable_flags
+from histocc.job.settings import Settings
 from histocc.model import model_io
+from histocc.model.ngrams import AUTO, NONE
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
+from histocc.trainer.hooks import Steps
 from histocc.trainer.plan import BatchPlan
 
 # What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made
@@ -23,22 +25,22 @@ OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
 OTHER = ", so the checkpoint is of another run: choose another folder, or start over with --overwrite"
 
 
-def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -> dict | None:
+def find_resumable(settings: Settings, world: World, data: PreparedData) -> dict | None:
     """The checkpoint to continue from, the same on every rank; None to start over. Raises UserError where it
     does not fit.
 
     Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to
     another node than before. The one that has come furthest hands its state to all.
     """
-    here = {}
+    here, folder = {}, settings.folder
 
     def newest() -> dict | None:
-        if not checkpoint.exists_in(args.save_path):
+        if not checkpoint.exists_in(folder.save_path):
             return None
         try:
-            path, here["state"], wrong = model_io.newest_good(args.save_path)
+            path, here["state"], wrong = model_io.newest_good(folder.save_path)
         except UserError:
-            if args.overwrite:
+            if folder.overwrite:
                 return None
             raise
         position = here["state"]["position"]
@@ -56,7 +58,7 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
     found = {
         rank: answer
         for rank, answer in answers.items()
-        if answer and (not args.overwrite or launchers & set(answer["launchers"]) - {""})
+        if answer and (not folder.overwrite or launchers & set(answer["launchers"]) - {""})
     }
     if 0 in found:  # what another node holds of an earlier run is not for this one
         found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
@@ -80,33 +82,71 @@ def find_resumable(args: argparse.Namespace, world: World, data: PreparedData) -
         )
     state = world.broadcast(here.get("state"), owner)
     if owner != 0:
-        refuse_other_arguments(args, state)
+        refuse_other_arguments(settings, state)
     if state["position"]["fingerprint"] != data.fingerprint:
         raise UserError(
-            f"{args.save_path} holds a run on other data (or data prepared with other settings). Give it the "
-            "same files, choose another folder, or start over with --overwrite."
+            f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give it"
+            " the same files, choose another folder, or start over with --overwrite."
         )
     return state
 
 
-def check_total_batch(args: argparse.Namespace, resumed: dict, plan: BatchPlan) -> None:
-    total = resumed["position"]["total_batch"]
-    if total != plan.global_batch_size:
+def refuse_other_arguments(settings: Settings, state: dict) -> None:
+    """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
+    model, asked, before = settings.model, settings.asked, state["args"]
+    saved = {**recipe.BEFORE_THE_FLAG, **before}
+    different = checkpoint.differing_args(saved, settings.decided(), resumable_flags())
+    size = before.get("model_size")
+    if model.model_size not in (None, size):
+        different.append(f"--model-size was {size!r}, now it is {model.model_size!r}")
+    config = state["config"]
+    different += recipe.differing(asked, before)
+    if model.ngrams != before.get("ngrams", AUTO if model.ngrams == AUTO else NONE):
+        different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {model.ngrams}")
+    if asked["shrink_key"] and "shrink_key" not in before:
+        different.append("--shrink-key was not there, now it is")
+    if model.memory_mask not in (None, config["memory_mask"]):
+        different.append(
+            f"--{'no-' * config['memory_mask']}memory-mask: its decoder"
+            f" {'leaves out' if config['memory_mask'] else 'looks at'} padding"
+        )
+    if model.published_target_mask and config.get("target_mask", True):
+        different.append("--published-target-mask: it was started without")
+    if model.clean_text not in (None, model_io.text_rule(config)):
+        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {model.clean_text!r}")
+    if settings.schedule.num_epochs < before["num_epochs"]:
+        different.append(
+            f"--num-epochs was {before['num_epochs']}, now it is {settings.schedule.num_epochs}; only more"
+            " can continue"
+        )
+    if different:
         raise UserError(
-            f"the run in {args.save_path} has a total batch of {total}, these arguments make"
-            f" {plan.global_batch_size}; pass --global-batch-size {total}"
+            "\n  ".join(
+                [
+                    f"{settings.folder.save_path} holds a run with other arguments:",
+                    *different,
+                    "Repeat them as they were, choose another folder, or start over with --overwrite.",
+                ]
+            )
         )
 
 
-def check_files(args: argparse.Namespace, resumed: dict, found: dict[str, int]) -> None:
-    """found: checksum of each file beside the rows that decides the result, by flag. Raises UserError where
-    one was changed.
+def check_unchanged(settings: Settings, resumed: dict, plan: BatchPlan, files: dict[str, int]) -> None:
+    """files: checksum of each file beside the rows that decides the result, by flag. Raises UserError where
+    one was changed, or the total batch.
     """
-    before = resumed["position"].get("files", found)  # earlier versions did not note them
-    changed = [name for name in before if before[name] != found.get(name)]
+    folder = settings.folder.save_path
+    total = resumed["position"]["total_batch"]
+    if total != plan.global_batch_size:
+        raise UserError(
+            f"the run in {folder} has a total batch of {total}, these arguments make"
+            f" {plan.global_batch_size}; pass --global-batch-size {total}"
+        )
+    before = resumed["position"].get("files", files)  # earlier versions did not note them
+    changed = [name for name in before if before[name] != files.get(name)]
     if changed:
         raise UserError(
-            f"{getattr(args, changed[0])}: was changed since the run in {args.save_path} began"
+            f"{settings.asked[changed[0]]}: was changed since the run in {folder} began"
             f" (--{changed[0].replace('_', '-')}). Give it the same file, choose another folder, or start"
             " over with --overwrite"
         )
@@ -169,10 +209,13 @@ def _fitting(state: dict, optimizer: torch.optim.Optimizer) -> dict:
     return {"state": state["state"], "param_groups": groups}
 
 
-def nothing_to_do(args: argparse.Namespace, step: int, stop: int, total: int) -> str:
-    if step >= total:
+def nothing_to_do(folder: str, steps: Steps) -> str:
+    """What to say where a run has no step left to take. folder: of the run."""
+    if steps.start >= steps.total:
         return (
-            f"The run in {args.save_path} is finished ({step:,} steps): nothing to do. "
+            f"The run in {folder} is finished ({steps.start:,} steps): nothing to do. "
             "More --num-epochs continue, --overwrite starts over."
         )
-    return f"The run in {args.save_path} is at step {step:,}, and --max-steps is {stop:,}: nothing to do."
+    return (
+        f"The run in {folder} is at step {steps.start:,}, and --max-steps is {steps.last:,}: nothing to do."
+    )

@@ -30,12 +30,13 @@ from histocc.predict.arguments import DECIDES, DECIDES_SINCE, argument_problems,
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.runtime import entrypoint
+from histocc.runtime.arguments import settings_of
 from histocc.runtime.errors import TrainingError, UserError, said_by_all
 from histocc.runtime.input_files import is_pipe, spooled
 from histocc.runtime.lock import run_lock
 from histocc.runtime.machine_errors import in_words, is_out_of_memory
 from histocc.runtime.outputs import is_same
-from histocc.runtime.precision import Precision
+from histocc.runtime.precision import Precision, PrecisionSettings
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
@@ -52,7 +53,7 @@ class Job:
         self.header = read_header(args.input, args.delimiter)[0]
         self.progress: Progress | None = None
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
-        precision = Precision.of(args, world.device)
+        precision = Precision.of(settings_of(PrecisionSettings, args), world.device)
         precision.use()
         key = keys.key_reader(args.key)
         given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)

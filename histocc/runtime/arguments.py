@@ -4,10 +4,14 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from typing import Any, TypeVar, get_type_hints
 
 from histocc.runtime.config_file import config_arguments
 from histocc.runtime.errors import UserError
+
+T = TypeVar("T")
 
 
 class _Group(argparse._ArgumentGroup):
@@ -130,3 +134,27 @@ def count_or_zero(text: str) -> int:
 
 def flag(dest: str) -> str:
     return "--" + dest.replace("_", "-")
+
+
+def settings_of(kind: type[T], args: argparse.Namespace) -> T:
+    """The checked arguments of the names that the dataclass `kind` has, those of dataclasses in it too."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            field.name: (
+                settings_of(hints[field.name], args)
+                if is_dataclass(hints[field.name])
+                else getattr(args, field.name)
+            )
+            for field in fields(kind)  # pyright: ignore[reportArgumentType]  T is a dataclass
+        }
+    )
+
+
+def by_flag(settings: Any) -> dict[str, Any]:
+    """The values of a settings object by the name (dest) of their flag: what `settings_of` has read."""
+    found: dict[str, Any] = {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        found |= by_flag(value) if is_dataclass(value) else {field.name: value}
+    return found

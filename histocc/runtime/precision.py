@@ -4,8 +4,8 @@ In the two half formats weights, optimizer, loss and sums stay float32, and matr
 precision (autocast).
 """
 
-import argparse
 import contextlib
+from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +22,16 @@ def has_bfloat16(device_type: str) -> bool:
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """--float64, --bf16, --fp16 and --use-amp, of which one at most is given."""
+
+    float64: bool = False
+    bf16: bool = False
+    fp16: bool = False
+    use_amp: bool = False
 
 
 class Precision:
@@ -42,18 +52,13 @@ class Precision:
         self.scaler = torch.amp.GradScaler(self.device_type) if name == "fp16" else None
 
     @classmethod
-    def of(cls, args: argparse.Namespace, device: torch.device) -> "Precision":
-        """What --float64, --bf16, --fp16 or --use-amp ask for; --use-amp takes the fastest that the device
-        has.
-        """
-        if args.use_amp:
-            return cls(
-                "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32",
-                device,
-            )
-        return cls(
-            "float64" if args.float64 else "bf16" if args.bf16 else "fp16" if args.fp16 else "float32", device
-        )
+    def of(cls, asked: PrecisionSettings, device: torch.device) -> "Precision":
+        """What is asked for; --use-amp takes the fastest that the device has."""
+        if asked.use_amp:
+            fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
+            return cls(fastest, device)
+        given = next((name for name in ("float64", "bf16", "fp16") if getattr(asked, name)), "float32")
+        return cls(given, device)
 
     def use(self) -> None:
         """Settings of this process: on GPUs that have TF32, products of float32 matrices use it."""

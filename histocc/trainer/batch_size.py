@@ -2,12 +2,14 @@
 fit into memory.
 """
 
-import argparse
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
+from histocc.runtime.errors import TrainingError
 from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.world import World
 
@@ -19,6 +21,31 @@ FULL = 0.85
 
 class AutoBatchSize(int):
     """`--batch-size auto`: the script's default, until the run has found its own."""
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Samples of an optimizer step: `batch_size` at most at once per process, `accumulate_steps` times, or
+    `global_batch_size` over all processes; in groups of similar length, None for the usual number of them.
+    """
+
+    batch_size: int
+    global_batch_size: int | None = None
+    accumulate_steps: int = 1
+    length_groups: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run finds the size itself."""
+        return isinstance(self.batch_size, AutoBatchSize)
+
+    def total(self, processes: int) -> int:
+        """Samples of an optimizer step over all processes."""
+        return self.global_batch_size or int(self.batch_size) * processes * self.accumulate_steps
+
+    def found(self, batch_size: int, processes: int) -> "BatchSettings":
+        """The same total with `batch_size` samples at once."""
+        return BatchSettings(batch_size, self.total(processes), length_groups=self.length_groups)
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
@@ -76,24 +103,46 @@ def _try(
     return best, True
 
 
-def total_batch(args: argparse.Namespace, world: World) -> int:
-    """Samples of an optimizer step over all processes."""
-    return args.global_batch_size or int(args.batch_size) * world.size * args.accumulate_steps
-
-
 def _where(world: World) -> str:
     place = f"GPU {world.local_rank}" if world.device.type == "cuda" else "this machine"
     return f"{place} (rank {world.rank})"
 
 
-def model_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
-    """What to type where the model itself or its optimizer does not fit, whatever the batch size."""
+@contextlib.contextmanager
+def memory_advice(batch: BatchSettings, world: World) -> Iterator[None]:
+    """Running out of memory ends with what to type instead, said by the process that it happened to."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _advice(_out_of_memory_advice(batch, world, error)) from None
+
+
+@contextlib.contextmanager
+def model_memory_advice(parallel: str, float64: bool, world: World) -> Iterator[None]:
+    """The same where the model itself or its optimizer does not fit, whatever the batch size."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _advice(_model_advice(parallel, float64, world, error)) from None
+
+
+def _advice(text: str) -> TrainingError:
+    error = TrainingError(text)
+    error.said_by_all = True
+    return error
+
+
+def _model_advice(parallel: str, float64: bool, world: World, error: BaseException) -> str:
     others = ["a smaller --model-size"]
-    if world.size > 1 and args.parallel != "fsdp":
+    if world.size > 1 and parallel != "fsdp":
         others.append(f"--parallel fsdp, with which the {world.size} processes share its weights")
     elif world.size == 1 and world.device.type == "cuda":
         others.append("several GPUs with --parallel fsdp")
-    if args.float64:
+    if float64:
         others.append("no --float64")
     return (
         f"{_where(world)} has not enough memory for the model itself, whatever the batch size: "
@@ -102,11 +151,9 @@ def model_memory_advice(args: argparse.Namespace, world: World, error: BaseExcep
     )
 
 
-def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseException) -> str:
-    """What to type so that a run that did not fit into memory does, with the same total batch and so the same
-    result.
-    """
-    rows, total = int(args.batch_size), total_batch(args, world)
+def _out_of_memory_advice(batch: BatchSettings, world: World, error: BaseException) -> str:
+    """The same total batch, and so the same result, with less at once."""
+    rows, total = int(batch.batch_size), batch.total(world.size)
     smaller = rows // 2
     if smaller == 0:
         return (
@@ -115,8 +162,8 @@ def out_of_memory_advice(args: argparse.Namespace, world: World, error: BaseExce
             "or --bf16"
         )
     same = (
-        f"--accumulate-steps {args.accumulate_steps * 2}"
-        if args.global_batch_size is None and rows % 2 == 0
+        f"--accumulate-steps {batch.accumulate_steps * 2}"
+        if batch.global_batch_size is None and rows % 2 == 0
         else f"--global-batch-size {total}"
     )
     return (

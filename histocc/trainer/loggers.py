@@ -9,12 +9,13 @@ which all checkpoints of a run have in common. WANDB_MODE=offline writes to the 
 `wandb sync`.
 """
 
-import argparse
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from histocc.runtime import console, watchdog
 from histocc.runtime.errors import UserError
@@ -35,15 +36,34 @@ def figures_of(values: dict) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if name != "step"}
 
 
+@dataclass(frozen=True)
+class LoggerSettings:
+    tensorboard: bool = False
+    log_wandb: bool = False
+    wandb_project_name: str | None = None
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """folder: of the run; name: what all its checkpoints have in common; step: from which it continues, 0 for
+    a new one; arguments: by name, for W&B.
+    """
+
+    folder: str
+    name: str
+    step: int
+    arguments: dict[str, Any]
+
+
 class TensorBoard:
     """--tensorboard: scalars in the folder tensorboard of the run."""
 
     name = "--tensorboard"
 
-    def __init__(self, args: argparse.Namespace, name: str, step: int):
+    def __init__(self, settings: LoggerSettings, run: LoggedRun):
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(os.path.join(args.save_path, "tensorboard"), purge_step=step + 1)
+        self.writer = SummaryWriter(os.path.join(run.folder, "tensorboard"), purge_step=run.step + 1)
 
     def row(self, values: dict, more: bool) -> None:
         for column, value in figures_of(values).items():
@@ -59,16 +79,16 @@ class WandB:
 
     name = "--log-wandb"
 
-    def __init__(self, args: argparse.Namespace, name: str, step: int):
+    def __init__(self, settings: LoggerSettings, run: LoggedRun):
         import wandb
 
         self.run = wandb.init(
-            project=args.wandb_project_name or "histocc",
-            id=name,
-            name=os.path.basename(os.path.abspath(args.save_path)),
-            dir=args.save_path,
+            project=settings.wandb_project_name or "histocc",
+            id=run.name,
+            name=os.path.basename(os.path.abspath(run.folder)),
+            dir=run.folder,
             resume="allow",
-            config=vars(args),
+            config=run.arguments,
             reinit="finish_previous",
         )
 
@@ -190,8 +210,7 @@ class InThread:
 
 
 class Loggers:
-    """Those that `args` asks for. name: of the run; step: from which it continues, 0 for a new one; own:
-    its files, None for no picture; stop: whether to wait no longer.
+    """Those that are asked for. own: files of the run, None for no plot; stop: whether to wait no longer.
 
     Raises UserError where one cannot be opened at the begin of a run; a run that is resumed continues
     without it.
@@ -199,20 +218,21 @@ class Loggers:
 
     def __init__(
         self,
-        args: argparse.Namespace,
-        name: str,
-        step: int,
+        settings: LoggerSettings,
+        run: LoggedRun,
         own: OwnFiles | None = None,
         stop: Callable[[], bool] = lambda: False,
     ):
         kinds = [
-            kind for kind, wanted in ((TensorBoard, args.tensorboard), (WandB, args.log_wandb)) if wanted
+            kind
+            for kind, wanted in ((TensorBoard, settings.tensorboard), (WandB, settings.log_wandb))
+            if wanted
         ]
         watchdog.libraries += [kind.name for kind in kinds]
-        self.threads = [InThread(kind.name, lambda kind=kind: kind(args, name, step)) for kind in kinds]
+        self.threads = [InThread(kind.name, lambda kind=kind: kind(settings, run)) for kind in kinds]
         failed = {thread.name: thread.opened(stop) for thread in self.threads}
         for flag, reason in failed.items():
-            if reason and step == 0:
+            if reason and run.step == 0:
                 for thread in self.threads:  # the error says it
                     thread.given_up = bool(thread.failed)
                 self.close(stopped=True)

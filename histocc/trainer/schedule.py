@@ -1,16 +1,8 @@
 """Learning rate of a step: linear warm-up, then linear decay."""
 
-import argparse
 from dataclasses import dataclass
 
 import torch
-
-# Of the linear decoder and its n-grams, before the first step.
-NEW, FITTED, TRAINED = "new", "fitted", "trained"
-# In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
-# of the rest, and what was fitted already becomes worse at it.
-NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
-FITTED_LINEAR_LR_FACTOR = 0.1
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -53,11 +45,25 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 
 
 @dataclass(frozen=True)
+class ScheduleSettings:
+    """num_epochs: of the run; learning_rate: the peak, before scaling; lr_scaling: none, linear or sqrt;
+    warmup_steps: None for `warmup_pct` of the schedule; schedule_steps: None for all steps; max_steps: where
+    this start ends, None for the end.
+    """
+
+    num_epochs: int
+    learning_rate: float
+    lr_scaling: str = "none"
+    warmup_pct: float = 0.0
+    warmup_steps: int | None = None
+    schedule_steps: int | None = None
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True)
 class Schedule:
     """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this
-    start ends; rate: the peak; linear_factor: the rate of the linear decoder and the n-grams, or of these
-    alone (ngrams_alone), as a multiple of it;
-    fitted: whether they were fitted before the first step.
+    start ends; rate: the peak.
     """
 
     total: int
@@ -65,38 +71,14 @@ class Schedule:
     warmup: int
     stop: int
     rate: float
-    linear_factor: float
-    ngrams_alone: bool = False
-    fitted: bool = False
 
     @classmethod
     def of(
-        cls,
-        args: argparse.Namespace,
-        steps_per_epoch: int,
-        processes: int,
-        resumed: dict | None,
-        linear_decoder: str = TRAINED,
-        ngrams_alone: bool = False,
+        cls, asked: ScheduleSettings, steps_per_epoch: int, processes: int, rate: float | None = None
     ) -> "Schedule":
-        """linear_decoder: NEW, FITTED or TRAINED; ngrams_alone: whether its n-grams alone are new."""
-        total = args.num_epochs * steps_per_epoch
-        length = args.schedule_steps or total
-        warmup = args.warmup_steps if args.warmup_steps is not None else round(args.warmup_pct * length)
-        rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
-        usual = {NEW: NEW_LINEAR_LR_FACTOR[args.linear_loss], FITTED: FITTED_LINEAR_LR_FACTOR, TRAINED: 1.0}
-        factor = args.linear_lr_factor or usual[linear_decoder]
-        if resumed:  # keeps the factors of the first start
-            rates = resumed["scheduler"]["base_lrs"]
-            rate, factor = rates[0], rates[-1] / rates[0]
-        alone = ngrams_alone and (bool(resumed) or args.linear_lr_factor is None)
-        return cls(
-            total,
-            length,
-            warmup,
-            min(total, args.max_steps or total),
-            rate,
-            factor,
-            alone,
-            linear_decoder == FITTED,
-        )
+        """rate: of the first start, which a resumed run keeps."""
+        total = asked.num_epochs * steps_per_epoch
+        length = asked.schedule_steps or total
+        warmup = asked.warmup_steps if asked.warmup_steps is not None else round(asked.warmup_pct * length)
+        rate = rate or scaled_learning_rate(asked.learning_rate, asked.lr_scaling, processes)
+        return cls(total, length, warmup, min(total, asked.max_steps or total), rate)

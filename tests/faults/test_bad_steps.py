@@ -1,15 +1,13 @@
 """Steps without a finite gradient: skipped, counted, and the end of the run after too many in a row."""
 
-import argparse
-
 import pytest
 import torch
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.job import initial_weights
 from histocc.model import model_io
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.model.mixer import model_config
 from histocc.runtime.errors import TrainingError
 from histocc.trainer.schedule import linear_schedule
 
@@ -44,16 +42,9 @@ def batch(seed: int) -> dict:
 def train(calls, steps=8, **options):
     """(rows of the log, weights after each step, what the run ended with)"""
     torch.manual_seed(1)
-    sizes = argparse.Namespace(
-        model_size="tiny",
-        encoder_dropout=0.0,
-        decoder_dim_feedforward=None,
-        max_len=128,
-        clean_text=None,
-        memory_mask=None,
-        published_target_mask=False,
-    )
-    model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
+    config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to_dict()
+    config |= {"max_len": 128, "memory_mask": True, "decoder_dim_feedforward": config["hidden_size"]}
+    model = model_io.build_model(config, hisco_blocky5(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows, weights, error = [], [], None
     try:

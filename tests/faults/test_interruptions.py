@@ -160,18 +160,17 @@ from histocc import seq2seq_mixer_engine as engine
 from histocc.runtime import entrypoint
 sys.path[:0] = [{tests!r}, {faults!r}]
 from test_bad_steps import BadAt, batch
-from histocc.job import initial_weights
 from histocc.model import model_io
+from histocc.model.mixer import model_config
 from histocc.runtime.parallel import wrap
 from histocc.formatter import hisco_blocky5
 from histocc.trainer.schedule import linear_schedule
 
 def run(args, world):
-    sizes = argparse.Namespace(
-        model_size="tiny", encoder_dropout=0.0, decoder_dim_feedforward=None, max_len=128, clean_text=None,
-        memory_mask=None, published_target_mask=False)
     torch.manual_seed(1)
-    model = model_io.build_model(initial_weights.run_config(sizes, None), hisco_blocky5(), 2)
+    config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to_dict()
+    config |= {{"max_len": 128, "memory_mask": True, "decoder_dim_feedforward": config["hidden_size"]}}
+    model = model_io.build_model(config, hisco_blocky5(), 2)
     wrapped = wrap(model, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     done = []

@@ -1,0 +1,68 @@
+"""A run's model, loaders and optimizer, made from its flags as the training scripts make them, for benchmarks
+that take its steps themselves.
+"""
+
+import contextlib
+from dataclasses import replace
+
+import torch
+
+import finetune
+from histocc.formatter import BlockyFormatter
+from histocc.job import build
+from histocc.job import data as job_data
+from histocc.job.optimizer import LinearRate, make_optimizer
+from histocc.job.recipe import make_loss
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import MixerTask
+from histocc.trainer import loop
+from histocc.trainer.hooks import Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
+from histocc.trainer.schedule import Schedule, linear_schedule
+
+FOREVER = 10**6  # steps of a schedule
+
+
+class Training:
+    """flags: of finetune.py; it writes prepared data into its --save-path and nothing else."""
+
+    def __init__(self, flags: list[str], device: torch.device):
+        self.world, self.step = World(device=device), 0
+        args = finetune.get_args_parser().parse_args([*flags, "--device", device.type])
+        with contextlib.redirect_stdout(None):
+            settings, self.data = job_data.prepared(args, self.world, [args.dataset], [])
+            made = build.make_model(settings, self.world, self.data, None)
+            self.settings, self.model, self.config = made
+        self.formatter: BlockyFormatter = self.settings.formatter
+        self.loss = make_loss(self.settings.loss, self.formatter)
+        self.plan = build.batch_plan(self.settings.batch, len(self.data.train), self.world)
+        self.loaders = self.make_loaders(self.config)
+        self.use_rate(self.settings.schedule.learning_rate)
+
+    def make_loaders(self, config: dict, length_groups: int | None = None) -> dict:
+        """For the model of `config`; length_groups: micro-batches of similar length, None for the usual."""
+        settings = replace(self.settings, batch=replace(self.settings.batch, length_groups=length_groups))
+        plan = build.batch_plan(settings.batch, len(self.data.train), self.world)
+        return build.make_loaders(settings, self.world, self.data, config, plan)
+
+    def train_seen_rows(self) -> None:
+        """Of the embeddings of characters only those that occur are trained, as in a run."""
+        if not self.settings.model.freeze_encoder:
+            characters = torch.from_numpy(self.loaders["train"].dataset.characters())
+            self.model.encoder.char_embeddings.train_rows_of(characters, self.config["max_len"])
+
+    def use_rate(self, rate: float, warmup: int = 0) -> None:
+        """A new optimizer, of one learning rate."""
+        schedule = Schedule(FOREVER, FOREVER, warmup, FOREVER, rate)
+        decay = self.settings.optimizer.weight_decay
+        self.optimizer = make_optimizer(self.model, decay, schedule, LinearRate())
+        self.scheduler = linear_schedule(self.optimizer, warmup, FOREVER)
+
+    def train(self, steps: int, precision: Precision | None = None) -> None:
+        """Takes `steps` steps, all within an epoch."""
+        batches = self.loaders["train"].at(0, self.step % (self.plan.steps_per_epoch - steps))
+        hooks = StepHooks(self.world, Meter(), Steps(stop=self.step + steps), Intervals(log=None))
+        task = MixerTask(self.loss)
+        run = loop.Run(self.model, task, self.optimizer, self.scheduler, self.world, precision, seed=1)
+        self.step = loop.train_one_epoch(run, batches, hooks, self.step)

@@ -1,0 +1,60 @@
+"""AdamW, and the learning rate of the linear decoder, which has needs of its own."""
+
+from dataclasses import dataclass
+
+import torch
+
+from histocc.job.settings import Settings
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.trainer.schedule import Schedule
+
+# In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
+# of the rest, and what was fitted already becomes worse at it.
+NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
+FITTED_LINEAR_LR_FACTOR = 0.1
+
+
+@dataclass(frozen=True)
+class LinearRate:
+    """The learning rate of the linear decoder and its n-grams, as a multiple of the rest's; ngrams_alone: of
+    these alone; fitted: whether they were fitted before the first step.
+    """
+
+    factor: float = 1.0
+    ngrams_alone: bool = False
+    fitted: bool = False
+
+
+def linear_rate(settings: Settings, model: Seq2SeqMixerOccCANINE, resumed: dict | None) -> LinearRate:
+    """For decided settings, and a model with the weights that it starts from; a resumed run keeps its own."""
+    ngrams, given = model.ngrams, settings.optimizer.linear_lr_factor
+    if resumed:
+        groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
+        own = list(ngrams.parameters()) if ngrams else []
+        alone = bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
+        return LinearRate(rates[-1] / rates[0], alone)
+    new = not model.linear_decoder.weight.any()
+    fitted = new and ngrams is not None and settings.model.ngram_passes > 0
+    if fitted and not settings.model.initial_checkpoint:
+        return LinearRate(given or FITTED_LINEAR_LR_FACTOR, fitted=True)
+    new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
+    is_new = new_ngrams if ngrams is not None else new
+    usual = NEW_LINEAR_LR_FACTOR[settings.loss.linear_loss or "mean"] if is_new else 1.0
+    return LinearRate(given or usual, ngrams_alone=new_ngrams and not new and given is None)
+
+
+def make_optimizer(
+    model: Seq2SeqMixerOccCANINE, weight_decay: float, schedule: Schedule, linear: LinearRate
+) -> torch.optim.Optimizer:
+    """AdamW over what is trained, all tensors in one pass; the linear decoder with its n-grams, or these
+    alone, are a group of their own where their rate is another.
+    """
+    fast: list[torch.nn.Parameter] = []
+    if linear.factor != 1:
+        fast += [] if linear.ngrams_alone else model.linear_decoder.parameters()
+        fast += model.ngrams.parameters() if model.ngrams else []
+    apart = set(fast)
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in apart]}]
+    if fast:
+        groups.append({"params": fast, "lr": schedule.rate * linear.factor})
+    return torch.optim.AdamW(groups, lr=schedule.rate, weight_decay=weight_decay, fused=True)

@@ -1,0 +1,55 @@
+"""`--eval-only`: validates a checkpoint on the validation rows and prints the figures; writes nothing."""
+
+from histocc.data import keys
+from histocc.data.arrays import PreparedData
+from histocc.job import recipe
+from histocc.job.build import batch_plan, make_loaders
+from histocc.job.recipe import make_loss
+from histocc.job.settings import Settings
+from histocc.model import model_io
+from histocc.model.published import Given
+from histocc.runtime.errors import UserError
+from histocc.runtime.precision import Precision
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
+from histocc.trainer import loop
+from histocc.trainer.hooks import StopPoll
+from histocc.trainer.run_log import validation_line
+
+
+def validate(settings: Settings, world: World, data: PreparedData) -> None:
+    """All ranks. Raises UserError."""
+    asked, formatter = settings.model, settings.formatter
+    named = asked.initial_checkpoint or settings.folder.save_path
+    file = model_io.find_weights(named, named)
+    content = model_io.load_state(file)
+    separated = formatter.within_block_sep is not None
+    key = keys.key_reader(asked.initial_key or asked.key)
+    given = Given(formatter.kind, key, formatter.target_cols, separated)
+    model, own_formatter, state = model_io.model_of(
+        file, content, Given() if model_io.brings_settings(content) else given
+    )
+    rest = {"target_cols": None, "allow_short": None}
+    if own_formatter.to_dict() | rest != formatter.to_dict() | rest:
+        raise UserError(
+            f"the checkpoint was trained with the formatter {own_formatter.to_dict()}, "
+            f"these arguments make {formatter.to_dict()}"
+        )
+    if list(state["key"]) != data.codes:
+        raise UserError(
+            "the checkpoint knows other codes than the data; pass --key with the key.csv of its run"
+        )
+    settings = recipe.decide(settings, state)
+    plan = batch_plan(settings.batch, len(data.train), world)
+    loaders = make_loaders(settings, world, data, state["config"], plan)
+    if "val" not in loaders:
+        raise UserError("--eval-only needs rows to validate on; raise --share-val")
+    precision = Precision.of(settings.machine.precision, world.device)
+    precision.use()
+    model.to(world.device, precision.dtype)
+    task = MixerTask(make_loss(settings.loss, formatter), formatter)
+    values = loop.evaluate(model, loaders["val"], task, world, precision, StopPoll(world.stop_agreed))
+    if values is None:
+        raise Stopped
+    world.print(validation_line({"step": state.get("step") or 0, **values}, COLUMNS))
