@@ -14,7 +14,7 @@ from histocc.data.arrays import PreparedData
 from histocc.formatter import BlockyFormatter
 from histocc.job.train import Setup, advice_on_memory, run_evaluation, run_training, set_up, trial_batch
 from histocc.runtime.console import duration
-from histocc.runtime.machine import folder_above
+from histocc.runtime.outputs import folder_above
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import padded_width
