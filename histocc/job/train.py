@@ -419,11 +419,8 @@ def advice_on_memory(args: argparse.Namespace, world: World, of_model: bool = Fa
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = TrainingError(
-            model_memory_advice(args, world, error) if of_model else out_of_memory_advice(args, world, error)
-        )
-        advice.said_by_all = True
-        raise advice from None
+        advice = model_memory_advice if of_model else out_of_memory_advice
+        raise TrainingError(advice(args, world, error), said_by_all=True) from None
 
 
 def make_model(

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from histocc.runtime import machine_errors
-from histocc.runtime.errors import TrainingError, said_by_all
+from histocc.runtime.errors import TrainingError
 from histocc.runtime.signals import Stopped, StopRequest, leave_to_parent
 
 STOP_SECONDS = 5.0  # for a batch, once the run is to stop
@@ -164,7 +164,7 @@ def _leave_deaths_to_us() -> None:
 
 
 def _own_error(message: str) -> TrainingError:
-    return said_by_all(TrainingError(message))
+    return TrainingError(message, said_by_all=True)
 
 
 def _begin_worker(_) -> None:
