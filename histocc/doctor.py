@@ -26,7 +26,7 @@ from histocc import __version__
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime import arguments, console, entrypoint
+from histocc.runtime import arguments, entrypoint
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
 from histocc.runtime.parallel import wrap
@@ -364,16 +364,12 @@ def get_args_parser() -> arguments.Parser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    with console.opened():
-        run(argv)
+    sys.exit(entrypoint.run_command(lambda: run(argv)))
 
 
 def run(argv: list[str] | None) -> None:
-    """Does not return."""
-    try:
-        args = get_args_parser().parse_args(argv)
-    except UserError as error:
-        sys.exit(print(f"error: {error}", file=sys.stderr) or 2)
+    """Does not return. Raises UserError for a mistake in the arguments."""
+    args = get_args_parser().parse_args(argv)
     report, worlds = Report(args.json), []
     report.doing = "meeting the other processes"
     watch(report, worlds, args.timeout_minutes * 60)

@@ -12,7 +12,7 @@ import sys
 from histocc.runtime import outputs
 from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import run_command
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.machine_errors import in_words
 from histocc.trainer import run_files
 from histocc.trainer.curves import available, draw
@@ -42,9 +42,7 @@ def run(argv: list[str] | None) -> str:
     logs = [os.path.join(folder, LOG) for folder in args.runs]
     path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
     own = run_files.own_files(os.path.dirname(path), args.overwrite)
-    problems = outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds)
-    if problems:
-        raise UserError(problems[0])
+    raise_if_any(outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds))
     missing = [path for path in logs if not os.path.isfile(path)]
     if missing:
         raise UserError(f"{', '.join(map(os.path.dirname, missing))}: no run there (no logs.csv)")

@@ -25,7 +25,7 @@ from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
 from histocc.runtime.lock import is_same_file
 from histocc.runtime.machine_errors import in_words
-from histocc.runtime.outputs import sync
+from histocc.runtime.outputs import missing_folders, sync
 
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 1800.0  # for another job, unless the caller says otherwise
@@ -95,7 +95,7 @@ def build_folder(
     behind. Raises UserError where something that is not ours stands in the way; it stays as it is.
     """
     folder = os.path.join(root, name)
-    missing = _missing_folders(root)
+    missing = missing_folders(root)
     try:
         _refuse_what_is_not_ours(root, folder)
         os.makedirs(root, exist_ok=True)
@@ -275,13 +275,3 @@ def _is_dead(folder: str) -> bool:
         return _flock(handle) is not None
     finally:
         os.close(handle)
-
-
-def _missing_folders(path: str) -> list[str]:
-    """`path` and its parents that do not exist yet, the deepest first."""
-    missing = []
-    path = os.path.abspath(path)
-    while not os.path.isdir(path) and path != os.path.dirname(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    return missing

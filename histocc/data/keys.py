@@ -11,6 +11,7 @@ from collections.abc import Callable
 from histocc.data.findings import row_writer
 from histocc.data.tables import column_problems, read_chunks, read_header
 from histocc.formatter import hisco_key
+from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 
 MOST_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
@@ -138,26 +139,22 @@ def main(argv: list[str]) -> int:
     """`python -m histocc.data.keys FILE [target-cols] [language-col]`: the flags that fit the columns of a
     file, for the launchers; without further words those of the target columns.
     """
-    path, *wanted = argv
-    try:
-        header = read_header(path)[0]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    flags = []
+    return run_command(lambda: print(*fitting_flags(*argv)))
+
+
+def fitting_flags(path: str, *wanted: str) -> list[str]:
+    """Flags that fit the columns of a file; wanted: see `main`. Raises UserError."""
+    header, flags = read_header(path)[0], []
     if "target-cols" in wanted or not wanted:
         found = find_target_columns(header)
         if found is None:
-            print(
-                f"error: {path} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols",
-                file=sys.stderr,
+            raise UserError(
+                f"{path} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols"
             )
-            return 2
         flags += ["--formatter", found[0], "--target-cols", *found[1]]
     if "language-col" in wanted and "lang" in header:
         flags += ["--language-col", "lang"]
-    print(*flags)
-    return 0
+    return flags
 
 
 if __name__ == "__main__":

@@ -207,10 +207,9 @@ def on_every_node(
             for rank, folder in zip(leaders, folders)
             if os.path.basename(folder) != os.path.basename(folders[0])
         ]
-        error = UserError(
+        raise UserError(
             f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0:"
-            f" copy the same {', '.join(path for _, path in settings.files)} to every node"
+            f" copy the same {', '.join(path for _, path in settings.files)} to every node",
+            heard_from_main=True,
         )
-        error.heard_from_main = True  # all ranks know it at the same time
-        raise error
     return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

@@ -14,7 +14,7 @@ from histocc.data.dataset import BatchLoader
 from histocc.job.build import trial_batch
 from histocc.job.settings import Settings
 from histocc.runtime.console import duration
-from histocc.runtime.machine import folder_above
+from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World

@@ -31,13 +31,12 @@ from histocc.predict.coder import Coded, Coder
 from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.runtime import entrypoint
 from histocc.runtime.arguments import settings_of
-from histocc.runtime.errors import TrainingError, UserError, said_by_all
+from histocc.runtime.errors import TrainingError, UserError, raise_if_any
 from histocc.runtime.input_files import is_pipe, spooled
 from histocc.runtime.lock import run_lock
 from histocc.runtime.machine_errors import in_words, is_out_of_memory
 from histocc.runtime.outputs import is_same
 from histocc.runtime.precision import Precision, PrecisionSettings
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS
@@ -203,36 +202,23 @@ class Job:
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
 
-def refuse(problems: list[str]) -> None:
-    if problems:
-        raise UserError(
-            problems[0] if len(problems) == 1 else "\n  ".join([f"{len(problems)} problems:", *problems])
-        )
-
-
 def run(args: argparse.Namespace, world: World) -> None:
     """All ranks."""
     with contextlib.ExitStack() as held:
         try:
             code_file(args, world, held)
-        except Stopped:
-            world.stop.acted = True
-            world.print(
-                f"Stopped by {world.stop.reason or 'a signal to another process'}; the same command"
-                " continues."
-            )
         except (OSError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise said_by_all(
-                    TrainingError(
-                        f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
-                        f"{max(1, args.batch_size // 4)}"
-                    )
+                raise TrainingError(
+                    f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
+                    f"{max(1, args.batch_size // 4)}",
+                    said_by_all=True,
                 ) from None
             if not isinstance(error, OSError):
                 raise
-            raise said_by_all(
-                TrainingError(f"{in_words(error, error.filename or args.output)}. The same command continues")
+            raise TrainingError(
+                f"{in_words(error, error.filename or args.output)}. The same command continues",
+                said_by_all=True,
             ) from None
 
 
@@ -301,12 +287,12 @@ def first_look(
     """What rank 0 finds before all start: [settings of the output, whether it resumes, the file to read].
     Raises UserError.
     """
-    refuse(argument_problems(args))
+    raise_if_any(argument_problems(args))
     CodedFile(args.output, {}).refuse_others()
     with contextlib.ExitStack() as otherwise:
         locked = take_input(args, world, held, otherwise)
         job = here["job"] = Job(args, world)
-        refuse(job.problems())
+        raise_if_any(job.problems())
         file = CodedFile(args.output, job.settings())
         os.makedirs(file.folder, exist_ok=True)
         if not locked:
@@ -409,16 +395,15 @@ def say_end(
                 f"{args.descriptions}: {without:,} of {len(job.coder.codes):,} codes have no description"
             )
     if counts["faults"]:
-        error = TrainingError(
+        raise TrainingError(
             f"{counts['faults']:,} rows of {args.source} could not be read and are not in {counts['output']};"
-            f" {counts['rejected']} lists them by line. All others are there."
+            f" {counts['rejected']} lists them by line. All others are there.",
+            heard_from_main=True,
         )
-        error.heard_from_main = True  # all ranks know it at the same time
-        raise error
 
 
 def main(argv: list[str] | None = None) -> None:
-    entrypoint.start(get_args_parser(), run, argv)
+    entrypoint.start(get_args_parser(), run, argv, "; the same command continues.")
 
 
 if __name__ == "__main__":

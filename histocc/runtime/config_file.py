@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import Counter
 
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.input_files import opened
 
 NOT_FROM_A_FILE = ("config", "help", "version")
@@ -90,10 +90,7 @@ def config_arguments(path: str, actions: list[argparse.Action], of_others: dict[
             found += [action.option_strings[0], *map(str, value)] if value else []
         else:
             found.append(f"{action.option_strings[0]}={value}")
-    if problems:
-        more = [f"… and {len(problems) - SHOWN:,} more"] if len(problems) > SHOWN else []
-        count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
-        raise UserError("\n  ".join([f"--config {path}: {count}:", *problems[:SHOWN], *more]))
+    raise_if_any(problems, f"--config {path}", SHOWN)
     return found
 
 

@@ -33,10 +33,11 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
     return torch.device("cuda", place)
 
 
-def too_few_gpus(local_rank: int, gpus: int) -> UserError:
+def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:
     return UserError(
         f"LOCAL_RANK={local_rank} has no GPU: {gpus} visible here. Start at most {gpus} processes on "
-        "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu."
+        "this machine, check CUDA_VISIBLE_DEVICES, or pass --device cpu.",
+        said_by_all=said_by_all,
     )
 
 
@@ -56,6 +57,4 @@ def check_one_process_per_gpu(store: Any, rank: int, local_rank: int, local_size
     first = rank - local_rank
     others = [other for other in range(first, first + local_size) if other != rank]
     if any(store.get(f"gpu/{other}").decode() == own for other in others):
-        error = too_few_gpus(local_size - 1, 1)
-        error.said_by_all = True
-        raise error
+        raise too_few_gpus(local_size - 1, 1, said_by_all=True)

@@ -22,10 +22,7 @@ from histocc.runtime.world import (
 )
 
 # for exit functions of libraries, at the end of a run and where it was stopped
-# for exit functions of libraries, at the end of a run and where it was stopped
 CLOSE_SECONDS = 60.0
-
-
 STOP_SECONDS = 2.0
 
 
@@ -83,15 +80,20 @@ def run_command(work: Callable[[], int | None]) -> int:
 
 
 def start(
-    parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None = None
+    parser: Parser,
+    run: Callable[[argparse.Namespace, World], None],
+    argv: list[str] | None = None,
+    when_stopped: str = " before the first step. The same command starts again.",
 ) -> None:
     """Parses, joins the other processes, runs, leaves them. The model must live inside `run`: a DDP object
     that is still alive when the interpreter ends can abort the process.
+
+    when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
     """
     with console.opened():
         end = False
         try:
-            code, end = _started(parser, run, argv)
+            code, end = _started(parser, run, argv, when_stopped)
         except SystemExit as ended:
             code = ended.code
         # with arguments of a caller, the process is the caller's
@@ -104,7 +106,10 @@ def start(
 
 
 def _started(
-    parser: Parser, run: Callable[[argparse.Namespace, World], None], argv: list[str] | None
+    parser: Parser,
+    run: Callable[[argparse.Namespace, World], None],
+    argv: list[str] | None,
+    when_stopped: str,
 ) -> tuple[int, bool]:
     """(exit code, whether the process must end without the interpreter's own ending)"""
     with errors_end_all_ranks():
@@ -127,10 +132,7 @@ def _started(
                 run(args, world)
             except Stopped:
                 stop.acted = True
-                world.print(
-                    f"Stopped by {stop.reason or 'a signal to another process'} before the first step. The"
-                    " same command starts again."
-                )
+                world.print(f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}")
             except BaseException as error:
                 if world.size > 1 and lost_contact(error):
                     say_who_is_missing(world.heartbeat, error)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from histocc.runtime.errors import UserError, said_by_all
+from histocc.runtime.errors import UserError
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
@@ -78,7 +78,7 @@ def processes_here(local: int) -> int:
 
 def own_mistake(message: str) -> UserError:
     """What is wrong with this process alone, which it says itself."""
-    return said_by_all(UserError(message))
+    return UserError(message, said_by_all=True)
 
 
 def is_first_rank() -> bool:

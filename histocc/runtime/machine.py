@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from histocc import __version__
-from histocc.runtime.outputs import save_path_problem
+from histocc.runtime.outputs import folder_above, save_path_problem
 from histocc.runtime.world import World, torch_is_too_old
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
@@ -148,14 +148,6 @@ def shared_memory() -> Finding:
             " use --num-workers 0",
         )
     return Finding("shared memory", OK, f"{free / GB:.1f} GB free in /dev/shm")
-
-
-def folder_above(path: str) -> str:
-    """The folder that is there already in which `path` is, or would be."""
-    there = os.path.abspath(path)
-    while not os.path.isdir(there):
-        there = os.path.dirname(there)
-    return there
 
 
 def disk(save_path: str) -> Finding:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from histocc.runtime.errors import TrainingError, UserError, said_by_all
+from histocc.runtime.errors import TrainingError, UserError
 
 SHARED_MEMORY = "/dev/shm"
 _OTHER_FOLDER = "choose another folder"
@@ -144,7 +144,7 @@ def as_user_error(error: BaseException) -> UserError | TrainingError | None:
         known = known or number == errno.EAGAIN or bool(of_worker)
     if not known:
         return None
-    return said_by_all((UserError if number in _FILES else TrainingError)(in_words(error)))
+    return (UserError if number in _FILES else TrainingError)(in_words(error), said_by_all=True)
 
 
 def too_few_open_files(workers: int, tensors: int) -> str:

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from histocc.runtime.checksums import of_file
@@ -42,13 +42,18 @@ def sync(path: str) -> None:
         os.close(handle)
 
 
-def _temporary(path: str) -> str:
-    """A free name beside `path`. What a killed process of the same number left there may be a link to
-    another file of ours: it is removed, never written to."""
+@contextlib.contextmanager
+def _temporary(path: str) -> Iterator[str]:
+    """A free name beside `path`; what still has it at the end is removed. What a killed process of the same
+    number left there may be a link to another file of ours: it is removed, never written to."""
     temporary = f"{path}.tmp{os.getpid()}"
     if os.path.lexists(temporary):
         os.remove(temporary)
-    return temporary
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
 
 
 def write_atomic(
@@ -66,20 +71,17 @@ def write_atomic(
     OSError.
     """
     target = os.path.realpath(path) if follows else path
-    temporary = _temporary(target)
     try:
-        with open(temporary, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        placed = put(temporary, target, replaces)
+        with _temporary(target) as temporary:
+            with open(temporary, "xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            placed = put(temporary, target, replaces)
     except OSError as error:
         if error.errno is not None and error.filename is None:
             error.filename = path
         raise
-    finally:
-        if os.path.exists(temporary):
-            os.remove(temporary)
     sync(os.path.dirname(placed) or ".")
     return path if placed == target else placed
 
@@ -105,17 +107,13 @@ def all_or_none(
 def link_atomic(source: str, path: str, replaces: Callable[[str], bool] = lambda path: True) -> str:
     """`path` becomes the same file as `source`: a hard link where the file system can, else a copy.
     Otherwise as `write_atomic`."""
-    temporary = _temporary(path)
-    try:
-        os.link(source, temporary)
-    except OSError:
-        with open(source, "rb") as original:
-            return write_atomic(path, lambda file: file.write(original.read()), replaces, follows=False)
-    try:
-        path = put(temporary, path, replaces)
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # a link to itself is not moved by a rename
-            os.remove(temporary)
+    with _temporary(path) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            with open(source, "rb") as original:
+                return write_atomic(path, lambda file: file.write(original.read()), replaces, follows=False)
+        path = put(temporary, path, replaces)  # a link to itself is not moved by a rename
     sync(os.path.dirname(path) or ".")
     return path
 
@@ -155,14 +153,10 @@ def _is_file_or_link(path: str) -> bool:
 
 def write_text(path: str, text: str) -> None:
     """Puts a small file that is written again and again in the place of the one before. Raises OSError."""
-    temporary = _temporary(path)
-    try:
+    with _temporary(path) as temporary:
         with open(temporary, "x", encoding="utf-8", newline="") as file:
             file.write(text)
         os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
 
 
 def _names(path: str) -> Iterable[str]:
@@ -399,6 +393,20 @@ def _read_list(path: str) -> dict[str, int | None]:
     return files
 
 
+def missing_folders(path: str) -> list[str]:
+    """`path` and those above it that are no folders yet, the deepest first."""
+    missing, path = [], os.path.abspath(path)
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
+
+
+def folder_above(path: str) -> str:
+    """The nearest folder that is there already in which `path` is, or would be."""
+    return next(map(os.path.dirname, reversed(missing_folders(path))), os.path.abspath(path))
+
+
 def save_path_problem(path: str) -> str | None:
     """Why nothing can be written below `path`, or None. Leaves nothing behind."""
     if not path.strip() or "\0" in path:
@@ -406,13 +414,11 @@ def save_path_problem(path: str) -> str | None:
     before_last = path[: path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
     if not os.path.isdir(before_last):  # what it leads to can only be known when it is there
         return f"{path}: {before_last} is no folder; name the folder without '..'"
-    there = os.path.abspath(path)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        return f"{path}: cannot be the save folder, since {there} is not a folder"
+    in_the_way = [name for name in missing_folders(path) if os.path.lexists(name)]
+    if in_the_way:
+        return f"{path}: cannot be the save folder, since {in_the_way[0]} is not a folder"
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=folder_above(path)):
             return None
     except OSError as error:
         return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"

@@ -213,9 +213,9 @@ class World:
         said = next((answer["user_error"] for answer in answers if "user_error" in answer), None)
         if any("stopped" in answer for answer in answers):
             raise Stopped
-        error = SystemExit(1) if said is None else UserError(said)
-        error.heard_from_main = True
-        raise error
+        if said is None:
+            raise SystemExit(1)
+        raise UserError(said, heard_from_main=True)
 
     def _answer(self, key: str, leader: int) -> dict:
         """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
@@ -232,13 +232,12 @@ class World:
             ):
                 beat, since = now, time.monotonic()
             elif time.monotonic() - since > self.patience:
-                error = TrainingError(
+                raise TrainingError(
                     f"rank {leader} has given no sign of life for {time.monotonic() - since:,.0f} s"
                     " (--timeout-minutes); last reported activity:"
-                    f" {Heartbeat.last_words({0: beat or 'nothing'})[0]}"
+                    f" {Heartbeat.last_words({0: beat or 'nothing'})[0]}",
+                    said_by_all=True,
                 )
-                error.said_by_all = True
-                raise error
             looks += 1
             time.sleep(POLL_SECONDS)
         return json.loads(self.store.get(key))
@@ -448,13 +447,11 @@ def errors_end_all_ranks():
                 traceback.print_exc()
             end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
         code = 2 if isinstance(known, UserError) else 1
-        if is_first_rank() or getattr(known, "said_by_all", False):
+        if is_first_rank() or known.said_by_all:
             print(f"error: {known}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
-            time.sleep(
-                HEARD_PATIENCE_SECONDS if getattr(known, "heard_from_main", False) else PEER_PATIENCE_SECONDS
-            )
+            time.sleep(HEARD_PATIENCE_SECONDS if known.heard_from_main else PEER_PATIENCE_SECONDS)
         if dist.is_initialized():
             end_process(code)
         sys.exit(code)

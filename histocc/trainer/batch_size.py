@@ -116,7 +116,8 @@ def memory_advice(batch: BatchSettings, world: World) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise _advice(_out_of_memory_advice(batch, world, error)) from None
+        advice = _out_of_memory_advice(batch, world, error)
+        raise TrainingError(advice, said_by_all=True) from None
 
 
 @contextlib.contextmanager
@@ -127,13 +128,8 @@ def model_memory_advice(parallel: str, float64: bool, world: World) -> Iterator[
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise _advice(_model_advice(parallel, float64, world, error)) from None
-
-
-def _advice(text: str) -> TrainingError:
-    error = TrainingError(text)
-    error.said_by_all = True
-    return error
+        advice = _model_advice(parallel, float64, world, error)
+        raise TrainingError(advice, said_by_all=True) from None
 
 
 def _model_advice(parallel: str, float64: bool, world: World, error: BaseException) -> str:

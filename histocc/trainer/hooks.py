@@ -65,15 +65,12 @@ class Callbacks:
 
 
 class StopPoll:
-    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so. asked: a collective;
-    None: never.
-
-    asked_by_loader: whether a wait for batches ended, in a process that is alone, because it was asked to
-    stop.
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so (`agreed`). asked: a
+    collective; None: never.
     """
 
     def __init__(self, asked: Callable[[], bool] | None):
-        self.asked, self.agreed, self.asked_by_loader = asked, False, False
+        self.asked, self.agreed = asked, False
 
     def __call__(self) -> bool:
         with phase("asking to stop"):

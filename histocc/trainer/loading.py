@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from histocc.runtime import machine_errors
-from histocc.runtime.errors import TrainingError, said_by_all
+from histocc.runtime.errors import TrainingError
 from histocc.runtime.signals import Stopped, StopRequest, leave_to_parent
+from histocc.runtime.torch_private import loading_processes
 
 STOP_SECONDS = 5.0  # for a batch, once the run is to stop
 LOOK_SECONDS = 2.0  # how often a wait for a batch looks whether the run is to stop
@@ -59,7 +60,7 @@ class Loader:
             yield from batches
             return
         _leave_deaths_to_us()
-        guard = _Guard(self, getattr(batches, "_workers", ()))
+        guard = _Guard(self, loading_processes(batches))
         try:
             yield from self._watched(batches, guard)
         finally:
@@ -77,7 +78,7 @@ class Loader:
                 if guard.killed:
                     self._waited(max(time.monotonic() - heard, self.limit_seconds + 1))
                 if "timed out after" not in str(error):
-                    raise self._fault(error, getattr(batches, "_workers", ())) from None
+                    raise self._fault(error, loading_processes(batches)) from None
                 self._waited(time.monotonic() - heard)
                 continue
             yield batch
@@ -164,7 +165,7 @@ def _leave_deaths_to_us() -> None:
 
 
 def _own_error(message: str) -> TrainingError:
-    return said_by_all(TrainingError(message))
+    return TrainingError(message, said_by_all=True)
 
 
 def _begin_worker(_) -> None:

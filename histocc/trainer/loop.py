@@ -228,7 +228,7 @@ def next_batch(batches: Iterator[dict], stop: StopPoll | None) -> dict | None:
     except Stopped:
         if stop is None:
             raise
-        stop.asked_by_loader = True
+        stop.agreed = True  # nobody else has to
         return None
 
 
@@ -368,7 +368,7 @@ def evaluate(
                 found = task.metrics(raw_model, batch)
             for name, value in _weighted(task, found, batch).items():
                 totals[name] = totals.get(name, 0.0) + value
-    if stop is not None and stop.asked_by_loader:
+    if stop is not None and stop.agreed:  # its loader was stopped
         return None
     total = world.sum_over_ranks(totals)
     samples = max(total.pop(COUNT), 1.0)

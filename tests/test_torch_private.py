@@ -1,0 +1,84 @@
+"""Private names of torch and of Python that the program relies on: each is there, and no other is used."""
+
+import argparse
+import ast
+import atexit
+import multiprocessing.queues
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from histocc.runtime.torch_private import loading_processes
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def scaler() -> torch.amp.GradScaler:
+    made = torch.amp.GradScaler("cpu")
+    made.scale(torch.ones(()))
+    return made
+
+
+# name → what has it
+HOLDERS = {
+    "_is_avx512_bf16_supported": lambda: torch.cpu,
+    "_is_amx_tile_supported": lambda: torch.cpu,
+    "_scale": scaler,
+    "_step_supports_amp_scaling": lambda: torch.optim.AdamW([torch.ones(1)], fused=True),
+    "_workers": lambda: iter(DataLoader([0], num_workers=1)),
+    "_ArgumentGroup": lambda: argparse,
+    "_actions": argparse.ArgumentParser,
+    "_action_groups": argparse.ArgumentParser,
+    "_option_string_actions": argparse.ArgumentParser,
+    "_on_queue_feeder_error": lambda: multiprocessing.queues.Queue,
+    "_run_exitfuncs": lambda: atexit,
+}
+DOCUMENTED = {"_exit", "_replace"}  # os._exit, and the method of named tuples
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_private_name_is_there(name):
+    holder = HOLDERS[name]()
+    assert hasattr(holder, name), f"torch {torch.__version__}: {holder!r:.100} has no {name} any more"
+
+
+def test_private_names_mean_what_they_meant():
+    """A loading process is found, a fused optimizer skips by `found_inf`, and a scaler has a scale."""
+    batches = iter(DataLoader([1, 2], num_workers=1, batch_size=None))
+    assert [process.is_alive() for process in loading_processes(batches)] == [True]
+    assert list(batches) == [1, 2] and loading_processes(iter([])) == ()
+
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    assert optimizer._step_supports_amp_scaling
+    for found_inf, changes in ((1.0, False), (0.0, True)):
+        optimizer.found_inf, optimizer.grad_scale = torch.tensor(found_inf), None
+        optimizer.step()
+        assert (weight != 1).all().item() is changes
+    assert scaler()._scale.item() == 2.0**16
+
+
+def private_names(tree: ast.AST):
+    """(name, whether it is a module's or class's own) of attributes and definitions."""
+    for node in ast.walk(tree):
+        name, own = None, False
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            name, own = node.name, True
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name, own = node.id, True
+        elif isinstance(node, ast.Attribute):
+            name, own = node.attr, isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+            name = getattr(node.args[1], "value", None)
+        if isinstance(name, str) and name.startswith("_") and not name.startswith("__"):
+            yield name, own
+
+
+def test_no_other_private_name_is_used():
+    files = [*(ROOT / "histocc").rglob("*.py"), ROOT / "finetune.py", ROOT / "train_mixer.py"]
+    found = {pair for file in files for pair in private_names(ast.parse(file.read_text(encoding="utf-8")))}
+    own = {name for name, is_own in found if is_own}
+    assert {name for name, _ in found} - own - DOCUMENTED - HOLDERS.keys() == set()
