@@ -20,7 +20,7 @@ from histocc.runtime.entrypoint import start
 
 
 def get_args_parser():
-    return flags.finetune_parser(__doc__.split("\n", 1)[0])
+    return flags.finetune_parser((__doc__ or "").split("\n", 1)[0])
 
 
 def run(args, world):

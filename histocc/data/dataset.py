@@ -1,12 +1,13 @@
 """Prepared arrays → batches."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter, noise_characters
 from histocc.data.descriptions import Descriptions
 from histocc.data.joined_rows import JoinedRows
@@ -50,6 +51,19 @@ class TextChanges:
     descriptions: Descriptions | None = None
 
 
+class Rows(Protocol):
+    """What micro-batches are made of: a `RowSet`, or rows of one. language int [N], codes int [N, K]."""
+
+    language: np.ndarray
+    codes: np.ndarray
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray: ...
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
 class MicroBatches(Dataset):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
     settings.
@@ -59,7 +73,7 @@ class MicroBatches(Dataset):
 
     def __init__(
         self,
-        rows: RowSet,
+        rows: Rows,
         plan: BatchPlan,
         rank: int,
         data: PreparedData,

@@ -36,10 +36,16 @@ class DescriptionSettings:
     descriptions_text_col: str | None
     descriptions_lang_col: str | None
 
+    def file(self) -> str:
+        """--descriptions-file, which --include-descriptions needs."""
+        assert self.descriptions_file is not None
+        return self.descriptions_file
+
 
 def find_columns(asked: DescriptionSettings) -> list[str]:
     """Columns of --descriptions-file: code, text and, where given, language. Raises UserError."""
-    path, header = asked.descriptions_file, read_header(asked.descriptions_file)[0]
+    path = asked.file()
+    header = read_header(path)[0]
     columns = []
     for flag, given, usual in (
         ("--descriptions-code-col", asked.descriptions_code_col, CODE_COLUMNS),
@@ -130,7 +136,7 @@ def load_descriptions(
     texts: list[np.ndarray] = []
     numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
     named: dict[tuple[int, int], int] = {}
-    for code, text, *language in read_columns(asked.descriptions_file, columns):
+    for code, text, *language in read_columns(asked.file(), columns):
         at = place.get(formatter.repair(code)[0])
         if at is None or not text:
             continue
@@ -162,8 +168,9 @@ def read_descriptions(
     `codes`; without `required` that is no description.
     """
     header, _ = read_header(path)
-    names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
-    if None in names:
+    usual_names = (CODE_COLUMNS, TEXT_COLUMNS)
+    names = [there[0] for usual in usual_names if (there := [name for name in usual if name in header])]
+    if len(names) < len(usual_names):
         if not required:
             return {}
         raise UserError(

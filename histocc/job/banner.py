@@ -12,7 +12,6 @@ from histocc.job.settings import MachineSettings, Settings
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.world import World
 from histocc.text_rules import AS_IS
-from histocc.trainer.hooks import Steps
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
 
@@ -129,7 +128,7 @@ def _step_lines(run: Banner) -> list[str]:
 def _scaling(run: Banner) -> str:
     """How the learning rate came from the one that was asked for."""
     asked, processes = run.settings.schedule, run.world.size
-    rate = asked.learning_rate
+    rate = asked.learning_rate or 0.0
     if not math.isclose(run.schedule.rate, scaled_learning_rate(rate, asked.lr_scaling, processes)):
         return "as at the first start of the run"
     return {
@@ -176,14 +175,15 @@ def devices(world: World) -> str:
     return f"{world.size} {kind}{plural if world.size > 1 else ''}"
 
 
-def say_start(epochs: int, world: World, resumed: dict | None, steps: Steps) -> None:
+def say_start(epochs: int, world: World, resumed: dict | None, plan: BatchPlan) -> None:
     """resumed: what the run continues from, or None."""
     if resumed:
         before = resumed["args"]["num_epochs"]
         longer = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
-        epoch, batch = divmod(steps.start, steps.per_epoch)
+        step = resumed["step"]
+        epoch, batch = divmod(step, plan.steps_per_epoch)
         world.print(
-            f"Resuming from step {steps.start:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
+            f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
             + ("; first the validation that was interrupted" if resumed["position"].get("unfinished") else "")
         )
     world.print(f"Starting training for {epochs} epochs")

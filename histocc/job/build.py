@@ -14,6 +14,7 @@ from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextCha
 from histocc.data.descriptions import load_descriptions
 from histocc.data.joined_rows import JoinedRows
 from histocc.job import initial_weights, new_model, recipe
+from histocc.job.ngram_fit import ngrams_of
 from histocc.job.recipe import make_loss
 from histocc.job.settings import Settings
 from histocc.model import model_io
@@ -78,8 +79,8 @@ def fit_of_ngrams(
     """Fits n-grams and decoders of a new model; the seconds, 0 where nothing is to be fitted. Rank 0 only."""
     passes = settings.model.ngram_passes
     fit = (
-        f"{len(model.ngrams.idf):,} n-grams and both decoders, before the encoder is trained (--ngram-passes"
-        f" {passes})"
+        f"{len(ngrams_of(model).idf):,} n-grams and both decoders, before the encoder is trained"
+        f" (--ngram-passes {passes})"
     )
     if not passes or settings.dry_run:
         world.print(

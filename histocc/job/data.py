@@ -58,7 +58,7 @@ def _checkpoint_problems(args: argparse.Namespace, model: ModelSettings) -> list
 
 def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: list[str]) -> list[str]:
     """What of the files that the run will write is in the way, or an input."""
-    inputs = dict.fromkeys(files, "a file of the data")
+    inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
     inputs |= {
         getattr(args, dest): f"the file of {flag(dest)}"
         for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")
@@ -117,8 +117,8 @@ def _start(
             return initial_weights.resumes_from(resumed)
         if args.initial_checkpoint:
             return initial_weights.starts_from(model)
-        if args.eval_only and checkpoint.find(args.save_path):
-            return initial_weights.resumes_from(model_io.own_checkpoint(checkpoint.find(args.save_path)))
+        if args.eval_only and (file := checkpoint.find(args.save_path)):
+            return initial_weights.resumes_from(model_io.own_checkpoint(file))
     except UserError as error:
         problems += [str(error)] if str(error) not in problems else []
     return StartsFrom()
@@ -167,10 +167,8 @@ def prepared(
         folder = preparing.prepare(
             settings, args.save_path, world.print, lists, world.give_up_if_asked, 60 * args.timeout_minutes
         )
-        if args.include_descriptions:
-            found = load_descriptions(
-                descriptions, PreparedData.open(folder), BlockyFormatter.from_dict(settings.formatter), 0
-            )
+        formatter = BlockyFormatter.from_dict(settings.formatter)
+        if found := load_descriptions(descriptions, PreparedData.open(folder), formatter, 0):
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 

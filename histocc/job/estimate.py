@@ -33,11 +33,12 @@ def estimate(
     data: PreparedData,
     run: loop.Run,
     loaders: dict[str, BatchLoader],
-    steps: Steps,
+    steps: tuple[int, int],
     fitted: bool,
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. fitted: whether n-grams would be fitted before the first step. All ranks.
+    data. steps: done, and where the run would end; fitted: whether n-grams would be fitted before
+    the first step. All ranks.
     """
     world = run.world
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
@@ -50,8 +51,8 @@ def estimate(
     if stop.agreed:
         raise Stopped
     intervals = settings.intervals
-    left, each = steps.last - steps.start, intervals.eval_interval
-    validations = steps.last // each - steps.start // each + (steps.last % each > 0)
+    (start, last), each = steps, intervals.eval_interval
+    left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
     peaks = world.gather(_peak_memory(world))
     size = checkpoint_bytes(unwrap(run.model))
@@ -85,8 +86,8 @@ def estimate(
         )
     lines.append(
         "Everything checks out: without --dry-run it starts the run."
-        if not steps.start
-        else f"Everything checks out: without --dry-run it continues from step {steps.start:,}."
+        if not start
+        else f"Everything checks out: without --dry-run it continues from step {start:,}."
     )
     world.print("\n".join(lines))
 

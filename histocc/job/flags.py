@@ -89,7 +89,7 @@ def train_mixer_parser(description: str = "") -> Parser:
 
 def resumable_flags() -> set[str]:
     """Flags (dest) that may differ when a run is resumed."""
-    return finetune_parser().resumable() | train_mixer_parser().resumable()
+    return finetune_parser().resumable | train_mixer_parser().resumable
 
 
 def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:

@@ -18,7 +18,9 @@ OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each 
 
 def initial_file(asked: ModelSettings) -> str:
     """The file that --initial-checkpoint names. Raises UserError."""
-    return model_io.find_weights(asked.initial_checkpoint, f"--initial-checkpoint {asked.initial_checkpoint}")
+    return model_io.find_weights(
+        asked.initial_checkpoint or "", f"--initial-checkpoint {asked.initial_checkpoint}"
+    )
 
 
 def initial_weights(asked: ModelSettings) -> dict:

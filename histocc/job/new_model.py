@@ -9,7 +9,7 @@ import torch
 
 from histocc.data.arrays import PreparedData
 from histocc.data.dataset import MicroBatches, RowEncoding
-from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit
+from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit, ngrams_of
 from histocc.job.settings import ModelSettings
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
@@ -91,7 +91,7 @@ def fit_ngrams(
         encoding,
         shuffle_seed=seed,
     )
-    return fit(model, batches, loss_fn, passes, seed, check)
+    return fit(model, batches, rows.weight, loss_fn, passes, seed, check)
 
 
 def progress(world: World) -> Callable[[int, int], None]:
@@ -127,8 +127,8 @@ def start_ngrams(
 
     def first() -> float:
         if counted:
-            model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
-            model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
+            ngrams_of(model).hashes.copy_(torch.from_numpy(counted[0]))
+            ngrams_of(model).idf.copy_(torch.from_numpy(counted[1]))
         return fit() if fit else 0.0
 
     world.note("fitting n-grams")

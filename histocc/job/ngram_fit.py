@@ -20,7 +20,7 @@ from histocc.data.dataset import MicroBatches
 from histocc.formatter import PAD_IDX
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import NgramHasher
+from histocc.model.ngrams import NgramHasher, Ngrams
 from histocc.runtime.rng import mix
 from histocc.seq2seq_mixer_engine import multi_hot, row_losses
 from histocc.text import encode_batch, language_table
@@ -35,6 +35,12 @@ DROPOUT = 0.3  # share of the n-grams that are left out
 RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
 THREADS = 1  # operations are small: two are 1.5 times as fast on idle cores, many times slower on busy ones
 _CHUNK = 4096
+
+
+def ngrams_of(model: Seq2SeqMixerOccCANINE) -> Ngrams:
+    """Those of a model that has some."""
+    assert model.ngrams is not None
+    return model.ngrams
 
 
 def _spread(rows: np.ndarray, most: int) -> np.ndarray:
@@ -110,28 +116,30 @@ class DistinctRows:
 def fit(
     model: Seq2SeqMixerOccCANINE,
     batches: MicroBatches,
+    weights: Tensor,
     loss_fn: LossMixer,
     passes: int,
     seed: int,
     check: Callable[[int, int], None] = lambda step, steps: None,
 ) -> float:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
-    of `DistinctRows`, without the encoder, in place, on the CPU in float32: first with the
-    linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
+    of `DistinctRows` with these `weights`, without the encoder, in place, on the CPU in float32: first with
+    the linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
     `passes`. At most MOST_SHOWN rows are seen in either part, and the fewer the wider the decoder. check:
     called with the number of each step and of all, before it, may raise to stop. Returns the seconds."""
     began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
     torch.manual_seed(seed % 2**63)
     model.train()
-    dropout, model.ngrams.dropout, model.ngrams.sparse = model.ngrams.dropout, DROPOUT, True
+    ngrams = ngrams_of(model)
+    dropout, ngrams.dropout, ngrams.sparse = ngrams.dropout, DROPOUT, True
     most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
     steps = [
         max(1, min(each * len(batches), most // batches.plan.global_batch_size))
         for each in (LINEAR_PASSES, passes)
     ]
-    fast = [model.ngrams.linear.weight, model.linear_decoder.bias]
-    to_memory = [model.ngrams.word_to_memory.weight, model.ngrams.text_to_memory.weight]
+    fast = [ngrams.linear.weight, model.linear_decoder.bias]
+    to_memory = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight]
     slow = [*to_memory, *model.decoder.parameters()]
     parts = (
         (linear_losses, [], RATE, range(steps[0])),
@@ -141,16 +149,14 @@ def fit(
         for losses, others, rate, own in parts:
             _descend(
                 batches,
+                weights,
                 partial(losses, model, loss_fn),
-                model.ngrams.table.weight,
-                fast,
-                others,
-                rate,
+                _optimizers(ngrams.table.weight, fast, others, rate),
                 own,
                 lambda step: check(step, sum(steps)),
             )
     finally:
-        model.ngrams.dropout, model.ngrams.sparse = dropout, False
+        ngrams.dropout, ngrams.sparse = dropout, False
         model.zero_grad(set_to_none=True)
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
@@ -159,23 +165,19 @@ def fit(
 
 def _descend(
     batches: MicroBatches,
+    weights: Tensor,
     losses: Callable[[dict], Tensor],
-    table: Tensor,
-    fast: list[Tensor],
-    slow: list[Tensor],
-    rate: float,
+    optimizers: list[torch.optim.Optimizer],
     steps: range,
     check: Callable[[int], None],
 ) -> None:
-    """Steps of Adam. losses: [B] of a batch; table, fast: trained at `rate`, which rises and falls; slow: at
-    DECODER_RATE."""
-    groups = [{"params": each, "lr": peak} for each, peak in ((fast, rate), (slow, DECODER_RATE)) if each]
-    optimizers = [torch.optim.SparseAdam([table], lr=rate), torch.optim.Adam(groups, fused=True)]
+    """Steps of Adam, at rates that rise and fall. losses: [B] of a batch; weights: of rows, [N]."""
     schedules = [linear_schedule(each, len(steps) // 20, len(steps)) for each in optimizers]
+    slow = [p for group in optimizers[1].param_groups[1:] for p in group["params"]]
     for step in steps:
         check(step)
         for batch in batches[divmod(step, len(batches))]:
-            loss = losses(batch) * batch["weights"] * batches.rows.weight[batch["rows"]]
+            loss = losses(batch) * batch["weights"] * weights[batch["rows"]]
             (loss.sum() / batch["global_count"]).backward()
         torch.nn.utils.clip_grad_norm_(slow, CLIP_NORM)
         for optimizer, schedule in zip(optimizers, schedules):
@@ -184,10 +186,19 @@ def _descend(
             schedule.step()
 
 
+def _optimizers(
+    table: Tensor, fast: list[Tensor], slow: list[Tensor], rate: float
+) -> list[torch.optim.Optimizer]:
+    """table, fast: trained at `rate`; slow: at DECODER_RATE, in the last group."""
+    groups = [{"params": each, "lr": peak} for each, peak in ((fast, rate), (slow, DECODER_RATE)) if each]
+    return [torch.optim.SparseAdam([table], lr=rate), torch.optim.Adam(groups, fused=True)]
+
+
 def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
     """Loss of the linear decoder from n-grams alone, [B]."""
-    text, _, _ = model.ngrams.by_word(batch["input_ids"], batch["attention_mask"])
-    logits = model.ngrams.linear(text) + model.linear_decoder.bias
+    ngrams = ngrams_of(model)
+    text, _, _ = ngrams.by_word(batch["input_ids"], batch["attention_mask"])
+    logits = ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
     return loss_fn.loss_fn_linear(logits, target)
 
@@ -201,7 +212,8 @@ def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -
 def without_encoder(model: Seq2SeqMixerOccCANINE, batch: dict) -> tuple[Tensor, Tensor]:
     """What `model` gives from n-grams alone, teacher-forced: (logits [B, T − 1, V], linear logits [B, C])."""
     looked_at = batch["attention_mask"] if model.memory_mask else torch.ones_like(batch["attention_mask"])
-    text, memory, scores = model.ngrams.by_word(batch["input_ids"], looked_at)
+    ngrams = ngrams_of(model)
+    text, memory, scores = ngrams.by_word(batch["input_ids"], looked_at)
     target = batch["targets_seq2seq"][:, :-1].long()
     logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
-    return logits, model.ngrams.linear(text) + model.linear_decoder.bias
+    return logits, ngrams.linear(text) + model.linear_decoder.bias

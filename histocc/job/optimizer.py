@@ -1,6 +1,7 @@
 """AdamW, and the learning rate of the linear decoder, which has needs of its own."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -54,7 +55,9 @@ def make_optimizer(
         fast += [] if linear.ngrams_alone else model.linear_decoder.parameters()
         fast += model.ngrams.parameters() if model.ngrams else []
     apart = set(fast)
-    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in apart]}]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.requires_grad and p not in apart]}
+    ]
     if fast:
         groups.append({"params": fast, "lr": schedule.rate * linear.factor})
     return torch.optim.AdamW(groups, lr=schedule.rate, weight_decay=weight_decay, fused=True)

@@ -80,23 +80,23 @@ def differing(asked: dict, saved: dict) -> list[str]:
 
 def make_loss(decided: LossSettings, formatter: BlockyFormatter) -> LossMixer:
     """The loss of decided settings."""
+    empty_blocks, matching, linear = decided.empty_blocks, decided.block_loss, decided.linear_loss
+    assert empty_blocks and matching and linear, "still open"
+    blocks, block_size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(
-        PAD_IDX,
-        formatter.max_num_codes,
-        formatter.block_size,
-        decided.empty_blocks,
-        decided.block_loss,
-        decided.many_codes_weight,
+        PAD_IDX, blocks, block_size, empty_blocks, matching, decided.many_codes_weight
     )
-    return LossMixer(loss_fn, LinearLoss(decided.linear_loss), decided.seq2seq_weight)
+    return LossMixer(loss_fn, LinearLoss(linear), decided.seq2seq_weight)
 
 
-def coding_entries(linear_loss: str, join_rows: float, has_ngrams: bool, data: PreparedData) -> dict:
+def coding_entries(
+    linear_loss: str | None, join_rows: float, has_ngrams: bool, data: PreparedData
+) -> dict[str, Any]:
     """What a checkpoint says of how its linear decoder is used: `linear_share`, its part in rankings,
     where n-grams make it as good as the other decoder; `thresholds`, of which its loss decides whether
     its best code always counts, and that not more do than a row of the data has. `evaluate
     --fit-thresholds` finds better ones."""
-    found = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
+    found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if has_ngrams else {}
     if linear_loss == ROWS:
         most = max(*map(int, data.report["codes_per_row"]), 1, min(data.max_codes, 2 * (join_rows > 0)))
         found["thresholds"] = {

@@ -15,8 +15,8 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Steps
 from histocc.trainer.plan import BatchPlan
+from histocc.trainer.schedule import Schedule
 
 # What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made
 # now.
@@ -209,13 +209,11 @@ def _fitting(state: dict, optimizer: torch.optim.Optimizer) -> dict:
     return {"state": state["state"], "param_groups": groups}
 
 
-def nothing_to_do(folder: str, steps: Steps) -> str:
+def nothing_to_do(folder: str, start: int, schedule: Schedule) -> str:
     """What to say where a run has no step left to take. folder: of the run."""
-    if steps.start >= steps.total:
+    if start >= schedule.total:
         return (
-            f"The run in {folder} is finished ({steps.start:,} steps): nothing to do. "
+            f"The run in {folder} is finished ({start:,} steps): nothing to do. "
             "More --num-epochs continue, --overwrite starts over."
         )
-    return (
-        f"The run in {folder} is at step {steps.start:,}, and --max-steps is {steps.last:,}: nothing to do."
-    )
+    return f"The run in {folder} is at step {start:,}, and --max-steps is {schedule.stop:,}: nothing to do."

@@ -165,7 +165,7 @@ class RunState:
         return {
             **weights,
             "scheduler": run.scheduler.state_dict(),
-            "scaler": run.precision.state(),
+            "scaler": run.number_format.state(),
             "step": step,
             **self.fixed,
             "position": {"epoch": epoch, "batch": batch, **self.facts, **position},

@@ -16,7 +16,7 @@ from histocc.job.optimizer import linear_rate, make_optimizer
 from histocc.job.recipe import make_loss
 from histocc.job.resume import check_unchanged, find_resumable, nothing_to_do, restore, set_threads
 from histocc.job.run_outputs import RunState, checksums_of_files, finish, held_folder, opened_outputs
-from histocc.job.settings import FolderSettings, Settings
+from histocc.job.settings import FolderSettings, MachineSettings, Settings
 from histocc.job.validate import validate
 from histocc.runtime import checkpoint
 from histocc.runtime.compiling import missing_compiler
@@ -54,12 +54,7 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     nothing. All ranks. Raises UserError, TrainingError.
     """
     machine = settings.machine
-    precision = Precision.of(machine.precision, world.device)
-    precision.use()
-    if precision.warning():
-        world.print(f"WARNING: {precision.warning()}")
-    if machine.compile and (missing := missing_compiler(world.device)):
-        raise UserError(f"--compile needs {missing}")
+    precision = number_format(machine, world)
 
     # The model: that of the run that is resumed, or a new one.
     model_memory = partial(model_memory_advice, machine.parallel, machine.precision.float64, world)
@@ -80,9 +75,8 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     rate = resumed["scheduler"]["base_lrs"][0] if resumed else None  # of the first start
     schedule = Schedule.of(settings.schedule, plan.steps_per_epoch, world.size, rate)
     start = resumed["step"] if resumed else 0
-    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
-    if start >= steps.last and not (resumed and resumed["position"].get("unfinished")):
-        return world.print(nothing_to_do(settings.folder.save_path, steps))
+    if start >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
+        return world.print(nothing_to_do(settings.folder.save_path, start, schedule))
 
     # Loaders, and what is computed of a batch.
     loaders = build.make_loaders(settings, world, data, config, plan)
@@ -117,19 +111,31 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         max_bad_steps=settings.optimizer.max_bad_steps,
     )
     if settings.dry_run:
-        return estimate.estimate(settings, data, run, loaders, steps, linear.fitted)
+        return estimate.estimate(settings, data, run, loaders, (start, schedule.stop), linear.fitted)
 
     # Train.
+    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
     state = RunState(settings, data, run, config, plan, files, resumed)
-    hints = Hints(steps.last, settings.loader.num_workers, start, linear.fitted)
+    hints = Hints(schedule.stop, settings.loader.num_workers, start, linear.fitted)
     with opened_outputs(settings, world, data, state, steps, hints) as (log, save, step_done):
-        say_start(settings.schedule.num_epochs, world, resumed, steps)
+        say_start(settings.schedule.num_epochs, world, resumed, plan)
         stop = StopPoll(world.stop_agreed)
         callbacks = Callbacks(save, log.row, step_done, stop)
         step = loop.train(run, loaders, steps, settings.intervals.intervals(), callbacks, state.position)
-        log.close(STOPPED if stop.agreed else "finished" if step == steps.total else "at --max-steps")
+        log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
     seconds = finish(save, step)
-    say_end(settings.folder, world, stop, step, steps, seconds, "val" in loaders)
+    say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
+
+
+def number_format(machine: MachineSettings, world: World) -> Precision:
+    """What the model computes in, set for this process. Raises UserError for what the machine lacks."""
+    precision = Precision.of(machine.precision, world.device)
+    precision.use()
+    if precision.warning():
+        world.print(f"WARNING: {precision.warning()}")
+    if machine.compile and (missing := missing_compiler(world.device)):
+        raise UserError(f"--compile needs {missing}")
+    return precision
 
 
 def say_end(
@@ -137,7 +143,7 @@ def say_end(
     world: World,
     stop: StopPoll,
     step: int,
-    steps: Steps,
+    schedule: Schedule,
     save_seconds: float,
     validates: bool,
 ) -> None:
@@ -147,15 +153,15 @@ def say_end(
         reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
         world.stop.acted = True
         world.print(
-            f"Stopped by {reason} at step {step:,} of {steps.total:,}, saved in {save_seconds:.1f} s. The"
+            f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The"
             f" same command{without} continues."
         )
         return
     world.print(
         f"Finished at step {step:,}."
-        if step == steps.total
+        if step == schedule.total
         else (
-            f"Stopped at step {step:,} of {steps.total:,} (--max-steps). The same command{without} with"
+            f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with"
             " more continues."
         )
     )

@@ -118,6 +118,9 @@ class Ngrams(nn.Module):
     n-grams count for nothing. `sparse`: the table's gradient holds the rows of the batch alone.
     """
 
+    hashes: Tensor
+    idf: Tensor
+
     def __init__(self, rows: int, width: int, hidden_size: int, classes: int, dropout: float = 0.0):
         super().__init__()
         self.width, self.dropout, self.sparse = width, dropout, False

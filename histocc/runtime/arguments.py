@@ -14,10 +14,16 @@ from histocc.runtime.errors import UserError
 T = TypeVar("T")
 
 
-class _Group(argparse._ArgumentGroup):
-    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+class Group(argparse._ArgumentGroup):
+    """As argparse's, with `resumable` of `Parser`."""
+
+    def __init__(self, parser: "Parser", *args: Any, **options: Any):
+        self.resumable = parser.resumable
+        super().__init__(parser, *args, **options)
+
+    def add_argument(self, *names: str, resumable: bool = False, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
-        action.resumable = resumable
+        self.resumable |= {action.dest} if resumable else set()
         return action
 
 
@@ -27,26 +33,24 @@ class Parser(argparse.ArgumentParser):
     Args:
         own_flags: script → flags (dest) that no other script has, to tell whose a file of --config is.
 
-    `add_argument` takes `resumable=True` for a flag that may differ when a run is resumed.
+    `add_argument` takes `resumable=True` for a flag that may differ when a run is resumed; `resumable` is the
+    set of these (dest).
     """
 
     def __init__(self, *args, own_flags: Mapping[str, set[str]] | None = None, **options):
         self.own_flags = own_flags or {}
+        self.resumable: set[str] = set()
         super().__init__(*args, **options)
 
     def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
         action = super().add_argument(*names, **options)
-        action.resumable = resumable
+        self.resumable |= {action.dest} if resumable else set()
         return action
 
-    def add_argument_group(self, *args, **options) -> _Group:
-        group = _Group(self, *args, **options)
+    def add_argument_group(self, *args, **options) -> Group:
+        group = Group(self, *args, **options)
         self._action_groups.append(group)
         return group
-
-    def resumable(self) -> set[str]:
-        """Flags (dest) that may differ when a run is resumed."""
-        return {action.dest for action in self._actions if getattr(action, "resumable", False)}
 
     def parse_known_args(self, args=None, namespace=None):
         args = sys.argv[1:] if args is None else list(args)

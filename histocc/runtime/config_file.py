@@ -10,6 +10,7 @@ import math
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.input_files import opened
@@ -30,7 +31,9 @@ OF_ONE_START = (
 )
 
 
-def config_arguments(path: str, actions: list[argparse.Action], of_others: dict[str, set[str]]) -> list[str]:
+def config_arguments(
+    path: str, actions: list[argparse.Action], of_others: Mapping[str, set[str]]
+) -> list[str]:
     """The file's arguments as they would stand on a command line; names may be spelled with hyphens or
     underscores.
 

@@ -6,6 +6,7 @@ precision (autocast).
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -104,15 +105,17 @@ class Precision:
             looking for its scale.
         """
         if self.scaler is not None:
-            bad = ~finite & (self.scaler._scale <= LEAST_SCALE)
+            scale = self.scaler._scale  # a tensor from the first scaled loss on
+            bad = ~finite if scale is None else ~finite & (scale <= LEAST_SCALE)
             self.scaler.step(optimizer)
             self.scaler.update()
             return bad
         bad = ~finite
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf, optimizer.grad_scale = bad.float(), None
+            fused: Any = optimizer
+            fused.found_inf, fused.grad_scale = bad.float(), None
             optimizer.step()
-            del optimizer.found_inf, optimizer.grad_scale
+            del fused.found_inf, fused.grad_scale
         elif finite:
             optimizer.step()
         return bad

@@ -46,13 +46,19 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """num_epochs: of the run; learning_rate: the peak, before scaling; lr_scaling: none, linear or sqrt;
-    warmup_steps: None for `warmup_pct` of the schedule; schedule_steps: None for all steps; max_steps: where
-    this start ends, None for the end.
+    """What is asked for.
+
+    Args:
+        num_epochs: of the run.
+        learning_rate: the peak, before scaling; None where it is still open.
+        lr_scaling: by the number of processes: none, linear or sqrt.
+        warmup_pct, warmup_steps: share of the schedule, or steps, in which the rate rises.
+        schedule_steps: of the schedule; None for all steps of the run.
+        max_steps: where this start ends; None for the end of the run.
     """
 
     num_epochs: int
-    learning_rate: float
+    learning_rate: float | None
     lr_scaling: str = "none"
     warmup_pct: float = 0.0
     warmup_steps: int | None = None
@@ -80,5 +86,7 @@ class Schedule:
         total = asked.num_epochs * steps_per_epoch
         length = asked.schedule_steps or total
         warmup = asked.warmup_steps if asked.warmup_steps is not None else round(asked.warmup_pct * length)
-        rate = rate or scaled_learning_rate(asked.learning_rate, asked.lr_scaling, processes)
+        if rate is None:
+            assert asked.learning_rate is not None, "still open"
+            rate = scaled_learning_rate(asked.learning_rate, asked.lr_scaling, processes)
         return cls(total, length, warmup, min(total, asked.max_steps or total), rate)
