@@ -67,6 +67,7 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     if settings.batch.is_open:
         batch = build.choose_batch_size(settings, world, data, config, raw_model, precision)
         settings = replace(settings, batch=batch)
+    memory = partial(memory_advice, settings.batch, world)
     plan = build.batch_plan(settings.batch, len(data.train), world)
     files = checksums_of_files(settings.noise)
     if resumed:
@@ -90,7 +91,8 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         raw_model.encoder.char_embeddings.train_rows_of(characters, config["max_len"])
     with model_memory():
         model = wrap(raw_model, world, machine.parallel)
-    loop.warm_up_wrapped_model(model, task, example[0, 0][0], world, precision, compiled=machine.compile)
+    with memory():
+        loop.warm_up_wrapped_model(model, task, example[0, 0][0], world, precision, compiled=machine.compile)
 
     # The optimizer, and where the resumed run was.
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule, linear)
@@ -111,7 +113,8 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         max_bad_steps=settings.optimizer.max_bad_steps,
     )
     if settings.dry_run:
-        return estimate.estimate(settings, data, run, loaders, (start, schedule.stop), linear.fitted)
+        with memory():
+            return estimate.estimate(settings, data, run, loaders, (start, schedule.stop), linear.fitted)
 
     # Train.
     steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
@@ -121,7 +124,8 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         say_start(settings.schedule.num_epochs, world, resumed, plan)
         stop = StopPoll(world.stop_agreed)
         callbacks = Callbacks(save, log.row, step_done, stop)
-        step = loop.train(run, loaders, steps, settings.intervals.intervals(), callbacks, state.position)
+        with memory():
+            step = loop.train(run, loaders, steps, settings.intervals.intervals(), callbacks, state.position)
         log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
     seconds = finish(save, step)
     say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
