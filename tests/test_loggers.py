@@ -11,9 +11,9 @@ import pytest
 from helpers import TINY, read_logs, run_inside, write_rows
 
 import train_mixer
-from histocc.job import flags as job_flags
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.outputs import OwnFiles
+from histocc.trainer import flags as trainer_flags
 from histocc.trainer import loggers
 
 RUN = loggers.LoggedRun("folder", "name", 0, {})
@@ -121,7 +121,7 @@ def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, mon
 def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, package):
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        job_flags.importlib.util, "find_spec", lambda name: None if name == package else found(name)
+        trainer_flags.importlib.util, "find_spec", lambda name: None if name == package else found(name)
     )
     code, output = run_inside(train_mixer.main, *flags, flag)
     assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output

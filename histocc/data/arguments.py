@@ -3,7 +3,7 @@
 import argparse
 
 from histocc.data.tables import DELIMITERS
-from histocc.runtime.arguments import Parser, count, flag
+from histocc.runtime.arguments import Parser, count, not_shares
 from histocc.text_rules import TEXT_RULES
 
 
@@ -143,11 +143,3 @@ def table_problems(args: argparse.Namespace) -> list[str]:
         (len(args.language) > args.max_len // 2, f"--language {args.language[:30]}: is it a language?"),
     ]
     return not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]
-
-
-def not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
-    return [
-        f"{flag(name)} must lie between 0 and 1, not {getattr(args, name):g}"
-        for name in names
-        if not 0 <= getattr(args, name, 0.0) <= 1
-    ]

@@ -140,6 +140,15 @@ def flag(dest: str) -> str:
     return "--" + dest.replace("_", "-")
 
 
+def not_shares(args: argparse.Namespace, names: list[str]) -> list[str]:
+    """Which arguments are not between 0 and 1, a line each."""
+    return [
+        f"{flag(name)} must lie between 0 and 1, not {getattr(args, name):g}"
+        for name in names
+        if not 0 <= getattr(args, name, 0.0) <= 1
+    ]
+
+
 def settings_of(kind: type[T], args: argparse.Namespace) -> T:
     """The checked arguments of the names that the dataclass `kind` has, those of dataclasses in it too."""
     hints = get_type_hints(kind)
