@@ -428,6 +428,14 @@ def current_world(device: torch.device | str = "cpu") -> World:
     )
 
 
+def tell_launcher(message: str) -> None:
+    """Writes what torchrun shows of this process in its report, when it has failed."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
+
+
 @contextlib.contextmanager
 def errors_end_all_ranks():
     """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
@@ -441,6 +449,8 @@ def errors_end_all_ranks():
     except (Exception, SystemExit) as error:
         known = machine_errors.as_user_error(error)  # what is one already, too
         if known is None:
+            if not isinstance(error, SystemExit):
+                tell_launcher(traceback.format_exc())
             if not dist.is_initialized():
                 raise
             if not isinstance(error, SystemExit):
@@ -448,6 +458,7 @@ def errors_end_all_ranks():
             end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
         code = 2 if isinstance(known, UserError) else 1
         if is_first_rank() or known.said_by_all:
+            tell_launcher(str(known))
             print(f"error: {known}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
