@@ -13,6 +13,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from histocc.runtime.device import check_one_process_per_gpu
 from histocc.runtime.errors import TrainingError, UserError
@@ -397,6 +398,22 @@ def test_other_ranks_wait_in_silence(launched, capsys, monkeypatch, error, code)
     assert capsys.readouterr() == ("", "") and sum(waited) >= 5
     handlers[signal.SIGTERM](signal.SIGTERM, None)  # the launcher ends it as soon as rank 0 is gone
     assert waited[-1] == ("exit", code)
+
+
+def test_the_launchers_report_names_the_error(launched, monkeypatch, tmp_path):
+    """torchrun reads it from the file that it names."""
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    launched(1)
+    end_with(UserError("of all ranks"))
+    assert not file.exists()  # that of rank 0 is the one
+    end_with(UserError("no column 'x'", said_by_all=True))
+    assert ProcessFailure(1, 1, 2, str(file)).message == "no column 'x'"
+    with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
+        _ = 1 / 0
+    assert "ZeroDivisionError: division by zero" in ProcessFailure(1, 1, 1, str(file)).message
 
 
 def test_other_errors_keep_their_traceback():

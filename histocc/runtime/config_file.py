@@ -48,53 +48,71 @@ def config_arguments(
         option.lstrip("-").replace("-", "_"): action for action in actions for option in action.option_strings
     }
     names |= {action.dest: action for action in actions}
-    found, problems, given = [], [], {}
+    found: list[str] = []
+    problems: list[str] = []
+    given: dict[str, str] = {}
     content, is_args = _read(path)
     for name, value in content.items():
         plain = name.replace("-", "_")
         action = names.get(plain)
         if action is None:
-            few = len(problems) < SHOWN and len(plain) < 100
-            near = difflib.get_close_matches(plain, names, 1) if few else None
-            owner = next((script for script, flags in of_others.items() if plain in flags), None)
-            hint = (
-                f" here, it is a flag of {owner}"
-                if owner
-                else f"; the nearest is {near[0]!r}"
-                if near
-                else ""
-            )
+            hint = _hint(plain, names if len(problems) < SHOWN else {}, of_others)
             problems.append(f"{name!r:.200}: there is no such flag{hint}")
-        elif value is None or is_args and action.dest in OF_ONE_START:
+        elif value is None or is_args and _is_left_out(action, value, content):
             continue
-        elif (odd := _odd_value(value)) is not None:
-            problems.append(f"{name!r}: {odd}")
-        elif is_args and action.dest == "memory_mask" and "clean_text" not in content and not value:
-            continue  # in an args.json of earlier versions false was what was not given
+        elif (problem := _odd_value(value)) is not None:
+            problems.append(f"{name!r}: {problem}")
         elif action.dest in NOT_FROM_A_FILE:
             problems.append(f"{name!r}: stands on a command line alone")
         elif (first := given.setdefault(action.dest, name)) != name:
             problems.append(f"{name!r}: is the same flag as {first!r}: they are mutually exclusive")
-        elif isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (
-            action.nargs == 0
-        ):
-            kind = "a list" if action.nargs == "+" else "true or false" if action.nargs == 0 else "one value"
-            problems.append(f"{name!r}: expected {kind}, not {_shown(value)}")
-        elif action.nargs == "+" and (wrong := [item for item in value if not _is_plain(item)]):
-            problems.append(f"{name!r}: expected texts or numbers in the list, not {_shown(wrong[0])}")
-        elif action.nargs == 0:
-            off = [
-                option
-                for option in action.option_strings
-                if option.startswith("--no-") and len(action.option_strings) > 1
-            ]
-            found += [action.option_strings[0]] if value else off[:1]
-        elif action.nargs == "+":
-            found += [action.option_strings[0], *map(str, value)] if value else []
+        elif (problem := _wrong_kind(action, value)) is not None:
+            problems.append(f"{name!r}: {problem}")
         else:
-            found.append(f"{action.option_strings[0]}={value}")
+            found += _on_command_line(action, value)
     raise_if_any(problems, f"--config {path}", SHOWN)
     return found
+
+
+def _hint(plain: str, names: dict[str, argparse.Action], of_others: dict[str, set[str]]) -> str:
+    """Whose flag a name is that is none here, or the nearest of `names`."""
+    owner = next((script for script, flags in of_others.items() if plain in flags), None)
+    if owner:
+        return f" here, it is a flag of {owner}"
+    near = difflib.get_close_matches(plain, names, 1) if len(plain) < 100 else []
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
+def _is_left_out(action: argparse.Action, value, content: dict) -> bool:
+    """Whether an argument of args.json belongs to the start of that run alone, or is one that earlier
+    versions wrote as false where it was not given.
+    """
+    return action.dest in OF_ONE_START or (
+        action.dest == "memory_mask" and "clean_text" not in content and not value
+    )
+
+
+def _wrong_kind(action: argparse.Action, value) -> str | None:
+    """Why a value is none of this flag's kind: a list, true or false, or one text or number."""
+    if isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (
+        action.nargs == 0
+    ):
+        kind = "a list" if action.nargs == "+" else "true or false" if action.nargs == 0 else "one value"
+        return f"expected {kind}, not {_shown(value)}"
+    if action.nargs == "+" and (wrong := [item for item in value if not _is_plain(item)]):
+        return f"expected texts or numbers in the list, not {_shown(wrong[0])}"
+    return None
+
+
+def _on_command_line(action: argparse.Action, value) -> list[str]:
+    """A value of the flag's kind as it would stand there; false is its --no- form, where it has one."""
+    options = action.option_strings
+    if action.nargs == 0:
+        off = [option for option in options if option.startswith("--no-") and len(options) > 1]
+        return [options[0]] if value else off[:1]
+    if action.nargs == "+":
+        return [options[0], *map(str, value)] if value else []
+    return [f"{options[0]}={value}"]
 
 
 def _is_plain(value) -> bool:

@@ -289,8 +289,6 @@ def init_world(
     stop = StopRequest() if stop is None else stop  # an open request is false
     if size == 1 and not distributed:
         return World(device=chosen, stop=stop, patience=60 * timeout_minutes)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
-    timeout = timedelta(minutes=timeout_minutes)
     with limited(
         60 * timeout_minutes + JOINING_SECONDS,
         stop,
@@ -298,48 +296,65 @@ def init_world(
         f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}",
         NOT_MET,
     ):
-        try:
-            store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
-            # the launcher's store still holds what the dead wrote
-            store = dist.PrefixStore(f"attempt_{attempt}", store)
-            own_store = dist.PrefixStore("histocc", store)
-            check_rank_is_single(own_store, rank)
-            if backend == "nccl":  # before NCCL itself meets two processes on one GPU
-                check_one_process_per_gpu(own_store, rank, local, local_size)
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("default_pg", store),
-                rank=rank,
-                world_size=size,
-                timeout=timeout,
-                device_id=chosen if backend == "nccl" else None,
-            )
-            control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # MASTER_ADDR missing, port in use, host not reached, a peer that never came
-            raise not_met(rank, error) from None
+        rank, size, store, control = join(rank, local, size, local_size, chosen, timeout_minutes)
+    heartbeat = Heartbeat(store, rank, size)
     world = World(
         rank,
         local,
         size,
         local_size,
         chosen,
-        backend,
+        backend_of(chosen),
         launcher,
-        own_store,
+        store,
         control,
         stop,
-        Heartbeat(own_store, rank, size),
+        heartbeat,
         60 * timeout_minutes,
     )
-    if backend == "nccl":  # a host that waits for its device, which waits for a dead peer, sees no exception
-        world.heartbeat.watch(
-            lambda silent, doing: end_without(world.heartbeat, silent, doing, "it gives no sign of life")
+    if world.backend == "nccl":  # a host that waits for its device and that for a dead peer sees no exception
+        heartbeat.watch(
+            lambda silent, doing: end_without(heartbeat, silent, doing, "it gives no sign of life")
         )
     return world
+
+
+def backend_of(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def join(
+    rank: int, local: int, size: int, local_size: int, device: torch.device, timeout_minutes: float
+) -> tuple[int, int, dist.Store, dist.ProcessGroup | None]:
+    """Meets the other processes and makes the process group.
+
+    Returns (rank, size, the store of what this program says, the group of tensors on the CPU or None where
+    that is the default one). Raises UserError where the others cannot be met, or this process has the place
+    of another one.
+    """
+    backend, timeout = backend_of(device), timedelta(minutes=timeout_minutes)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
+        # the launcher's store still holds what the dead wrote
+        store = dist.PrefixStore(f"attempt_{attempt}", store)
+        own_store = dist.PrefixStore("histocc", store)
+        check_rank_is_single(own_store, rank)
+        if backend == "nccl":  # before NCCL itself meets two processes on one GPU
+            check_one_process_per_gpu(own_store, rank, local, local_size)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("default_pg", store),
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+        control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+    except (ValueError, RuntimeError) as error:
+        # MASTER_ADDR missing, port in use, host not reached, a peer that never came
+        raise not_met(rank, error) from None
+    return rank, size, own_store, control
 
 
 def check_rank_is_single(store: Any, rank: int) -> None:
@@ -428,6 +443,14 @@ def current_world(device: torch.device | str = "cpu") -> World:
     )
 
 
+def tell_launcher(message: str) -> None:
+    """Writes what torchrun shows of this process in its report, when it has failed."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
+
+
 @contextlib.contextmanager
 def errors_end_all_ranks():
     """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
@@ -441,6 +464,8 @@ def errors_end_all_ranks():
     except (Exception, SystemExit) as error:
         known = machine_errors.as_user_error(error)  # what is one already, too
         if known is None:
+            if not isinstance(error, SystemExit):
+                tell_launcher(traceback.format_exc())
             if not dist.is_initialized():
                 raise
             if not isinstance(error, SystemExit):
@@ -448,6 +473,7 @@ def errors_end_all_ranks():
             end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
         code = 2 if isinstance(known, UserError) else 1
         if is_first_rank() or known.said_by_all:
+            tell_launcher(str(known))
             print(f"error: {known}", file=sys.stderr, flush=True)
         else:
             signal.signal(signal.SIGTERM, lambda *_: os._exit(code))

@@ -7,7 +7,7 @@ import tempfile
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
 from histocc.runtime.outputs import OwnFiles
 
@@ -39,23 +39,23 @@ class StepProfiler:
     """
 
     def __init__(self, steps: int, own: OwnFiles, device: torch.device, say):
-        self.steps, self.own, self.device, self.say, self.done = steps, own, device, say, 0
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-        self.profile = profile(activities=activities)
+        self.own, self.device, self.say, self.steps = own, device, say, 0
+        self.profile = profile(
+            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda"),
+            schedule=schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self._finish,
+        )
+        self.profile.start()
 
     def step_done(self) -> None:
-        self.done += 1
-        if self.done == WARM_UP:
-            _active.append(self.device)
-            self.profile.start()
-        elif self.done == WARM_UP + self.steps:
-            self._finish()
+        self.profile.step()
+        active = self.profile.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+        _active[:] = [self.device] * active
 
     def close(self) -> None:
         """Ends a profile for which there were not enough steps."""
-        if _active:
-            self.steps = self.done - WARM_UP
-            self._finish()
+        self.profile.stop()
+        _active.clear()
 
     def _write_trace(self, file) -> None:
         with tempfile.TemporaryDirectory() as folder:  # torch writes to a name
@@ -64,9 +64,8 @@ class StepProfiler:
             with open(path, "rb") as written:
                 shutil.copyfileobj(written, file)
 
-    def _finish(self) -> None:
-        self.profile.stop()
-        _active.clear()
+    def _finish(self, _: profile) -> None:
+        self.steps = self.profile.step_num - WARM_UP
         if self.steps < 1:
             return
         events = self.profile.key_averages()
