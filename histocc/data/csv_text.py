@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import chain
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -166,7 +166,8 @@ class CsvLines:
     """
 
     def __init__(self, path: str, file: BinaryIO, encoding: str, errors: str = "strict"):
-        self.path, self.file, self.encoding, self.reader = path, file, encoding, None
+        self.path, self.file, self.encoding = path, file, encoding
+        self.reader: Any = None  # csv's, from `rows` on
         self.size = os.fstat(file.fileno()).st_size
         self.end = "\n"
         self.further: list[int] = []  # the line handed out, for each further line break in one
@@ -182,7 +183,7 @@ class CsvLines:
         self.reader = csv.reader(chain.from_iterable(self._blocks()), delimiter=delimiter, strict=True)
         return self.reader
 
-    def numbers(self, lines, side: str = "left"):
+    def numbers(self, lines, side: Literal["left", "right"] = "left"):
         """The numbers for messages of lines as reader.line_num counts them (int or int64 [n]): of where they
         begin ("left") or end ("right")."""
         further = np.searchsorted(self.further, lines, side) if self.further else 0

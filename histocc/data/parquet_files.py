@@ -5,6 +5,7 @@ changed byte may give another text or number without any error; the names and ki
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.input_files import opened, regular_file
@@ -67,7 +68,7 @@ def read_columns(path: str, columns: list[str] | None, size: int) -> Iterator[li
 
 def _errors() -> tuple[type[Exception], ...]:
     """What pyarrow raises for damaged files. The cell that is not UTF-8 is a ValueError."""
-    from pyarrow import lib
+    from pyarrow import lib  # pyright: ignore[reportAttributeAccessIssue]  compiled
 
     return lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
 
@@ -100,9 +101,9 @@ def _opened(path: str):
 
 def _texts(values) -> list[str]:
     """A column as texts; floats that are whole (in pandas, whole numbers with gaps) without a fraction."""
-    import pyarrow
-    from pyarrow import compute
+    import pyarrow.compute
 
+    compute: Any = pyarrow.compute  # its functions are made when it is imported
     if isinstance(values, pyarrow.ExtensionArray):
         values = values.storage
     if pyarrow.types.is_dictionary(values.type):

@@ -178,7 +178,7 @@ def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[s
                 else lengths + np.pad(counts, (0, len(lengths) - len(counts)))
             )
         lengths[0] -= 1  # the first offset, 0, ends no row
-    of_code = sum(in_part)
+    of_code = np.sum(in_part, axis=0)
     unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0))
     named = {name: int(count) for name, count in zip(languages, of_language) if count}
     return {

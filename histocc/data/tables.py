@@ -170,7 +170,7 @@ def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: li
 def _ends(rows: list[list[str]], start: int, last: int | None, end: str) -> np.ndarray:
     """The line on which each row ends, int64 [n], for rows that begin behind the line `start`; `last` is the
     last of them where it is known."""
-    if last == start + len(rows):  # only quoted line ends make a row longer than a line
+    if last is not None and last == start + len(rows):  # only quoted line ends make a row longer than a line
         return np.arange(start + 1, last + 1)
     breaks = [sum(cell.count(end) for cell in row) for row in rows]
     return start + np.cumsum(np.array(breaks, dtype=np.int64) + 1)

@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from itertools import compress
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,8 @@ class RowWriter:
         self.check, self.wait_seconds = check, wait_seconds
         self.rare = 0  # words met this often or less have been forgotten
         self.chunks = 0
-        self.process = self.pipe = None
+        self.process: Any = None
+        self.pipe: Any = None  # to that process, while it is there
 
     def add(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
         """texts: n descriptions without NUL; arrays: language, codes [n, K], lines. Raises OSError."""
@@ -177,7 +179,7 @@ class RowWriter:
             raise result
         return result
 
-    def _patiently(self, work: Callable[[], int | bytes]) -> int | bytes:
+    def _patiently(self, work: Callable[[], Any]) -> Any:
         """`work()`, which raises TimeoutError after POLL_SECONDS, as soon as it succeeds."""
         waited = 0.0  # not by the clock: a run that was suspended has not waited
         while True:

@@ -8,6 +8,7 @@ Parameter names are those of the published `google/canine-s` weights, so these l
 
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +82,10 @@ class CharEmbeddings(nn.Module):
     training.
     """
 
+    primes: Tensor
+    place: Tensor
+    first_bucket: Tensor
+
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.width, self.tables = config.hidden_size // config.num_hash_functions, config.num_hash_functions
@@ -97,11 +102,12 @@ class CharEmbeddings(nn.Module):
         self.max_positions = min(config.max_position_embeddings, config.num_hash_buckets)
         self.register_buffer("primes", torch.tensor(PRIMES[: self.tables]), persistent=False)
         self.register_load_state_dict_pre_hook(drop_position_ids)
-        self.trained_rows: nn.Parameter | None = None  # [rows of all tables, H / tables]
-        self.trained_positions: nn.Parameter | None = None  # [positions, H]
+        self.trained_rows: nn.Parameter | None = None
+        self.trained_positions: nn.Parameter | None = None
 
     def hashed_tables(self) -> list[nn.Embedding]:
-        return [self.get_submodule(f"HashBucketCodepointEmbedder_{i}") for i in range(self.tables)]
+        tables = [self.get_submodule(f"HashBucketCodepointEmbedder_{i}") for i in range(self.tables)]
+        return cast(list[nn.Embedding], tables)
 
     def hash(self, ids: Tensor) -> Tensor:
         """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
@@ -115,7 +121,8 @@ class CharEmbeddings(nn.Module):
         if self.trained_rows is None:
             x, positions = self.whole_rows(hashed), self.char_position_embeddings.weight
         else:
-            x, positions = self.rows_in_training(hashed), self.trained_positions
+            trained_rows, positions = self.in_training()
+            x = self.rows_in_training(hashed, trained_rows)
             if length > len(positions):
                 positions = torch.cat(
                     [positions, self.char_position_embeddings.weight[len(positions) : length]]
@@ -127,9 +134,14 @@ class CharEmbeddings(nn.Module):
         # [B, S, H]
         return torch.cat([table(ids) for table, ids in zip(self.hashed_tables(), hashed.unbind(-1))], dim=-1)
 
-    def rows_in_training(self, hashed: Tensor) -> Tensor:
+    def in_training(self) -> tuple[nn.Parameter, nn.Parameter]:
+        """What `train_rows_of` has made: rows [rows of all tables, H / tables], positions [positions, H]."""
+        assert self.trained_rows is not None and self.trained_positions is not None
+        return self.trained_rows, self.trained_positions
+
+    def rows_in_training(self, hashed: Tensor, trained_rows: Tensor) -> Tensor:
         place = self.place[hashed + self.first_bucket]  # [B, S, tables]
-        x = F.embedding(place.clamp(min=0), self.trained_rows).flatten(2)  # [B, S, H]
+        x = F.embedding(place.clamp(min=0), trained_rows).flatten(2)  # [B, S, H]
         outside = place < 0
         if outside.device.type == "cpu" and not outside.any():  # on a GPU asking would wait for it
             return x
@@ -170,10 +182,11 @@ class CharEmbeddings(nn.Module):
 
     @torch.no_grad()
     def take_from_tables(self) -> None:
-        self.trained_rows.copy_(
+        rows, positions = self.in_training()
+        rows.copy_(
             torch.cat([table.weight[bucket] for table, bucket in zip(self.hashed_tables(), self.row_numbers)])
         )
-        self.trained_positions.copy_(self.char_position_embeddings.weight[: len(self.trained_positions)])
+        positions.copy_(self.char_position_embeddings.weight[: len(positions)])
 
     @staticmethod
     def add_own_rows(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
@@ -402,14 +415,15 @@ class CanineEncoder(nn.Module):
     def init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        if isinstance(module, (nn.Linear, nn.Conv1d)):
+        if isinstance(module, (nn.Linear, nn.Conv1d)) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
     def say_nothing(self) -> None:
         """From now on, until it is trained, all vectors of characters are 0: what reads them starts with what
         else it has.
         """
-        nn.init.zeros_(self.final_char_encoder.layer[-1].output.LayerNorm.weight)
+        last = cast(Layer, self.final_char_encoder.layer[-1])
+        nn.init.zeros_(last.output.LayerNorm.weight)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False

@@ -226,7 +226,7 @@ class _NoDraws(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # of Tensor, and of torch.nn.init
-            return args[0] if args else kwargs["tensor"]
+            return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if func is torch.arange else {})})
 
 

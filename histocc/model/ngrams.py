@@ -56,6 +56,7 @@ class NgramHasher(nn.Module):
     """Finds the n-grams of texts. `features`: how many begin at each position at most."""
 
     features = len(WINDOWS) + 2
+    marker: Tensor
 
     def __init__(self):
         super().__init__()
