@@ -28,6 +28,7 @@ from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import arguments, entrypoint
 from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.launcher import is_first_of_machine
 from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
 from histocc.runtime.parallel import wrap
 from histocc.runtime.world import (
@@ -35,7 +36,6 @@ from histocc.runtime.world import (
     close_world,
     end_process,
     init_world,
-    is_first_of_machine,
     is_first_rank,
     launcher_environment,
     lost_contact,

@@ -73,7 +73,9 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     seen = {same(text) for text, *_ in train}
     assert report["val_rows_seen_in_training"] == sum(same(text) in seen for text, *_ in val)
     lengths = np.sort([len(text) for text, *_ in (*train, *val)])
-    assert report["length"]["max"] == lengths[-1] and report["length"]["mean"] == round(lengths.mean(), 2)
+    assert report["length"]["max"] == lengths[-1] and report["length"]["mean"] == round(
+        float(lengths.mean()), 2
+    )
     assert all(
         report["length"][f"p{share}"] == lengths[-(-len(rows) * share // 100) - 1]
         for share in data_report.PERCENTILES

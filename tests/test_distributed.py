@@ -219,7 +219,7 @@ def test_processes_of_other_nodes_need_no_gpu_here(launched, gpus, monkeypatch):
         meetings.append(arguments)
         raise RuntimeError("stop here")
 
-    monkeypatch.setattr(dist, "rendezvous", stop)
+    monkeypatch.setattr("histocc.runtime.world.rendezvous", stop)
     with pytest.raises(UserError, match="stop here"):
         init_world()
     assert meetings == [("env://", 9, 16)]

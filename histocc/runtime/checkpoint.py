@@ -42,14 +42,14 @@ def to_cpu(value: Any, copy: bool = False) -> Any:
     return value
 
 
-def _written(state: dict) -> dict:
+def _written(state: dict[str, Any]) -> dict[str, Any]:
     """What a file of `state` holds: tensors on the CPU, checksums, and the weights by their second name."""
     state = with_sums(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
     state[SECOND_NAME] = state["model"]
     return state
 
 
-def save(own: OwnFiles, names: list[str], state: dict) -> dict[str, str]:
+def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> dict[str, str]:
     """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
     only. Raises OSError.
 
@@ -62,7 +62,7 @@ def save(own: OwnFiles, names: list[str], state: dict) -> dict[str, str]:
     return {names[0]: first, **{name: own.link(first, name) for name in names[1:]}}
 
 
-def replace(path: str, state: dict) -> None:
+def replace(path: str, state: dict[str, Any]) -> None:
     """Writes a changed checkpoint in the place of the one that it was. Raises OSError."""
     state = _written(state)
     write_atomic(path, lambda file: torch.save(state, file))
@@ -76,7 +76,7 @@ def prune(own: OwnFiles, keep: int) -> None:
     own.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
 
 
-def load(path: str) -> dict:
+def load(path: str) -> dict[str, Any]:
     """The checkpoint in `path`, as `load_plain` gives it. Raises UserError where it is none, too."""
     state = load_plain(path)
     if "model" not in state:
@@ -84,7 +84,7 @@ def load(path: str) -> dict:
     return state
 
 
-def load_plain(path: str) -> dict:
+def load_plain(path: str) -> dict[str, Any]:
     """The dict in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed.
 
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
@@ -183,10 +183,10 @@ def newest_first(folder: str) -> list[str]:
         else []
     )
     paths = [os.path.join(folder, name) for name in names]
-    steps = {path: step_of(path) for path in paths}
+    steps = {path: -1 if (step := step_of(path)) is None else step for path in paths}
     return [
         os.path.join(folder, LAST),
-        *sorted(paths, key=lambda path: -1 if steps[path] is None else steps[path], reverse=True),
+        *sorted(paths, key=lambda path: steps[path], reverse=True),
     ]
 
 
@@ -199,7 +199,7 @@ def remove_leftovers(own: OwnFiles) -> None:
             os.remove(path)
 
 
-def differing_args(saved: dict, now: dict, may_differ: set[str]) -> list[str]:
+def differing_args(saved: dict[str, Any], now: dict[str, Any], may_differ: set[str]) -> list[str]:
     """Arguments that a resumed run may not change but did, a line each."""
     return [
         f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
@@ -222,7 +222,9 @@ def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> l
     ]
 
 
-def transfer_linear_rows(model_state: dict, weights: dict, old_key: dict, new_key: dict) -> int:
+def transfer_linear_rows(
+    model_state: dict[str, Any], weights: dict[str, Any], old_key: dict[str, Any], new_key: dict[str, Any]
+) -> int:
     """Rows of the linear decoder for codes that both keys hold, copied in place; returns how many."""
     shared = [code for code in new_key if code in old_key]
     if not shared or "linear_decoder.weight" not in weights:

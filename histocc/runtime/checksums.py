@@ -26,7 +26,7 @@ def of_tensor(tensor: torch.Tensor, before: int = 0) -> int:
     """The checksum of a tensor's dtype, shape and bytes, appended to `before`."""
     found = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode(), before)
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy(), found) if flat.numel() else found
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, found) if flat.numel() else found
 
 
 def of_value(value: Any, before: int = 0) -> int:

@@ -18,7 +18,7 @@ def compile_layers(model: nn.Module) -> None:
     """
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True)  # pyright: ignore[reportUnknownMemberType]
 
 
 def missing_compiler(device: torch.device) -> str | None:
@@ -31,7 +31,7 @@ def missing_compiler(device: torch.device) -> str | None:
             else f"a C++ compiler ({compiler} is not there; apt-get install g++)"
         )
     try:
-        import triton  # noqa: F401
+        import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
     except ImportError:
         return "the package triton (pip install triton)"
     # triton builds what starts its kernels

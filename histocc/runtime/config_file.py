@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.input_files import opened
@@ -83,7 +84,7 @@ def _hint(plain: str, names: dict[str, argparse.Action], of_others: dict[str, se
     return f"; the nearest is {near[0]!r}" if near else ""
 
 
-def _is_left_out(action: argparse.Action, value, content: dict) -> bool:
+def _is_left_out(action: argparse.Action, value: Any, content: dict[str, Any]) -> bool:
     """Whether an argument of args.json belongs to the start of that run alone, or is one that earlier
     versions wrote as false where it was not given.
     """
@@ -92,7 +93,7 @@ def _is_left_out(action: argparse.Action, value, content: dict) -> bool:
     )
 
 
-def _wrong_kind(action: argparse.Action, value) -> str | None:
+def _wrong_kind(action: argparse.Action, value: Any) -> str | None:
     """Why a value is none of this flag's kind: a list, true or false, or one text or number."""
     if isinstance(value, (list, dict)) != (action.nargs == "+") or isinstance(value, bool) != (
         action.nargs == 0
@@ -104,7 +105,7 @@ def _wrong_kind(action: argparse.Action, value) -> str | None:
     return None
 
 
-def _on_command_line(action: argparse.Action, value) -> list[str]:
+def _on_command_line(action: argparse.Action, value: Any) -> list[str]:
     """A value of the flag's kind as it would stand there; false is its --no- form, where it has one."""
     options = action.option_strings
     if action.nargs == 0:
@@ -115,15 +116,16 @@ def _on_command_line(action: argparse.Action, value) -> list[str]:
     return [f"{options[0]}={value}"]
 
 
-def _is_plain(value) -> bool:
+def _is_plain(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _odd_value(value) -> str | None:
+def _odd_value(value: Any) -> str | None:
     """What is wrong with a text or a number, alone or in a list, that no flag could take; None for
     nothing.
     """
-    for item in value if isinstance(value, list) else [value]:
+    items: list[Any] = value if isinstance(value, list) else [value]
+    for item in items:
         if isinstance(item, str) and ("\0" in item or re.search("[\ud800-\udfff]", item)):
             return f"{_shown(item)} holds a NUL character or half of a character, which no text has"
         if isinstance(item, float) and not math.isfinite(item):
@@ -133,7 +135,7 @@ def _odd_value(value) -> str | None:
     return None
 
 
-def _shown(value) -> str:
+def _shown(value: Any) -> str:
     """A value as part of a message, of bounded length."""
     try:
         text = json.dumps(value, default=str)
@@ -142,7 +144,7 @@ def _shown(value) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def _read(path: str) -> tuple[dict, bool]:
+def _read(path: str) -> tuple[dict[str, Any], bool]:
     """(content, whether it is an args.json). Raises UserError, one message for whatever the file is."""
     kind = "JSON" if path.endswith(".json") else "TOML"
     try:
@@ -155,7 +157,7 @@ def _read(path: str) -> tuple[dict, bool]:
             raise UserError(f"{path}: the file must be TOML, not YAML{shown}")
         if kind == "TOML":
             return tomllib.loads(plain.decode()), False
-        content = json.loads(plain, object_pairs_hook=_without_repeats)
+        content: Any = json.loads(plain, object_pairs_hook=_without_repeats)
     except UserError as error:
         raise UserError(f"--config {error}") from None
     except RecursionError:
@@ -176,7 +178,7 @@ def _reason(error: ValueError) -> str:
     return str(error)[:300]
 
 
-def _without_repeats(pairs: list[tuple]) -> dict:
+def _without_repeats(pairs: list[tuple[Any, ...]]) -> dict[str, Any]:
     """An object of a JSON file. Raises ValueError where a name stands there twice, as TOML does."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -198,8 +200,7 @@ def _as_toml(text: str) -> str:
             last = pair[1]
             values[last] = pair[2]
         elif item and last is not None and (values[last] == "" or isinstance(values[last], list)):
-            values[last] = values[last] or []
-            values[last].append(item[1])
+            values[last] = [*values[last], item[1]]  # "" is empty, too
         elif line and line != "---":
             return ""
     lines = [

@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 FILE = "console.log"
 PATIENCE_SECONDS = 60.0  # for a reader that does not read
@@ -25,7 +26,7 @@ _NAMES = {"stdout": 1, "stderr": 2}
 class _Stream:
     """In the place of sys.stdout or sys.stderr."""
 
-    def __init__(self, console: "_Console", name: str, stream):
+    def __init__(self, console: "_Console", name: str, stream: Any):
         self.console, self.name, self.stream = console, name, stream
         self.lost = stream is None  # closed by who started the process
         self.unsent = ""  # since the last flush: it may be in a buffer that never empties
@@ -55,7 +56,7 @@ class _Stream:
                 self._try(self.stream.flush)
                 self.unsent = ""
 
-    def _try(self, act) -> None:
+    def _try(self, act: Callable[[], object]) -> None:
         try:
             act()
         except BlockingIOError:  # a terminal that is slow for the moment
@@ -98,7 +99,7 @@ class _Stream:
                     else "nobody reads it"
                 )
 
-    def writelines(self, lines) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.write(line)
 
@@ -117,7 +118,7 @@ class _Console:
         self.kept = ""
         self.streams: list[_Stream] = []
         self._lock = threading.RLock()
-        self.hurries = lambda: False
+        self.hurries: Callable[[], bool] = lambda: False
 
     def keep(self, text: str) -> None:
         with self._lock:
@@ -146,7 +147,7 @@ _current: list[_Console] = []
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[None]:
+def opened() -> Generator[None]:
     """From here on printing never raises, and letters that the terminal does not have become ?."""
     if _current:
         yield
@@ -154,9 +155,10 @@ def opened() -> Iterator[None]:
     occupy_closed_descriptors()
     console, before = _Console(), (sys.stdout, sys.stderr)
     for stream in before:
-        if hasattr(stream, "reconfigure"):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
             with contextlib.suppress(ValueError, OSError):
-                stream.reconfigure(errors="replace")
+                reconfigure(errors="replace")
     console.streams = [_Stream(console, "stdout", sys.stdout), _Stream(console, "stderr", sys.stderr)]
     for stream in console.streams:
         if stream.lost:

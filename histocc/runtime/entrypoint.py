@@ -134,9 +134,9 @@ def _started(
                 stop.acted = True
                 world.print(f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}")
             except BaseException as error:
-                if world.size > 1 and lost_contact(error):
-                    say_who_is_missing(world.heartbeat, error)
                 if world.heartbeat is not None:
+                    if world.size > 1 and lost_contact(error):
+                        say_who_is_missing(world.heartbeat, error)
                     world.heartbeat.fall_silent()
                 raise
             gc.collect()

@@ -1,6 +1,8 @@
 """Checksums of the entries of a file of a model, in the file itself: they tell what was damaged or edited
 after it was written."""
 
+from typing import Any
+
 from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
 from histocc.runtime.schema import content, either, mapping, require, whole
@@ -12,7 +14,7 @@ _SUM = whole(0, 2**32 - 1)
 _TABLE = mapping({}, rest=either(_SUM, mapping({}, rest=_SUM)))
 
 
-def sums_of(entries: dict) -> dict:
+def sums_of(entries: dict[str, Any]) -> dict[str, Any]:
     """Checksum of each entry; of `model` those of its tensors, so that the one that was changed can be
     named."""
     return {
@@ -25,20 +27,20 @@ def sums_of(entries: dict) -> dict:
     }
 
 
-def with_sums(entries: dict) -> dict:
+def with_sums(entries: dict[str, Any]) -> dict[str, Any]:
     """`entries` and, as one more, their checksums. Any earlier ones are left out."""
     entries = {name: value for name, value in entries.items() if name != SUMS}
     return {**entries, SUMS: sums_of(entries)}
 
 
-def without_sums(file: str, entries: dict, where: str = "") -> dict:
+def without_sums(file: str, entries: dict[str, Any], where: str = "") -> dict[str, Any]:
     """`entries` without their checksums, which were compared. where: the entry of the file that holds them,
     for messages.
 
     Raises UserError for an entry that was changed, added or removed after they were written; what only
     resuming needs may be removed.
     """
-    expected = entries.get(SUMS)
+    expected: Any = entries.get(SUMS)
     entries = {name: value for name, value in entries.items() if name != SUMS}
     require(file, _TABLE, expected, where + SUMS)
     require(file, content(tensors=True), entries)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from textwrap import shorten
-from typing import Any
+from typing import Any, NoReturn
 
 BEAT_SECONDS = 0.5
 STORE_PATIENCE_SECONDS = 6.0
@@ -70,7 +70,9 @@ class Heartbeat:
         threading.Thread(target=self._watch, args=(lost,), name="watching the others", daemon=True).start()
 
     def _watch(self, lost: Callable[[list[int], dict[int, str]], None]) -> None:
-        before, doing, silent_for = {}, None, {}
+        before: dict[int, str] = {}
+        silent_for: dict[int, int] = {}
+        doing = None
         while not self._ended.wait(LOOK_SECONDS):
             if self.doing != doing:
                 before, doing, silent_for = {}, self.doing, {}
@@ -103,7 +105,7 @@ class Heartbeat:
         A store that does not answer, since the link to it is cut, keeps its caller waiting for minutes: no
         rank beats then.
         """
-        heard = []
+        heard: list[dict[int, str]] = []
         listener = threading.Thread(target=lambda: heard.extend(self._twice()), name="listening", daemon=True)
         listener.start()
         listener.join(STORE_PATIENCE_SECONDS)
@@ -119,7 +121,7 @@ class Heartbeat:
         return [first, self._all()]
 
     def _all(self) -> dict[int, str]:
-        found = {}
+        found: dict[int, str] = {}
         try:
             for rank in range(self.size):
                 if self.store.check([f"heartbeat/{rank}"]):
@@ -129,7 +131,7 @@ class Heartbeat:
         return found
 
 
-def say_who_is_missing(own: Heartbeat, error: Exception) -> None:
+def say_who_is_missing(own: Heartbeat, error: BaseException) -> NoReturn:
     """After a collective has failed: the living find out who is missing, and the first of them says it. Does
     not return.
     """
@@ -141,7 +143,7 @@ def say_who_is_missing(own: Heartbeat, error: Exception) -> None:
 
 def end_without(
     own: Heartbeat, silent: list[int], said: dict[int, str], reason: str, doing: str | None = None
-) -> None:
+) -> NoReturn:
     """Ends this process, since the ranks `silent` are gone; the first of the living says so. Does not return.
 
     said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved:

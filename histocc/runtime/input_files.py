@@ -10,7 +10,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import BinaryIO
 
 from histocc.runtime.errors import UserError
@@ -39,7 +39,7 @@ def unreadable(path: str, error: OSError | ValueError) -> UserError:
     if not path:
         return UserError("the name of an input file is empty")
     shown = path if len(path) <= 200 else path[:200] + "…"
-    reason = _REASONS.get(error.errno, f"cannot be read: {error.strerror or error}")
+    reason = _REASONS.get(error.errno or 0, f"cannot be read: {error.strerror or error}")
     return UserError(f"{shown}: {reason}")
 
 
@@ -55,7 +55,7 @@ def regular_file(path: str) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Generator[BinaryIO]:
     """A regular file, open for reading bytes. Raises UserError where it is none or cannot be read."""
     regular_file(path)
     try:

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import stat
+from collections.abc import Generator
+from typing import Any
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import in_words
@@ -15,7 +17,7 @@ NAME = "run.lock"
 
 
 @contextlib.contextmanager
-def run_lock(folder: str):
+def run_lock(folder: str) -> Generator[None]:
     """Holds `folder` for this process; the system lets go of it when the process ends, however it ends. Rank
     0 only.
 
@@ -121,7 +123,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _facts(handle: int) -> dict | None:
+def _facts(handle: int) -> dict[str, Any] | None:
     """What a lock says of the job that took it; None where it is none."""
     try:
         found = json.loads(os.pread(handle, 4096, 0))

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch.cuda import nccl
 
 from histocc import __version__
 from histocc.runtime.outputs import folder_above, save_path_problem
@@ -69,14 +70,15 @@ def gpus(device_name: str) -> Finding:
                 "devices", FAULT, "no GPU usable by torch", "pass --device cpu, or run where there is one"
             )
         return Finding("devices", OK, "no GPU; training runs on CPU processes")
-    lines, busy = [], []
+    lines: list[str] = []
+    busy: list[str] = []
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         lines.append(f"{i}: {torch.cuda.get_device_name(i)}, {free / GB:.0f} of {total / GB:.0f} GB free")
         busy += [str(i)] * (free < 0.8 * total)
     text = (
         "; ".join(lines)
-        + f"; driver {smi[0] if smi else 'unknown'}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+        + f"; driver {smi[0] if smi else 'unknown'}, NCCL {'.'.join(map(str, nccl.version()))}"
     )
     if busy:
         return Finding(

@@ -203,10 +203,9 @@ def _errno(error: BaseException) -> int | None:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """What the error was raised from, or while."""
-    while error is not None:
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if error is not None:
-            yield error
+    cause = error
+    while cause := cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__):
+        yield cause
 
 
 def _is_of_shared_memory(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import BinaryIO
 
 from histocc.runtime.checksums import of_file
@@ -43,7 +43,7 @@ def sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _temporary(path: str) -> Iterator[str]:
+def _temporary(path: str) -> Generator[str]:
     """A free name beside `path`; what still has it at the end is removed. What a killed process of the same
     number left there may be a link to another file of ours: it is removed, never written to."""
     temporary = f"{path}.tmp{os.getpid()}"
@@ -214,7 +214,7 @@ def problems(
     inputs: what each file is, for example {"my/key.csv": "the file of --key"}, where None is no file; own:
     whether a file that exists is the command's own; remedy: what to do instead of --overwrite.
     """
-    found = []
+    found: list[str] = []
     for path in outputs:
         if not path.strip() or "\0" in path:
             found.append(f"{path!r} is no name of a file")
@@ -395,7 +395,8 @@ def _read_list(path: str) -> dict[str, int | None]:
 
 def missing_folders(path: str) -> list[str]:
     """`path` and those above it that are no folders yet, the deepest first."""
-    missing, path = [], os.path.abspath(path)
+    missing: list[str] = []
+    path = os.path.abspath(path)
     while not os.path.isdir(path) and path != os.path.dirname(path):
         missing.append(path)
         path = os.path.dirname(path)

@@ -8,7 +8,7 @@ everywhere.
 import contextlib
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -63,7 +63,8 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
                     reshard_after_forward=True,
                     ignored_params=frozen & set(layer.parameters()),
                 )
-    return fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
+    return model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -80,7 +81,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
+def no_sync(model: nn.Module, sync: bool) -> Generator[None]:
     """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False).
     FSDP shares them out at once: kept back, they would lie whole on every process.
     """
@@ -93,7 +94,7 @@ def no_sync(model: nn.Module, sync: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_weights(model: nn.Module) -> Iterator[None]:
+def whole_weights(model: nn.Module) -> Generator[None]:
     """All weights of a sharded model on every process, without a message inside: processes may do different
     work there, and call any method. For models that have taken a step or been through
     `warm_up_wrapped_model`. All ranks.
@@ -111,7 +112,7 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
     """Evaluation mode without gradients; afterwards every submodule is in the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -138,7 +139,7 @@ def whole(value: Any, keep: bool = True) -> Any:
     return value
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights
     are shared out. All ranks.
     """

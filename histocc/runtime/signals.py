@@ -11,6 +11,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Generator
+from typing import Any
 
 from histocc.runtime.console import occupy_closed_descriptors
 
@@ -51,7 +53,7 @@ class StopRequest:
         return 130 if self.signal == signal.SIGINT else 0
 
     @contextlib.contextmanager
-    def listening(self):
+    def listening(self) -> Generator[None]:
         """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at
         that.
         """
@@ -95,7 +97,7 @@ def _is_left_alone(number: int) -> bool:
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
-_early: list = []  # the request of `start_listening`, and what keeps it listening
+_early: list[Any] = []  # the request of `start_listening`, and what keeps it listening
 
 
 def start_listening() -> None:
@@ -113,11 +115,11 @@ def stop_request() -> StopRequest:
     return _early[0] if _early else StopRequest()
 
 
-def _nothing(number, frame) -> None:
+def _nothing(number: int, frame: object) -> None:
     pass
 
 
-def leave_to_parent(*_) -> None:
+def leave_to_parent(*_: object) -> None:
     """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for
     it.
     """

@@ -1,6 +1,7 @@
 """The device that a call from Python names, and torch's settings, which such a call leaves as they were."""
 
 import contextlib
+from collections.abc import Generator
 
 import torch
 
@@ -33,7 +34,7 @@ def device_of(given: str | torch.device | None) -> torch.device:
 
 
 @contextlib.contextmanager
-def settings_of_torch():
+def settings_of_torch() -> Generator[None]:
     """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's
     attention. A run sets them."""
     threads = torch.get_num_threads()

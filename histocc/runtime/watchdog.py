@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from histocc.runtime.signals import StopRequest
 
@@ -21,7 +21,7 @@ abandoned: list[str] = []
 
 
 @contextlib.contextmanager
-def limited(seconds: float, stop: StopRequest, waits_for: str, remedy: str) -> Iterator[None]:
+def limited(seconds: float, stop: StopRequest, waits_for: str, remedy: str) -> Generator[None]:
     """Ends this process where what is inside takes longer than `seconds` (exit code 2), or when it is asked
     to stop meanwhile.
 

@@ -17,20 +17,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import machine_errors
 from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.heartbeat import Heartbeat, end_without
-from histocc.runtime.launcher import (  # noqa: F401
-    is_first_of_machine,
+from histocc.runtime.launcher import (
     is_first_rank,
     launcher_environment,
     own_mistake,
@@ -217,7 +218,7 @@ class World:
             raise SystemExit(1)
         raise UserError(said, heard_from_main=True)
 
-    def _answer(self, key: str, leader: int) -> dict:
+    def _answer(self, key: str, leader: int) -> dict[str, Any]:
         """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
         as long as it beats.
         """
@@ -325,7 +326,7 @@ def backend_of(device: torch.device) -> str:
 
 def join(
     rank: int, local: int, size: int, local_size: int, device: torch.device, timeout_minutes: float
-) -> tuple[int, int, dist.Store, dist.ProcessGroup | None]:
+) -> tuple[int, int, Store, dist.ProcessGroup | None]:
     """Meets the other processes and makes the process group.
 
     Returns (rank, size, the store of what this program says, the group of tensors on the CPU or None where
@@ -334,23 +335,23 @@ def join(
     """
     backend, timeout = backend_of(device), timedelta(minutes=timeout_minutes)
     try:
-        store, rank, size = next(dist.rendezvous("env://", rank, size, timeout=timeout))
+        store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
         # the launcher's store still holds what the dead wrote
-        store = dist.PrefixStore(f"attempt_{attempt}", store)
-        own_store = dist.PrefixStore("histocc", store)
+        store = PrefixStore(f"attempt_{attempt}", store)
+        own_store = PrefixStore("histocc", store)
         check_rank_is_single(own_store, rank)
         if backend == "nccl":  # before NCCL itself meets two processes on one GPU
             check_one_process_per_gpu(own_store, rank, local, local_size)
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore("default_pg", store),
+            store=PrefixStore("default_pg", store),
             rank=rank,
             world_size=size,
             timeout=timeout,
             device_id=device if backend == "nccl" else None,
         )
-        control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+        control: Any = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
     except (ValueError, RuntimeError) as error:
         # MASTER_ADDR missing, port in use, host not reached, a peer that never came
         raise not_met(rank, error) from None
@@ -408,7 +409,7 @@ def lost_contact(error: BaseException) -> bool:
     )
 
 
-def end_process(code: int, exit_seconds: float = 30.0) -> None:
+def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
     """Ends a process that has done its work and left its process group. Does not return.
 
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
@@ -417,14 +418,14 @@ def end_process(code: int, exit_seconds: float = 30.0) -> None:
     exit_seconds: what functions registered with atexit may take; 0: they are not called.
     """
     if exit_seconds:
-        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # pyright: ignore[reportPrivateUsage]
         calls.start()
         calls.join(exit_seconds)
     for process in multiprocessing.active_children():
         process.kill()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
@@ -452,7 +453,7 @@ def tell_launcher(message: str) -> None:
 
 
 @contextlib.contextmanager
-def errors_end_all_ranks():
+def errors_end_all_ranks() -> Generator[None]:
     """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
 
     The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
@@ -476,7 +477,7 @@ def errors_end_all_ranks():
             tell_launcher(str(known))
             print(f"error: {known}", file=sys.stderr, flush=True)
         else:
-            signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
             time.sleep(HEARD_PATIENCE_SECONDS if known.heard_from_main else PEER_PATIENCE_SECONDS)
         if dist.is_initialized():
             end_process(code)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from typing import Any
 
 from histocc.runtime.outputs import OwnFiles
 
@@ -20,7 +21,7 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(runs: dict[str, list[dict]], path: str, own: OwnFiles) -> str:
+def draw(runs: dict[str, list[dict[str, Any]]], path: str, own: OwnFiles) -> str:
     """runs: name → rows of its logs.csv as `run_log.numbers` gives them; own: files of the folder of `path`.
     Writes a PNG, whole or not at all, and returns its path.
     """

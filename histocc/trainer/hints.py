@@ -1,6 +1,7 @@
 """What the rows of a log tell about a run that could go better, each said once, with what to do about it."""
 
 import math
+from typing import Any
 
 VALIDATION_SHARE, VALIDATION_SECONDS = 0.05, 5.0  # of the time; where it takes more, and some seconds
 DATA_SHARE = 0.15  # of the time, in ROWS rows one after the other
@@ -29,7 +30,7 @@ class Hints:
         self.losses: list[float] = []
         self.data_bound, self.slow = 0, (0, None)  # rows in a row; the same and the rank
 
-    def of(self, row: dict) -> list[str]:
+    def of(self, row: dict[str, Any]) -> list[str]:
         found = {
             "validation": self._validation(row),
             "data": self._data(row),
@@ -40,7 +41,7 @@ class Hints:
         self.said |= new.keys()
         return list(new.values())
 
-    def _validation(self, row: dict) -> str | None:
+    def _validation(self, row: dict[str, Any]) -> str | None:
         share, steps = row.get("val_share"), row.get("val_steps")
         if not share or share <= VALIDATION_SHARE or row["seconds_val"] <= VALIDATION_SECONDS:
             return None
@@ -50,7 +51,7 @@ class Hints:
             f" {VALIDATION_SHARE:.0%}"
         )
 
-    def _data(self, row: dict) -> str | None:
+    def _data(self, row: dict[str, Any]) -> str | None:
         self.data_bound = self.data_bound + 1 if (row.get("data_share") or 0.0) > DATA_SHARE else 0
         if self.data_bound < ROWS:
             return None
@@ -60,10 +61,10 @@ class Hints:
             " save folder's prepared/"
         )
 
-    def _peers(self, row: dict) -> str | None:
+    def _peers(self, row: dict[str, Any]) -> str | None:
         """One process that hardly waits while all others do is the one they wait for."""
         waits = row.get("peer_shares") or []
-        least = min(range(len(waits)), key=waits.__getitem__, default=None)
+        least = min(range(len(waits)), key=waits.__getitem__, default=-1)
         others = [wait for rank, wait in enumerate(waits) if rank != least]
         slow = bool(others) and min(others) > PEER_SHARE and waits[least] < HARDLY * min(others)
         count, rank = self.slow
@@ -75,7 +76,7 @@ class Hints:
             " what else runs on its machine; python -m histocc.doctor under the same launcher compares them"
         )
 
-    def _loss(self, row: dict) -> str | None:
+    def _loss(self, row: dict[str, Any]) -> str | None:
         """After the first tenth of a run, once: whether it learns. A run that continues has learnt before."""
         loss = row.get("train_loss")
         if loss is None or self.resumed or "loss" in self.said:

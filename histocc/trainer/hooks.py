@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -58,8 +59,8 @@ class Callbacks:
     stop: asked before each micro-batch whether to stop.
     """
 
-    save: Callable[[int, list[str], dict], None] | None = None
-    log: Callable[[dict], None] | None = None
+    save: Callable[[int, list[str], dict[str, Any]], None] | None = None
+    log: Callable[[dict[str, Any]], None] | None = None
     step_done: Callable[[], object] | None = None
     stop: "StopPoll | None" = None
 
@@ -99,9 +100,9 @@ class StepHooks:
         intervals: Intervals = Intervals(),
         callbacks: Callbacks = Callbacks(),
         *,
-        evaluate: Callable[[], dict | None] | None = None,
+        evaluate: Callable[[], dict[str, Any] | None] | None = None,
         checksum: Callable[[], int] | None = None,
-        position: dict | None = None,
+        position: dict[str, Any] | None = None,
     ):
         position = position or {}
         self.world, self.meter = world, meter
@@ -113,7 +114,9 @@ class StepHooks:
         self.val_not_finite: int = position.get("val_not_finite", 0)  # in a row
         self.finite_step: int | None = position.get("finite_step")
         self.validated = steps.start, time.perf_counter()  # step and end of the last validation, or start
-        self.unfinished: dict | None = None  # arguments of the call in whose validation the run was stopped
+        self.unfinished: dict[str, Any] | None = (
+            None  # arguments of the call in whose validation the run was stopped
+        )
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
@@ -154,7 +157,7 @@ class StepHooks:
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
 
-    def _validate(self, step: int) -> dict | None:
+    def _validate(self, step: int) -> dict[str, Any] | None:
         """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
         before that this is.
         """

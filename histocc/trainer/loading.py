@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from histocc.runtime import machine_errors
 from histocc.runtime.errors import TrainingError
@@ -34,7 +35,13 @@ class Loader:
     """
 
     def __init__(
-        self, dataset, sampler, limit_seconds: float, stop: StopRequest | None, alone: bool, **arguments: Any
+        self,
+        dataset: Dataset[Any],
+        sampler: Iterable[Any],
+        limit_seconds: float,
+        stop: StopRequest | None,
+        alone: bool,
+        **arguments: Any,
     ):
         self.workers = arguments.get("num_workers", 0)
         self.limit_seconds = limit_seconds
@@ -51,7 +58,7 @@ class Loader:
             **arguments,
         )
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         try:
             batches = iter(self.loader)
         except (OSError, RuntimeError) as error:  # no more processes, or open files
@@ -66,7 +73,7 @@ class Loader:
         finally:
             guard.stop()
 
-    def _watched(self, batches: Iterator, guard: "_Guard") -> Iterator:
+    def _watched(self, batches: Iterator[Any], guard: "_Guard") -> Iterator[Any]:
         heard = time.monotonic()
         while True:
             try:
@@ -98,7 +105,7 @@ class Loader:
                 "--num-workers 0 loads in the training process itself"
             )
 
-    def _fault(self, error: Exception, processes=()) -> TrainingError:
+    def _fault(self, error: Exception, processes: Sequence[BaseProcess] = ()) -> TrainingError:
         """What became of a worker, by its exit code or its exception."""
         ended = [process.exitcode for process in processes if process.exitcode]
         text = str(error)
@@ -126,7 +133,7 @@ class _Guard:
     """Kills the workers of an iteration where one call for a batch takes longer than it may: a worker that is
     stopped in the middle of handing over its batch keeps its reader waiting without a limit."""
 
-    def __init__(self, loader: Loader, processes):
+    def __init__(self, loader: Loader, processes: Sequence[BaseProcess]):
         self.loader, self.processes, self.killed = loader, processes, False
         self._since: float | None = None
         self._ended = threading.Event()

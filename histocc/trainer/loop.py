@@ -57,9 +57,11 @@ class Task(Protocol):
     @property
     def columns(self) -> tuple[str, ...]: ...
 
-    def losses(self, model: nn.Module, batch: dict) -> dict[str, Tensor]: ...
+    def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]: ...
 
-    def metrics(self, model: nn.Module, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]: ...
+    def metrics(
+        self, model: nn.Module, batch: dict[str, Any]
+    ) -> dict[str, Tensor | tuple[Tensor, Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Run:
         return self.precision or Precision("float32", self.world.device)
 
 
-def to_device(batch: dict, device: torch.device) -> dict:
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The batch with its tensors on `device`; pinned memory is copied while the device works."""
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
@@ -107,7 +109,7 @@ def train(
     steps: Steps,
     intervals: Intervals = Intervals(),
     callbacks: Callbacks = Callbacks(),
-    position: dict | None = None,
+    position: dict[str, Any] | None = None,
 ) -> int:
     """Trains from `steps.start` to `steps.last`. All ranks.
 
@@ -131,7 +133,7 @@ def train(
     running = _own_share(position.get("running") or [], world)
     meter = Meter(position.get("samples", 0), running, peers, world.device)
 
-    def validate() -> dict | None:
+    def validate() -> dict[str, Any] | None:
         return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)
 
     hooks = StepHooks(
@@ -161,7 +163,7 @@ def train(
 
 
 def train_one_epoch(
-    run: Run, batches: Iterable[dict], hooks: StepHooks, step: int = 0, epoch: int = 0
+    run: Run, batches: Iterable[dict[str, Any]], hooks: StepHooks, step: int = 0, epoch: int = 0
 ) -> int:
     """Trains on `batches`. All ranks.
 
@@ -219,7 +221,7 @@ def train_one_epoch(
     return step
 
 
-def next_batch(batches: Iterator[dict], stop: StopPoll | None) -> dict | None:
+def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict[str, Any] | None:
     """The next one; None at the end, and where this process alone was asked to stop while its loader did not
     answer (`stop` knows).
     """
@@ -233,7 +235,7 @@ def next_batch(batches: Iterator[dict], stop: StopPoll | None) -> dict | None:
 
 
 def forward_backward(
-    model: nn.Module, task: Task, batch: dict, precision: Precision, ranks: int = 1
+    model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
 ) -> tuple[dict[str, Tensor], int]:
     """Forward and backward pass of a micro-batch: the gradients of its share of the step's mean loss are
     added to those that are there.
@@ -256,7 +258,7 @@ def forward_backward(
     return sums, count
 
 
-def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict, of: str = "losses") -> int:
+def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict[str, Any], of: str = "losses") -> int:
     """How many samples the batch has, by what the task computed of it.
 
     Raises:
@@ -320,7 +322,7 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
 def warm_up_wrapped_model(
     model: nn.Module,
     task: Task,
-    batch: dict,
+    batch: dict[str, Any],
     world: World,
     precision: Precision | None = None,
     compiled: bool = False,
@@ -344,7 +346,7 @@ def warm_up_wrapped_model(
 
 def evaluate(
     model: nn.Module,
-    batches: Iterable[dict],
+    batches: Iterable[dict[str, Any]],
     task: Task,
     world: World,
     precision: Precision | None = None,
@@ -379,7 +381,7 @@ def evaluate(
     }
 
 
-def _weighted(task: Task, found: dict, batch: dict) -> dict[str, Tensor]:
+def _weighted(task: Task, found: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
     """Weighted sums over a batch, under the names of the figures; COUNT: of samples; name + COUNT: the
     denominator of a ratio."""
     samples = checked_samples(task, found, batch, "metrics")
@@ -393,7 +395,7 @@ def _weighted(task: Task, found: dict, batch: dict) -> dict[str, Tensor]:
     return {name: (value.double() * weights.double()).sum() for name, value in values.items()}
 
 
-def _own_share(running: list[dict], world: World) -> dict | None:
+def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | None:
     """This rank's sums of the log row that was open when the checkpoint was written; on another number of
     ranks the first takes them all.
     """

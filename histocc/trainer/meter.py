@@ -18,7 +18,7 @@ class Meter:
     def __init__(
         self,
         samples: int = 0,
-        state: dict | None = None,
+        state: dict[str, Any] | None = None,
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
     ):
@@ -41,7 +41,7 @@ class Meter:
         self.timed_data = self.data.seconds
         self.timed_peers = self.peers.seconds
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         return {
             "sums": {name: float(value) for name, value in self.sums.items()},
             "count": int(self.count),
@@ -50,10 +50,10 @@ class Meter:
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
         }
 
-    def snapshot(self) -> tuple:
+    def snapshot(self) -> tuple[Any, ...]:
         return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
 
-    def restore(self, snapshot: tuple) -> None:
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
         self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
@@ -65,7 +65,7 @@ class Meter:
         self.data.add(started, self.data.now())
         return found
 
-    def untimed(self, work: Callable[[], None]) -> None:
+    def untimed(self, work: Callable[[], object]) -> None:
         """Does what is no part of the training: its time does not count."""
         started = time.perf_counter()
         work()
@@ -87,7 +87,7 @@ class Meter:
             self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
         self.pending = {}
 
-    def row(self, world: World) -> dict:
+    def row(self, world: World) -> dict[str, Any]:
         """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
         self.data.synchronize()
         self.peers.synchronize()

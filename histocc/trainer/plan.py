@@ -160,8 +160,8 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
         for piece in np.array_split(order[begin:end], -(-(end - begin) // micro))
     ]
     while len(pieces) < parts:  # a cut more than padding asks for: where it costs least
-        largest = max(range(len(pieces)), key=lambda i: len(pieces[i])) if pieces else None
-        pieces[largest : largest + 1] = np.array_split(pieces[largest], 2) if pieces else [order]
+        largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
+        pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
     return pieces
 
 

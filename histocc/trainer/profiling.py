@@ -4,6 +4,8 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, BinaryIO
 
 import torch
 from torch.autograd import DeviceType
@@ -18,7 +20,7 @@ _active: list[torch.device] = []
 
 
 @contextlib.contextmanager
-def phase(name: str):
+def phase(name: str) -> Generator[None]:
     """Marks what happens inside as `name`, one of PHASES. Without a profile it costs nothing; with one it
     waits for the device.
     """
@@ -38,7 +40,7 @@ class StepProfiler:
     latter. say: is told what came out, or that it could not be written.
     """
 
-    def __init__(self, steps: int, own: OwnFiles, device: torch.device, say):
+    def __init__(self, steps: int, own: OwnFiles, device: torch.device, say: Callable[[str], None]):
         self.own, self.device, self.say, self.steps = own, device, say, 0
         self.profile = profile(
             activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda"),
@@ -57,7 +59,7 @@ class StepProfiler:
         self.profile.stop()
         _active.clear()
 
-    def _write_trace(self, file) -> None:
+    def _write_trace(self, file: BinaryIO) -> None:
         with tempfile.TemporaryDirectory() as folder:  # torch writes to a name
             path = os.path.join(folder, OF_PROFILE[1])
             self.profile.export_chrome_trace(path)
@@ -85,7 +87,7 @@ class StepProfiler:
             return
         self.say("\n".join([*lines, f"Operations: {table}; trace: {trace}"]))
 
-    def _phases(self, events) -> list[str]:
+    def _phases(self, events: Iterable[Any]) -> list[str]:
         """The table, out of `key_averages()`. A GPU's timeline repeats the names of the phases: those of the
         CPU, which waits for it, count.
         """

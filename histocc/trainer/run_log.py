@@ -44,7 +44,7 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def format_value(name: str, value) -> str:
+def format_value(name: str, value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.{_DIGITS.get(name, 12)}g}" if isinstance(value, float) else str(value)
@@ -82,7 +82,7 @@ def numbers(path: str) -> list[dict[str, float | None]]:
     return [row for row in found if all(row[name] is None or 0 <= row[name] < MOST for name in places)]
 
 
-def validation_line(values: dict, columns: tuple[str, ...]) -> str:
+def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
     """One line on a validation; accuracies (…_acc) as percentages."""
     parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
     figures = columns[columns.index("val_loss") : -1]
@@ -200,7 +200,7 @@ class RunLog:
     def _seconds_left(self, step: int) -> float:
         return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
 
-    def row(self, values: dict) -> None:
+    def row(self, values: dict[str, Any]) -> None:
         """One row of logs.csv, and its lines on the console. `values` may hold any of the columns."""
         if not self.is_main:
             return
@@ -251,7 +251,7 @@ class RunLog:
                 " again."
             )
 
-    def _train_line(self, values: dict) -> str:
+    def _train_line(self, values: dict[str, Any]) -> str:
         step = values["step"]
         parts = [
             f"step {step:,}/{self.total_steps:,}",
@@ -268,7 +268,7 @@ class RunLog:
             parts.append(f"for other processes {values['peer_share']:.0%}")
         return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])
 
-    def _tell(self, **values) -> None:
+    def _tell(self, **values: Any) -> None:
         """Brings status.json up to date, as far as it can be written."""
         if not self.path:
             return

@@ -37,7 +37,7 @@ class Saver:
         own: OwnFiles,
         keep: int,
         world: World,
-        state: Callable[[int, dict], dict],
+        state: Callable[[int, dict[str, Any]], dict[str, Any]],
         say: Callable[[str], None],
     ):
         self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
@@ -45,7 +45,7 @@ class Saver:
         self.lost_best = False  # the best checkpoint so far could not be written; whoever asks sets it back
         self._writing: threading.Thread | None = None
 
-    def __call__(self, step: int, names: list[str], position: dict) -> None:
+    def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> None:
         self.world.note(f"saving at step {step:,}")
         started = time.monotonic()
         self.close()
@@ -75,7 +75,7 @@ class Saver:
         last step. All ranks.
         """
 
-        def last() -> list:
+        def last() -> list[Any]:
             self.close()
             return [self.failed, self.seconds]
 
@@ -89,8 +89,10 @@ class Saver:
         until = {path: of_step for path, of_step in found.items() if of_step is not None and of_step <= step}
         return max(until.items(), key=lambda item: item[1], default=None)
 
-    def _write(self, step: int, names: list[str], state: dict, started: float) -> None:
+    def _write(self, step: int, names: list[str], state: dict[str, Any], started: float) -> None:
         self.failed, failed = "", ""
+        paths: dict[str, str] = {}
+        size = 0
         try:
             if not all(
                 map(
@@ -137,11 +139,12 @@ def tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
+        parts: Any = value.values() if isinstance(value, dict) else value
+        for part in parts:
             yield from tensors(part)
 
 
-def _bytes(state: dict) -> int:
+def _bytes(state: dict[str, Any]) -> int:
     return sum(tensor.nbytes for tensor in tensors(state))
 
 
