@@ -3,10 +3,10 @@
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from histocc.runtime.config_file import config_arguments
 from histocc.runtime.errors import UserError
@@ -37,22 +37,24 @@ class Parser(argparse.ArgumentParser):
     set of these (dest).
     """
 
-    def __init__(self, *args, own_flags: Mapping[str, set[str]] | None = None, **options):
+    def __init__(self, *args: Any, own_flags: Mapping[str, set[str]] | None = None, **options: Any):
         self.own_flags = own_flags or {}
         self.resumable: set[str] = set()
         super().__init__(*args, **options)
 
-    def add_argument(self, *names, resumable: bool = False, **options) -> argparse.Action:
+    def add_argument(self, *names: str, resumable: bool = False, **options: Any) -> argparse.Action:
         action = super().add_argument(*names, **options)
         self.resumable |= {action.dest} if resumable else set()
         return action
 
-    def add_argument_group(self, *args, **options) -> Group:
+    def add_argument_group(self, *args: Any, **options: Any) -> Group:
         group = Group(self, *args, **options)
         self._action_groups.append(group)
         return group
 
-    def parse_known_args(self, args=None, namespace=None):
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  of its overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         args = sys.argv[1:] if args is None else list(args)
         args = [
             (
@@ -78,7 +80,7 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return super().parse_known_args(args, namespace)
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
         near = sum(
             (
@@ -108,7 +110,7 @@ def make_parser(prog: str, description: str, own_flags: Mapping[str, set[str]] |
 class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Shows defaults, but not that there is none."""
 
-    def _get_help_string(self, action):
+    def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
 

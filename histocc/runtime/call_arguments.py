@@ -65,11 +65,13 @@ def is_text(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and value >= 1  # pyright: ignore[reportOperatorIssue]
 
 
 def is_probability(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value <= 1
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and 0 <= value <= 1  # pyright: ignore[reportOperatorIssue]
 
 
 def is_table(value: Any) -> bool:

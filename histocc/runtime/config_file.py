@@ -75,7 +75,7 @@ def config_arguments(
     return found
 
 
-def _hint(plain: str, names: dict[str, argparse.Action], of_others: dict[str, set[str]]) -> str:
+def _hint(plain: str, names: dict[str, argparse.Action], of_others: Mapping[str, set[str]]) -> str:
     """Whose flag a name is that is none here, or the nearest of `names`."""
     owner = next((script for script, flags in of_others.items() if plain in flags), None)
     if owner:

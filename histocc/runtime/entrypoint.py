@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from histocc.runtime import console, watchdog
-from histocc.runtime.arguments import Parser, count, positive
+from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
 from histocc.runtime.heartbeat import say_who_is_missing
 from histocc.runtime.machine_errors import as_user_error
@@ -28,7 +28,7 @@ STOP_SECONDS = 2.0
 
 def add_process_arguments(
     parser: Parser, minutes: float = 30.0, timeout_help: str = "minutes that a process waits for another one"
-) -> argparse._ArgumentGroup:
+) -> Group:
     """What every command that runs on several processes takes; `start` reads it. Returns the group, for more
     of its kind.
     """

@@ -36,13 +36,13 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
     if mode == "ddp":
         options = inspect.signature(DistributedDataParallel).parameters
         # its newer name, and its older
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
-        # they are constants
+        newer = "forward_sync_buffers" in options
+        constants: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
         return DistributedDataParallel(
             model,
             device_ids=[world.local_rank] if world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            **{buffers: False},
+            **constants,
         )
     # these take seconds, so only where they are used
     from torch.distributed.device_mesh import (
@@ -99,7 +99,7 @@ def whole_weights(model: nn.Module) -> Generator[None]:
     work there, and call any method. For models that have taken a step or been through
     `warm_up_wrapped_model`. All ranks.
     """
-    units = [module for module in model.modules() if is_sharded(module)]
+    units: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
@@ -145,7 +145,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-    def share(parameter: Tensor, value: Any) -> Any:
+    def share(parameter: Any, value: Any) -> Any:
         if is_share(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
             from torch.distributed.tensor import distribute_tensor
 
@@ -209,4 +209,5 @@ def is_share(x: Tensor) -> bool:
 
 def full_tensor(x: Tensor) -> Tensor:
     """`x` itself; where processes share it out, the whole. All ranks."""
-    return x.full_tensor() if is_share(x) else x
+    whole: Any = x
+    return whole.full_tensor() if is_share(x) else x

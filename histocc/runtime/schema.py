@@ -119,8 +119,9 @@ flag: Check = kind("true or false", lambda value: isinstance(value, bool))
 
 def one_of(*values: Any) -> Check:
     """One of `values`, of the same type."""
+    names = ", ".join(map(repr, values))
     return kind(
-        f"one of {', '.join(map(repr, values))}" if len(values) > 1 else repr(values[0]),
+        f"one of {names}" if len(values) > 1 else names,
         lambda value: any(type(value) is type(one) and value == one for one in values),
     )
 
@@ -143,7 +144,7 @@ def either(*checks: Check) -> Check:
         return (
             None
             if None in found
-            else Wrong("", described(value), " or ".join(wrong.expected for wrong in found))
+            else Wrong("", described(value), " or ".join(wrong.expected for wrong in found if wrong))
         )
 
     return checked

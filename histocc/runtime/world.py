@@ -418,7 +418,7 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
     exit_seconds: what functions registered with atexit may take; 0: they are not called.
     """
     if exit_seconds:
-        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)  # pyright: ignore[reportPrivateUsage]
+        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         calls.start()
         calls.join(exit_seconds)
     for process in multiprocessing.active_children():

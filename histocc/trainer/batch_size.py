@@ -4,7 +4,7 @@ fit into memory.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -109,7 +109,7 @@ def _where(world: World) -> str:
 
 
 @contextlib.contextmanager
-def memory_advice(batch: BatchSettings, world: World) -> Iterator[None]:
+def memory_advice(batch: BatchSettings, world: World) -> Generator[None]:
     """Running out of memory ends with what to type instead, said by the process that it happened to."""
     try:
         yield
@@ -121,7 +121,7 @@ def memory_advice(batch: BatchSettings, world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def model_memory_advice(parallel: str, float64: bool, world: World) -> Iterator[None]:
+def model_memory_advice(parallel: str, float64: bool, world: World) -> Generator[None]:
     """The same where the model itself or its optimizer does not fit, whatever the batch size."""
     try:
         yield

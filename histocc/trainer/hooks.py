@@ -122,7 +122,7 @@ class StepHooks:
         self.unfinished = None
         if self.checksum is not None and _due(step, self.intervals.check_replicas):
             self._check_replicas(step)
-        last = step == self.steps.last
+        last, val_loss = step == self.steps.last, math.nan
         names = [f"{step}.bin"] if _due(step, self.intervals.save) else []
         if self.intervals.epochs and self.steps.per_epoch and step % self.steps.per_epoch == 0:
             names.append(f"epoch_{step // self.steps.per_epoch}.bin")
@@ -136,14 +136,15 @@ class StepHooks:
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
                 return
             row |= found
+            val_loss = found.get("val_loss", math.nan)
             if evaluates:
-                self._note(step, row["val_loss"])
-            if evaluates and self._is_best(row["val_loss"]):
+                self._note(step, val_loss)
+            if evaluates and self._is_best(val_loss):
                 names.append("best.bin")
             if self.callbacks.log is not None:
                 self.callbacks.log(row)
         if evaluates and self.val_not_finite >= (1 if last else MOST_NOT_FINITE):
-            self._raise_diverged(step, row["val_loss"])
+            self._raise_diverged(step, val_loss)
         if names or last:
             names += ["last.bin"] if last or names != ["best.bin"] else []
             doubt = "" if evaluates and not self.val_not_finite else self._doubt()
@@ -161,6 +162,7 @@ class StepHooks:
         """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
         before that this is.
         """
+        assert self.evaluate is not None
         started = time.perf_counter()
         found = self.evaluate()
         now = time.perf_counter()
@@ -175,8 +177,9 @@ class StepHooks:
 
     def _is_best(self, val_loss: float) -> bool:
         """Whether no checkpoint that was written has a lower loss. All ranks."""
-        if self.world.gather(getattr(self.callbacks.save, "lost_best", False))[0]:
-            self.best_val_loss, self.callbacks.save.lost_best = self.best_before, False
+        save: Any = self.callbacks.save
+        if self.world.gather(getattr(save, "lost_best", False))[0]:
+            self.best_val_loss, save.lost_best = self.best_before, False
         if not math.isfinite(val_loss):
             return False
         if (
@@ -235,6 +238,7 @@ class StepHooks:
         """All ranks take the same steps from the same weights, so these are equal to the bit. Raises
         TrainingError.
         """
+        assert self.checksum is not None
         others = self.world.differing(self.checksum())
         if others:
             raise TrainingError(
@@ -282,8 +286,9 @@ class StepHooks:
         )
 
     def _say(self, text: str) -> None:
-        if self.world.is_main and hasattr(self.callbacks.save, "say"):
-            self.callbacks.save.say(text)
+        save: Any = self.callbacks.save
+        if self.world.is_main and hasattr(save, "say"):
+            save.say(text)
 
 
 def _due(step: int, interval: int | None) -> bool:

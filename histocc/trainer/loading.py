@@ -177,7 +177,8 @@ def _own_error(message: str) -> TrainingError:
 
 def _begin_worker(_) -> None:
     leave_to_parent()
-    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_not_handed_over)
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = staticmethod(_not_handed_over)
 
 
 def _not_handed_over(error: Exception, _) -> None:

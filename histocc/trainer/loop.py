@@ -126,6 +126,9 @@ def train(
         TrainingError: on all ranks alike, for a run that has diverged; see `histocc.trainer.hooks`.
         ValueError: for a task that does not keep to its interface, by name, at the first batch.
     """
+    last = steps.last
+    if last is None:
+        raise ValueError("steps say neither how many there are in total nor where to stop")
     world, position = run.world, position or {}
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or len(loaders["train"])
@@ -148,7 +151,7 @@ def train(
     )
     if position.get("unfinished"):
         hooks(**position["unfinished"])
-    while step < steps.last:
+    while step < last:
         epoch, first_batch = divmod(step, per_epoch)
         loader, before = loaders["train"], step
         batches = loader.at(epoch, first_batch) if hasattr(loader, "at") else loader
@@ -279,7 +282,7 @@ def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict[str, Any]
     if batch.get("weights") is not None:
         sizes = {len(batch["weights"])}
     loss = losses["loss"]
-    samples = len(loss) if isinstance(loss, Tensor) and loss.dim() == 1 else None
+    samples = len(loss) if isinstance(loss, Tensor) and loss.dim() == 1 else -1
     for name, value in losses.items():
         for part in value if isinstance(value, tuple) and of == "metrics" else (value,):
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
@@ -357,7 +360,7 @@ def evaluate(
     Returns:
         {"val_loss": …} for losses and {name: …} for the others; None where `stop` said so on the way.
     """
-    raw_model, precision = unwrap(model), precision or Precision("float32", world.device)
+    raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
     world.note("validation")
     with evaluating(raw_model), whole_weights(raw_model):
@@ -366,7 +369,7 @@ def evaluate(
             if stop is not None and stop():
                 return None
             batch = to_device(batch, world.device)
-            with precision.autocast():
+            with number_format.autocast():
                 found = task.metrics(raw_model, batch)
             for name, value in _weighted(task, found, batch).items():
                 totals[name] = totals.get(name, 0.0) + value

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, BinaryIO
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
 from histocc.runtime.outputs import OwnFiles

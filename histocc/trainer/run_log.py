@@ -123,7 +123,8 @@ class RunLog:
         hints: Hints | None = None,
         others: Any = None,
     ):
-        self.path = self.status_path = None
+        self.path = self.status_path = ""
+        self.own: OwnFiles
         if folder and is_main:
             self.own = folder if isinstance(folder, OwnFiles) else OwnFiles(folder, overwrite=True)
             self.path, self.status_path = os.path.join(self.own.folder, LOG), self.own.free_name(STATUS)
