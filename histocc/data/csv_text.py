@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from itertools import chain
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -166,7 +166,8 @@ class CsvLines:
     """
 
     def __init__(self, path: str, file: BinaryIO, encoding: str, errors: str = "strict"):
-        self.path, self.file, self.encoding, self.reader = path, file, encoding, None
+        self.path, self.file, self.encoding = path, file, encoding
+        self.reader = None  # of `rows`
         self.size = os.fstat(file.fileno()).st_size
         self.end = "\n"
         self.further: list[int] = []  # the line handed out, for each further line break in one
@@ -182,7 +183,12 @@ class CsvLines:
         self.reader = csv.reader(chain.from_iterable(self._blocks()), delimiter=delimiter, strict=True)
         return self.reader
 
-    def numbers(self, lines, side: str = "left"):
+    @property
+    def line_num(self) -> int:
+        """How many lines the reader has taken."""
+        return self.reader.line_num if self.reader else 0
+
+    def numbers(self, lines, side: Literal["left", "right"] = "left"):
         """The numbers for messages of lines as reader.line_num counts them (int or int64 [n]): of where they
         begin ("left") or end ("right")."""
         further = np.searchsorted(self.further, lines, side) if self.further else 0
@@ -191,7 +197,7 @@ class CsvLines:
     def forget(self) -> None:
         """Forgets what `numbers` needs for the lines read so far."""
         if self.further:
-            past = int(np.searchsorted(self.further, self.reader.line_num, "right"))
+            past = int(np.searchsorted(self.further, self.line_num, "right"))
             self.passed += past
             del self.further[:past]
 
@@ -199,7 +205,7 @@ class CsvLines:
         """The line that was read last."""
         text, lines, before = self.block
         if isinstance(lines, list):
-            return lines[self.reader.line_num - before - 1]
+            return lines[self.line_num - before - 1]
         end = lines.tell()
         return text[text.rfind("\n", 0, end - 1) + 1 : end]
 
@@ -214,13 +220,13 @@ class CsvLines:
             whole, text = text[:cut], text[cut:]
             self._note_further(whole)
             if len(text) > LONGEST_LINE:
-                line = self.numbers(self.reader.line_num + whole.count(self.end) + 1)
+                line = self.numbers(self.line_num + whole.count(self.end) + 1)
                 raise UserError(
                     f"{self.path}, line {line:,}: more than {LONGEST_LINE:,} characters without "
                     "a line end. Is this a table of rows, in lines?"
                 )
             lines = io.StringIO(whole, newline="\n") if self.end == "\n" else _MACINTOSH_LINE.findall(whole)
-            self.block = (whole, lines, self.reader.line_num)
+            self.block = (whole, lines, self.line_num)
             yield lines
         if (read := self.file.tell()) != self.size:
             raise UserError(
@@ -237,7 +243,7 @@ class CsvLines:
             again = codecs.getincrementaldecoder(self.encoding)("replace")
             again.setstate(state)
             before += again.decode(data[: max(0, error.start - len(state[0]))])
-            line = (self.reader.line_num if self.reader else 0) + before.count(self.end) + 1
+            line = self.line_num + before.count(self.end) + 1
             raise UserError(
                 f"{self.path}, line {self.numbers(line):,}: cannot be read as "
                 f"{self.encoding.upper()} ({error.reason}). Save the file as UTF-8, or mend "
@@ -249,7 +255,7 @@ class CsvLines:
         lone = _LONE_RETURN if self.end == "\n" else _LONE_FEED
         if not (_has_lone_return(text) if self.end == "\n" else "\n" in text):
             return
-        line, last = self.reader.line_num + 1, 0
+        line, last = self.line_num + 1, 0
         for found in lone.finditer(text):
             line += text.count(self.end, last, found.start())
             last = found.start()

@@ -3,7 +3,7 @@
 import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 EXAMPLES = 5  # rows shown of each kind
 SHOWN = 60  # characters of a value in an example
@@ -25,7 +25,7 @@ NOTES = {
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
-def row_writer(file) -> Callable[[list], None]:
+def row_writer(file) -> Callable[[Sequence], object]:
     """Writes rows of CSV to an open file. Python's writer leaves a lone carriage return bare, where readers
     would cut the row.
     """

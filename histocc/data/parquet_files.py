@@ -5,6 +5,7 @@ changed byte may give another text or number without any error; the names and ki
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.input_files import opened, regular_file
@@ -67,9 +68,9 @@ def read_columns(path: str, columns: list[str] | None, size: int) -> Iterator[li
 
 def _errors() -> tuple[type[Exception], ...]:
     """What pyarrow raises for damaged files. The cell that is not UTF-8 is a ValueError."""
-    from pyarrow import lib
+    import pyarrow
 
-    return lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
+    return pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError
 
 
 def _line(error: Exception) -> str:
@@ -101,8 +102,9 @@ def _opened(path: str):
 def _texts(values) -> list[str]:
     """A column as texts; floats that are whole (in pandas, whole numbers with gaps) without a fraction."""
     import pyarrow
-    from pyarrow import compute
+    from pyarrow import compute as functions
 
+    compute: Any = functions  # which are made when the module is loaded
     if isinstance(values, pyarrow.ExtensionArray):
         values = values.storage
     if pyarrow.types.is_dictionary(values.type):

@@ -33,7 +33,7 @@ def write_folder(
     settings: PrepareSettings,
     key: str,
     folder: str,
-    reports: str | None,
+    reports: OwnFiles | None,
     check: Callable[[], None],
     wait_seconds: float = WAIT_SECONDS,
     say: Callable[[str], None] = print,

@@ -120,7 +120,7 @@ def compare_rows(
     return found
 
 
-def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> tuple[np.ndarray, ...]:
+def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> list[np.ndarray]:
     """The three keys and the numbers (over all parts) of the rows whose text falls into a bucket."""
     chosen: list[tuple[np.ndarray, ...]] = []
     start = 0
@@ -130,8 +130,8 @@ def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> tuple[np.nda
             chosen.append((*(key[inside] for key in keys), inside + start))
             start += len(keys[0])
     if not chosen:
-        return (*(np.zeros(0, dtype=np.uint64) for _ in range(3)), np.zeros(0, dtype=np.int64))
-    return tuple(np.concatenate(arrays) for arrays in zip(*chosen))
+        return [np.zeros(0, dtype=dtype) for dtype in (np.uint64, np.uint64, np.uint64, np.int64)]
+    return [np.concatenate(arrays) for arrays in zip(*chosen)]
 
 
 def _conflict(
@@ -178,7 +178,7 @@ def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[s
                 else lengths + np.pad(counts, (0, len(lengths) - len(counts)))
             )
         lengths[0] -= 1  # the first offset, 0, ends no row
-    of_code = sum(in_part)
+    of_code = np.sum(in_part, axis=0)
     unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0))
     named = {name: int(count) for name, count in zip(languages, of_language) if count}
     return {

@@ -103,7 +103,7 @@ class Reader:
                 "path": path,
                 "part": part,
                 "rows": rows,
-                "encoding": ENCODINGS.get(encoding, "Parquet"),
+                "encoding": ENCODINGS[encoding] if encoding else "Parquet",
                 "delimiter": delimiter,
                 "columns": columns,
             }

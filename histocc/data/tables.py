@@ -171,7 +171,7 @@ def _ends(rows: list[list[str]], start: int, last: int | None, end: str) -> np.n
     """The line on which each row ends, int64 [n], for rows that begin behind the line `start`; `last` is the
     last of them where it is known."""
     if last == start + len(rows):  # only quoted line ends make a row longer than a line
-        return np.arange(start + 1, last + 1)
+        return np.arange(start, start + len(rows)) + 1
     breaks = [sum(cell.count(end) for cell in row) for row in rows]
     return start + np.cumsum(np.array(breaks, dtype=np.int64) + 1)
 
@@ -184,7 +184,7 @@ def _is_open(line: str, delimiter: str) -> bool:
 def _broken_row(table: CsvLines, line: int, delimiter: str, error: csv.Error) -> tuple[int, str, str]:
     """The fault of a row that is not CSV; line: where it begins, as it is handed out. Raises UserError where
     other rows are lost with it."""
-    last = table.reader.line_num
+    last = table.line_num
     first, end = int(table.numbers(line)), int(table.numbers(last))
     where = f"{table.path}, line {first:,}"
     if str(error).startswith("field larger"):

@@ -13,6 +13,8 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from itertools import compress
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,6 +30,16 @@ MOST_COUNTED_WORDS = (
 ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
 POLL_SECONDS = 0.2  # between two looks at whether the run is to stop, in waiting for the process
 JOIN_SECONDS = 10.0  # for a process that has ended or was killed
+
+
+T = TypeVar("T")
+
+
+class _WritingProcess(NamedTuple):
+    """The second process, and this process's end of what connects them."""
+
+    process: BaseProcess
+    pipe: socket.socket
 
 
 def _how_it_ended(exitcode: int | None) -> str:
@@ -89,22 +101,22 @@ class RowWriter:
         self.check, self.wait_seconds = check, wait_seconds
         self.rare = 0  # words met this often or less have been forgotten
         self.chunks = 0
-        self.process = self.pipe = None
+        self.second: _WritingProcess | None = None
 
     def add(self, part: str, texts: list[str], **arrays: np.ndarray) -> None:
         """texts: n descriptions without NUL; arrays: language, codes [n, K], lines. Raises OSError."""
-        if self.pipe is None:
+        if self.second is None:
             self._write(part, texts, **arrays)
             if self.chunks == PROCESS_FROM and len(os.sched_getaffinity(0)) > 1:
                 self._start_process()
             return
-        self._send((part, "\0".join(texts), arrays))
+        self._send(self.second, (part, "\0".join(texts), arrays))
 
     def close(self) -> None:
         """Closes the files. Raises what writing them raised."""
-        if self.pipe is not None:
-            self._send(None)
-            infos, self.words = self._result()
+        if self.second is not None:
+            self._send(self.second, None)
+            infos, self.words = self._result(self.second)
             for part, info in infos.items():
                 self.parts[part].info = info
         for files in self.parts.values():
@@ -113,11 +125,12 @@ class RowWriter:
 
     def abandon(self) -> None:
         """Ends the second process, if there is one, without its work, and closes what is still open."""
-        if self.pipe is not None:
-            self.pipe.close()
-            if self.process.is_alive():
-                self.process.kill()
-                self.process.join(JOIN_SECONDS)
+        if self.second is not None:
+            process, pipe = self.second
+            pipe.close()
+            if process.is_alive():
+                process.kill()
+                process.join(JOIN_SECONDS)
         for files in self.parts.values():
             for file in files.files.values():
                 with contextlib.suppress(OSError):  # what could not be written has been said
@@ -126,11 +139,12 @@ class RowWriter:
     def _start_process(self) -> None:
         self._flush()
         context = multiprocessing.get_context("fork")  # it continues with the open files and the words
-        self.pipe, other_end = socket.socketpair()
-        self.process = context.Process(target=self._serve, args=(self.pipe, other_end), daemon=True)
-        self.process.start()
+        pipe, other_end = socket.socketpair()
+        process = context.Process(target=self._serve, args=(pipe, other_end), daemon=True)
+        self.second = _WritingProcess(process, pipe)
+        process.start()
         other_end.close()
-        self.pipe.settimeout(POLL_SECONDS)
+        pipe.settimeout(POLL_SECONDS)
 
     def _serve(self, readers_end: socket.socket, pipe: socket.socket) -> None:
         """The second process: writes what it is sent; ends when the reader does, or has died."""
@@ -152,32 +166,32 @@ class RowWriter:
         with contextlib.suppress(OSError):  # the reader has died
             pipe.sendall(pickle.dumps(result, protocol=-1))
 
-    def _send(self, message) -> None:
+    def _send(self, to: _WritingProcess, message) -> None:
         left = memoryview(pickle.dumps(message, protocol=-1))
         while left:
             try:
-                left = left[self._patiently(functools.partial(self.pipe.send, left)) :]
+                left = left[self._patiently(functools.partial(to.pipe.send, left)) :]
             except ConnectionError:
-                self._result()  # raises what ended the process
+                self._result(to)  # raises what ended the process
                 raise
 
-    def _result(self):
+    def _result(self, of: _WritingProcess):
         """What the second process sends at its end. Raises what it raised."""
         received = bytearray()
         with contextlib.suppress(ConnectionError):
-            while block := self._patiently(lambda: self.pipe.recv(1 << 20)):
+            while block := self._patiently(lambda: of.pipe.recv(1 << 20)):
                 received += block
-        self.process.join(JOIN_SECONDS)
+        of.process.join(JOIN_SECONDS)
         try:
             result = pickle.loads(received)
         except (EOFError, pickle.UnpicklingError):
-            end = _how_it_ended(self.process.exitcode)
+            end = _how_it_ended(of.process.exitcode)
             raise OSError(f"the process that writes the prepared data has died{end}") from None
         if isinstance(result, BaseException):
             raise result
         return result
 
-    def _patiently(self, work: Callable[[], int | bytes]) -> int | bytes:
+    def _patiently(self, work: Callable[[], T]) -> T:
         """`work()`, which raises TimeoutError after POLL_SECONDS, as soon as it succeeds."""
         waited = 0.0  # not by the clock: a run that was suspended has not waited
         while True:

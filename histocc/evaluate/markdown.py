@@ -323,7 +323,8 @@ def plots(report: dict) -> dict[str, Callable] | None:
     left.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100), xticks=places)
     right.plot([0, 1], [0, 1], color="grey", linewidth=1)
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    left.legend(), right.legend()
+    left.legend()
+    right.legend()
     return dict(zip(PLOTS, (_writer(digits), _writer(bins))))
 
 

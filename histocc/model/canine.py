@@ -6,8 +6,10 @@
 Parameter names are those of the published `google/canine-s` weights, so these load strictly.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -81,6 +83,10 @@ class CharEmbeddings(nn.Module):
     training.
     """
 
+    primes: Tensor
+    place: Tensor
+    first_bucket: Tensor
+
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.width, self.tables = config.hidden_size // config.num_hash_functions, config.num_hash_functions
@@ -101,7 +107,8 @@ class CharEmbeddings(nn.Module):
         self.trained_positions: nn.Parameter | None = None  # [positions, H]
 
     def hashed_tables(self) -> list[nn.Embedding]:
-        return [self.get_submodule(f"HashBucketCodepointEmbedder_{i}") for i in range(self.tables)]
+        names = (f"HashBucketCodepointEmbedder_{i}" for i in range(self.tables))
+        return [cast(nn.Embedding, self.get_submodule(name)) for name in names]
 
     def hash(self, ids: Tensor) -> Tensor:
         """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
@@ -112,10 +119,10 @@ class CharEmbeddings(nn.Module):
         if length > self.max_positions:
             raise ValueError(f"{length} positions, but the encoder has only {self.max_positions}")
         hashed = self.hash(input_ids)  # [B, S, tables]
-        if self.trained_rows is None:
+        if self.trained_rows is None or self.trained_positions is None:
             x, positions = self.whole_rows(hashed), self.char_position_embeddings.weight
         else:
-            x, positions = self.rows_in_training(hashed), self.trained_positions
+            x, positions = self.rows_in_training(hashed, self.trained_rows), self.trained_positions
             if length > len(positions):
                 positions = torch.cat(
                     [positions, self.char_position_embeddings.weight[len(positions) : length]]
@@ -127,9 +134,9 @@ class CharEmbeddings(nn.Module):
         # [B, S, H]
         return torch.cat([table(ids) for table, ids in zip(self.hashed_tables(), hashed.unbind(-1))], dim=-1)
 
-    def rows_in_training(self, hashed: Tensor) -> Tensor:
+    def rows_in_training(self, hashed: Tensor, trained: Tensor) -> Tensor:
         place = self.place[hashed + self.first_bucket]  # [B, S, tables]
-        x = F.embedding(place.clamp(min=0), self.trained_rows).flatten(2)  # [B, S, H]
+        x = F.embedding(place.clamp(min=0), trained).flatten(2)  # [B, S, H]
         outside = place < 0
         if outside.device.type == "cpu" and not outside.any():  # on a GPU asking would wait for it
             return x
@@ -170,6 +177,7 @@ class CharEmbeddings(nn.Module):
 
     @torch.no_grad()
     def take_from_tables(self) -> None:
+        assert self.trained_rows is not None and self.trained_positions is not None
         self.trained_rows.copy_(
             torch.cat([table.weight[bucket] for table, bucket in zip(self.hashed_tables(), self.row_numbers)])
         )
@@ -294,7 +302,7 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     def __init__(self, config: CanineConfig, layers: int, stride: int | None = None):
         super().__init__()
-        self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
+        self.layer = cast(Sequence[Layer], nn.ModuleList(Layer(config, stride) for _ in range(layers)))
 
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         for layer in self.layer:
@@ -402,7 +410,7 @@ class CanineEncoder(nn.Module):
     def init_weights(self, module: nn.Module) -> None:
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        if isinstance(module, (nn.Linear, nn.Conv1d)):
+        if isinstance(module, (nn.Linear, nn.Conv1d)) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
     def say_nothing(self) -> None:

@@ -225,9 +225,10 @@ class _NoDraws(TorchFunctionMode):
     seconds."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # of Tensor, and of torch.nn.init
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if func is torch.arange else {})})
+        return func(*args, **{**kwargs, **({"device": "cpu"} if func is torch.arange else {})})
 
 
 def shapes_of(config: dict, num_classes: list[int], codes: int) -> tuple[dict[str, torch.Size], list[str]]:

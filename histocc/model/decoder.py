@@ -7,7 +7,9 @@ at a time goes through `start` and `step`, which keep the keys and values of wha
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +67,8 @@ class TokenEmbedding(nn.Module):
 
 class PositionalEncoding(nn.Module):
     """Adds sine (even columns) and cosine (odd columns) of the position (section 3.5), then dropout."""
+
+    pos_embedding: Tensor
 
     def __init__(self, width: int, dropout: float, max_positions: int):
         super().__init__()
@@ -128,9 +132,8 @@ class DecoderLayer(nn.Module):
         """x [B, T, H], memory [B, S, H]; visible None means causal and nothing else → [B, T, H]."""
         q, k, v = self.self_attn.project(x, ALL)
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
-        return self.cross_attend_and_feed_forward(
-            x, *self.multihead_attn.project(memory, KEY_VALUE), memory_visible
-        )
+        memory_k, memory_v = self.multihead_attn.project(memory, KEY_VALUE)
+        return self.cross_attend_and_feed_forward(x, memory_k, memory_v, memory_visible)
 
     def cross_attend_and_feed_forward(
         self,
@@ -153,7 +156,7 @@ class DecoderLayer(nn.Module):
 class DecoderStack(nn.Module):
     def __init__(self, layers: list[DecoderLayer]):
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers = cast(Sequence[DecoderLayer], nn.ModuleList(layers))
 
 
 class TransformerDecoder(nn.Module):

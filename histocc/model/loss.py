@@ -10,6 +10,7 @@ row of the batch has, and a batch may be cut into micro-batches and shares at wi
 import copy
 from functools import cache
 from itertools import permutations
+from typing import cast
 
 import numpy as np
 import torch
@@ -309,6 +310,7 @@ def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
         return loss_fn(output, target, reduction="none")
     if getattr(loss_fn, "per_row", False):
         return loss_fn(output, target)
-    per_element = copy.copy(loss_fn)  # shares weights and buffers, not its settings
+    # shares weights and buffers, not its settings
+    per_element = cast(nn.modules.loss._Loss, copy.copy(loss_fn))
     per_element.reduction = "none"
     return per_element(_at_least_float32(output), target).reshape(len(output), -1).mean(1)

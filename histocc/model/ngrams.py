@@ -56,6 +56,7 @@ class NgramHasher(nn.Module):
     """Finds the n-grams of texts. `features`: how many begin at each position at most."""
 
     features = len(WINDOWS) + 2
+    marker: Tensor
 
     def __init__(self):
         super().__init__()
@@ -117,6 +118,9 @@ class Ngrams(nn.Module):
     `hashes` int64 [rows], increasing, says whose row each is, and `idf` float [rows] weighs them; other
     n-grams count for nothing. `sparse`: the table's gradient holds the rows of the batch alone.
     """
+
+    hashes: Tensor
+    idf: Tensor
 
     def __init__(self, rows: int, width: int, hidden_size: int, classes: int, dropout: float = 0.0):
         super().__init__()

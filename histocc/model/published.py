@@ -262,7 +262,8 @@ def _check_beside(file: str, content: dict, beside: dict) -> None:
     """
     settings, folder = content[SETTINGS], os.path.dirname(file)
     config = settings.get("config") if SETTINGS in beside and isinstance(settings.get("config"), dict) else {}
-    expected = {"config.json": ({name: beside.get(name) for name in config}, config)}
+    own = {name: beside.get(name) for name in config}
+    expected: dict[str, tuple[Any, Any]] = {"config.json": (own, config)}
     if SETTINGS in beside:
         expected["config.json: histocc"] = (_bare(beside[SETTINGS]), _bare(settings))
         for name, there in (("key.json", content.get("key")), ("chars.json", content.get("chars"))):
