@@ -342,7 +342,7 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
 
 
 def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser("python -m histocc.doctor", __doc__.split("\n", 1)[0].rstrip(":"))
+    parser = arguments.make_parser("python -m histocc.doctor", str(__doc__).split("\n", 1)[0].rstrip(":"))
     parser.add_argument(
         "--save-path",
         "--save-dir",

@@ -70,7 +70,7 @@ def hisco_key() -> tuple[str, ...]:
     """The 1,919 HISCO codes in the order of the linear outputs of the published models;
     `histocc/hisco_key.csv` is a key file.
     """
-    with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8", newline="") as file:
+    with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8") as file:
         return tuple(row["system_code"] for row in csv.DictReader(file))
 
 

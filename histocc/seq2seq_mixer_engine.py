@@ -11,8 +11,8 @@ float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. 
 batches are whole steps of their own.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sized
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import GreedyResult, greedy_from_memory
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
@@ -67,8 +68,9 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
         "target_seq2seq": batch["targets_seq2seq"].long(),
         "target_linear": target_linear,
     }
-    if hasattr(loss_fn, "per_sample"):
-        return loss_fn.per_sample(**arguments)
+    per_sample = getattr(loss_fn, "per_sample", None)
+    if per_sample is not None:
+        return per_sample(**arguments)
     return {"loss": loss_fn(**arguments).expand(len(target_linear))}
 
 
@@ -111,6 +113,7 @@ class MixerTask:
         if formatter is None:
             outputs = forward(model, batch)
         else:
+            model = cast(Seq2SeqMixerOccCANINE, model)
             memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
             padding = model.memory_padding_mask(batch["attention_mask"])
             outputs = model.decode(memory, targets[:, :-1], padding), model.classify(pooled)
@@ -160,7 +163,7 @@ def train_one_epoch(
     joins the process group that exists.
     """
     world = world or _world(device, distributed)
-    length = len(data_loader) if hasattr(data_loader, "__len__") else 0
+    length = len(data_loader) if isinstance(data_loader, Sized) else 0
     steps = Steps(stop_step or current_step + length, current_step)
     task = MixerTask(loss_fn)
     log = RunLog(None, steps, log_columns(task.columns), world.is_main and is_main_process, bar=False)

@@ -6,6 +6,7 @@ area.
 """
 
 import unicodedata
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def encode_batch(
 
 
 def encode(
-    texts: list[str], languages: list[str], max_len: int = 128, width: int | None = None
+    texts: Sequence[str], languages: Sequence[str], max_len: int = 128, width: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Character ids of descriptions with their languages; shapes as in `encode_batch`."""
     known = sorted(set(languages))

@@ -85,7 +85,7 @@ class _Transliteration(dict):
 
 @cache
 def _table() -> _Transliteration:
-    with files("histocc").joinpath("transliteration.csv").open(encoding="utf-8", newline="") as file:
+    with files("histocc").joinpath("transliteration.csv").open(encoding="utf-8") as file:
         return _Transliteration((int(row["code_point"], 16), row["ascii"]) for row in csv.DictReader(file))
 
 

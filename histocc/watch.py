@@ -129,69 +129,80 @@ def spark(values: list[float], width: int) -> str:
 
 def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     """The view as text."""
-    status, rows = view.status, view.rows
-    now = time.time() if now is None else now
-    stop, step = status["stop_step"], max([status["step"], *(int(row["step"]) for row in rows[-1:])])
-    trained = [row for row in rows if row["train_loss"] is not None]
-    validated = [row for row in rows if row["val_loss"] is not None]
-    what = ", ".join(
-        filter(
-            None,
-            [
-                view.args.get("model_size"),
-                view.args.get("dataset") or " ".join(view.args.get("train_data") or []),
-            ],
-        )
-    )
-    done, size = min(1.0, step / max(stop, 1)), width - 46
-    found = [
-        f"{view.folder}" + (f" ({what})" if what else ""),
-        (
-            f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step"
-            f" {step:,} of {stop:,}"
-        ),
-    ]
-    if stop < status["total_steps"]:
-        found[-1] += f" (--max-steps; {status['total_steps']:,} in all)"
+    step = max([view.status["step"], *(int(row["step"]) for row in view.rows[-1:])])
+    trained = [row for row in view.rows if row["train_loss"] is not None]
+    validated = [row for row in view.rows if row["val_loss"] is not None]
+    size = width - 46  # of bars
+    found = _progress(view, step, size)
     if trained:
-        losses, last = [row["train_loss"] for row in trained], trained[-1]
-        found.append(
+        found += _training(trained, size)
+    if validated:
+        found += _validation(validated, size)
+    if view.running and (seconds := seconds_per_step(trained)) is not None:
+        found.append(f"time left   {duration(max(0, view.status['stop_step'] - step) * seconds)}")
+    return found + _state(view, time.time() if now is None else now)
+
+
+def _progress(view: View, step: int, size: int) -> list[str]:
+    """Which run it is, and how far it has come."""
+    stop, total, args = view.status["stop_step"], view.status["total_steps"], view.args
+    data = args.get("dataset") or " ".join(args.get("train_data") or [])
+    what = ", ".join(filter(None, [args.get("model_size"), data]))
+    done = min(1.0, step / max(stop, 1))
+    return [
+        view.folder + (f" ({what})" if what else ""),
+        f"progress    {'█' * round(done * size)}{'░' * (size - round(done * size))} {done:4.0%}  step"
+        f" {step:,} of {stop:,}" + (f" (--max-steps; {total:,} in all)" if stop < total else ""),
+    ]
+
+
+def _training(trained: list[dict], size: int) -> list[str]:
+    """The loss, and the figures of the last row."""
+    losses, last = [row["train_loss"] for row in trained], trained[-1]
+    figures = [
+        ("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"),
+        ("lr", lambda rate: f"learning rate {rate:.2e}"),
+        ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"),
+        ("samples", lambda samples: f"{int(samples):,} samples"),
+    ]
+    return [
+        (
             f"loss        {spark(losses, size)} {losses[-1]:.4f}  lowest"
             f" {min(filter(math.isfinite, losses), default=math.nan):.4f}"
-        )
-        figures = [
-            ("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"),
-            ("lr", lambda rate: f"learning rate {rate:.2e}"),
-            ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"),
-            ("samples", lambda samples: f"{int(samples):,} samples"),
-        ]
-        found.append(
-            "rate        "
-            + " · ".join(write(last[name]) for name, write in figures if last[name] is not None)
-        )
-    if validated:
-        last = validated[-1]
-        best = min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
-        figures = " · ".join(
-            f"{name} {last[name]:.1%}" for name in last if name.endswith("_acc") and last[name] is not None
-        )
-        found.append(
+        ),
+        "rate        " + " · ".join(write(last[name]) for name, write in figures if last[name] is not None),
+    ]
+
+
+def _validation(validated: list[dict], size: int) -> list[str]:
+    """The loss, its lowest value, and the last accuracies."""
+    last = validated[-1]
+    best = min(validated, key=lambda row: row["val_loss"] if math.isfinite(row["val_loss"]) else math.inf)
+    figures = " · ".join(
+        f"{name} {last[name]:.1%}" for name in last if name.endswith("_acc") and last[name] is not None
+    )
+    return [
+        (
             f"validation  {spark([row['val_loss'] for row in validated], size)} {last['val_loss']:.4f} at"
             f" step {int(last['step']):,}; lowest {best['val_loss']:.4f} at step {int(best['step']):,}"
-        )
-        found.append(f"            {figures}")
-    if view.running and (seconds := seconds_per_step(trained)) is not None:
-        found.append(f"time left   {duration(max(0, stop - step) * seconds)}")
+        ),
+        f"            {figures}",
+    ]
+
+
+def _state(view: View, now: float) -> list[str]:
+    """Whether it runs, and the last thing it said."""
+    status = view.status
     silent = now - status.get("updated", now)
     state = (
         status["state"]
         if view.running or status["state"] != RUNNING
         else "ended without a word: killed, or by an error"
     )
-    found.append(
+    found = [
         f"state       {state}, last row {duration(max(0, silent))} ago"
         + (": it may be dead, or at a long validation" if view.running and silent > SILENT_SECONDS else "")
-    )
+    ]
     if status.get("warning"):
         found.append(f"last note   {status['warning']}")
     return found

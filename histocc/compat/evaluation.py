@@ -146,7 +146,7 @@ class TopKEvalEngine(EvalEngine):
         given = read_arguments(ground_truth=ground_truth, predicitons=predicitons, group_col=group_col)
         self.group_col = given["group_col"]
         positions = column_of("predictions", predicitons, "top-k-pos")
-        if not all(isinstance(position, numbers.Real) and position >= 0 for position in positions):
+        if not all(isinstance(position, numbers.Real) and float(position) >= 0 for position in positions):
             raise ValueError("predictions: column 'top-k-pos' holds no positions from 0")
         self.k = int(max(positions, default=-1)) + 1
         super().__init__(model, ground_truth, predicitons, pred_col, digits)

@@ -120,7 +120,7 @@ def compare_rows(
     return found
 
 
-def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> tuple[np.ndarray, ...]:
+def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> list[np.ndarray]:
     """The three keys and the numbers (over all parts) of the rows whose text falls into a bucket."""
     chosen: list[tuple[np.ndarray, ...]] = []
     start = 0
@@ -130,8 +130,8 @@ def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> tuple[np.nda
             chosen.append((*(key[inside] for key in keys), inside + start))
             start += len(keys[0])
     if not chosen:
-        return (*(np.zeros(0, dtype=np.uint64) for _ in range(3)), np.zeros(0, dtype=np.int64))
-    return tuple(np.concatenate(arrays) for arrays in zip(*chosen))
+        return [np.zeros(0, dtype=dtype) for dtype in (np.uint64, np.uint64, np.uint64, np.int64)]
+    return [np.concatenate(arrays) for arrays in zip(*chosen)]
 
 
 def _conflict(
@@ -247,13 +247,28 @@ def make_report(
 
 def report_lines(report: dict) -> list[str]:
     """A report as lines for people; what did not happen is not said."""
+    lines = [*report["read"], *_what_there_is(report), *_notes(report)]
+    for problem in report["problems"]:
+        if problem["action"] == "noted":
+            lines.append(f"Note: {problem['rows']:,} {NOTES[problem['kind']]}{_where(problem)}")
+    if report["rejected_rows"]:
+        lines.append(f"Note: {report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
+        lines += [
+            f"  {problem['rows']:,} × {problem['kind']}{_where(problem)}"
+            for problem in report["problems"]
+            if problem["action"] == "rejected"
+        ]
+    return lines
+
+
+def _what_there_is(report: dict) -> list[str]:
+    """Rows, texts, lengths, codes and languages."""
     unusable = (
         f", {report['unusable_rows']:,} that stop the run; what follows is without them"
         if report["unusable_rows"]
         else ""
     )
     lines = [
-        *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"
         " validation" + unusable,
         (
@@ -266,7 +281,8 @@ def report_lines(report: dict) -> list[str]:
             "Length in characters: "
             + ", ".join(f"{name} {value:,}" for name, value in report["length"].items())
         )
-    lines += [
+    return [
+        *lines,
         f"Codes: {report['codes_used']:,} used"
         + (f" of {report['codes']:,} in the key" if report["codes"] > report["codes_used"] else "")
         + f", {len(report['rare_codes']):,} of them in fewer than {RARE} rows"
@@ -277,7 +293,11 @@ def report_lines(report: dict) -> list[str]:
         "Languages: "
         + (", ".join(f"{name} {count:,}" for name, count in report["languages"].items()) or "none"),
     ]
-    lines += [
+
+
+def _notes(report: dict) -> list[str]:
+    """What is remarkable about the data as a whole."""
+    lines = [
         f"Note: {os.path.basename(file['path'])} was read as {file['encoding']}"
         for file in report["files"]
         if file["encoding"] not in ("UTF-8", "Parquet")
@@ -309,16 +329,6 @@ def report_lines(report: dict) -> list[str]:
             f"Note: {report['val_rows_seen_in_training']:,} validation rows ({share:.0%}) have a text that is"
             " also trained on; their accuracy flatters the model"
         )
-    for problem in report["problems"]:
-        if problem["action"] == "noted":
-            lines.append(f"Note: {problem['rows']:,} {NOTES[problem['kind']]}{_where(problem)}")
-    if report["rejected_rows"]:
-        lines.append(f"Note: {report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
-        lines += [
-            f"  {problem['rows']:,} × {problem['kind']}{_where(problem)}"
-            for problem in report["problems"]
-            if problem["action"] == "rejected"
-        ]
     return lines
 
 

@@ -25,6 +25,7 @@ from histocc.text_rules import AS_IS, cleaner
 _OF_THE_MODEL = re.compile("[\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252, or lost altogether
 _BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")
+Reject = tuple[int, str, str, str, str]  # line, column, value, kind, reason
 ENCODINGS = {
     "utf-8-sig": "UTF-8",
     "utf-16": "UTF-16",
@@ -50,6 +51,14 @@ def _readable(path: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         yield from chunks
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _repeated(numbers: np.ndarray) -> np.ndarray:
+    """Which numbers ≥ 0 stand further left in their row, too; int64 [n, K] → bool [n, K]."""
+    found = np.zeros(numbers.shape, dtype=bool)
+    for place in range(1, numbers.shape[1]):
+        found[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
+    return found & (numbers >= 0)
 
 
 class Reader:
@@ -103,68 +112,24 @@ class Reader:
                 "path": path,
                 "part": part,
                 "rows": rows,
-                "encoding": ENCODINGS.get(encoding or "", "Parquet"),
+                "encoding": ENCODINGS[encoding] if encoding else "Parquet",
                 "delimiter": delimiter,
                 "columns": columns,
             }
         )
 
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
-        settings, columns = self.settings, chunk.columns
-        rejects = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
-        whole = "".join(columns[0])
-        own = (
-            {i for i, text in enumerate(columns[0]) if _OF_THE_MODEL.search(text)}
-            if _OF_THE_MODEL.search(whole)
-            else set()
-        )
+        columns, lines = chunk.columns, chunk.lines
         texts = list(map(self.clean, columns[0]))
-        keep = np.fromiter(map(len, map(str.strip, texts)), dtype=np.int64, count=len(texts)) > 0
-        keep[list(own)] = True  # transliterated, nothing may be left of them
-        rejects += [
-            (chunk.lines[i], settings.input_col, columns[0][i], "empty text", "the description is empty")
-            for i in np.flatnonzero(~keep)
-        ]
-        if "\ufffd" in whole or "Ã" in whole:
-            broken = [i for i, text in enumerate(columns[0]) if _BROKEN.search(text)]
-            self.findings.note(
-                "letters_broken", path, chunk.lines[broken], (columns[0][i].strip() for i in broken)
-            )
-        if "\0" in whole:
-            nul = [i for i, text in enumerate(texts) if "\0" in text]
-            keep[nul] = False
-            rejects += [
-                (
-                    chunk.lines[i],
-                    settings.input_col,
-                    texts[i],
-                    "NUL character",
-                    "the description holds a NUL character",
-                )
-                for i in nul
-            ]
-        keep[own := sorted(i for i in own if keep[i])] = False
-        rejects += [
-            (
-                chunk.lines[i],
-                settings.input_col,
-                columns[0][i].strip(),
-                "character of the model",
-                (
-                    "the description holds a character "
-                    "from U+E000 to U+E004, which the model uses for the ends of a text"
-                ),
-            )
-            for i in own
-        ]
+        rejects = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+        keep, unusable = self._check_texts(path, chunk, texts)
+        rejects += unusable
         codes = self._codes(path, chunk, keep, rejects)  # [n, K]; clears `keep` where a row is no use
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             self.findings.reject(kind, path, line, column, value, reason)
         if not keep.all():
-            texts, codes, lines = list(compress(texts, keep)), codes[keep], chunk.lines[keep]
+            texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
             columns = [list(compress(column, keep)) for column in columns]
-        else:
-            lines = chunk.lines
         if texts:
             language = self._language(path, lines, texts, columns)
             self.writer.add(
@@ -175,7 +140,43 @@ class Reader:
                 lines=lines + (len(self.files) << 40),
             )
 
-    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, rejects: list) -> np.ndarray:
+    def _check_texts(self, path: str, chunk: Chunk, texts: list[str]) -> tuple[np.ndarray, list[Reject]]:
+        """(which rows have a usable description, bool [n], what is said of the others); texts: the
+        descriptions, cleaned. Also notes letters that were broken before.
+        """
+        column, cells = self.settings.input_col, chunk.columns[0]
+        whole = "".join(cells)
+        keep = np.fromiter(map(len, map(str.strip, texts)), dtype=np.int64, count=len(texts)) > 0
+        of_model = []
+        if _OF_THE_MODEL.search(whole):
+            of_model = [i for i, text in enumerate(cells) if _OF_THE_MODEL.search(text)]
+        keep[of_model] = True  # transliterated, nothing may be left of them
+        rejects = [
+            (chunk.lines[i], column, cells[i], "empty text", "the description is empty")
+            for i in np.flatnonzero(~keep)
+        ]
+        if "\ufffd" in whole or "Ã" in whole:
+            broken = [i for i, text in enumerate(cells) if _BROKEN.search(text)]
+            self.findings.note(
+                "letters_broken", path, chunk.lines[broken], (cells[i].strip() for i in broken)
+            )
+        if "\0" in whole:
+            nul = [i for i, text in enumerate(texts) if "\0" in text]
+            keep[nul] = False
+            reason = "the description holds a NUL character"
+            rejects += [(chunk.lines[i], column, texts[i], "NUL character", reason) for i in nul]
+        of_model = [i for i in of_model if keep[i]]
+        keep[of_model] = False
+        reason = (
+            "the description holds a character from U+E000 to U+E004, which the model uses for the ends of a"
+            " text"
+        )
+        rejects += [
+            (chunk.lines[i], column, cells[i].strip(), "character of the model", reason) for i in of_model
+        ]
+        return keep, rejects
+
+    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, rejects: list[Reject]) -> np.ndarray:
         """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rows that cannot be used leave
         `keep`.
         """
@@ -204,21 +205,7 @@ class Reader:
             keep &= ~blank
         else:
             numbers[blank, 0] = self.missing
-        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
-            place = int(np.argmax(numbers[i] < WORD))
-            kind, message = self.book.fault(int(numbers[i, place]))
-            row = (
-                chunk.lines[i],
-                names[place],
-                cells[place][i],
-                DOES_NOT_FIT if kind == "label" else OUTSIDE_KEY,
-                message,
-            )
-            if kind == "label" and (self.numbers_assumed or not self.settings.drop_bad_labels):
-                self.findings.error(row[3], path, *row[:3], message)
-            else:
-                rejects.append(row)
-            keep[i] = False
+        self._check_numbers(path, chunk, numbers, keep, rejects)
 
         def note(kind: str, where: np.ndarray) -> None:  # where: bool [n, K]
             rows, places = np.nonzero(where & keep[:, None])
@@ -234,14 +221,28 @@ class Reader:
         note("codes_short", numbers >= SHORT)
         numbers &= np.where(numbers >= 0, REPAIRED - 1, -1)
         numbers[numbers < 0] = BLANK
-        repeated = np.zeros(numbers.shape, dtype=bool)
-        for place in range(1, len(names)):
-            repeated[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1) & (
-                numbers[:, place] >= 0
-            )
+        repeated = _repeated(numbers)
         note("codes_repeated", repeated)
         numbers[repeated] = BLANK
         return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+
+    def _check_numbers(
+        self, path: str, chunk: Chunk, numbers: np.ndarray, keep: np.ndarray, rejects: list[Reject]
+    ) -> None:
+        """Rows with a cell that is no code of the model or the key leave `keep`, and are rejected or, where
+        the user must decide, errors.
+        """
+        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
+            place = int(np.argmax(numbers[i] < WORD))
+            kind, message = self.book.fault(int(numbers[i, place]))
+            found = DOES_NOT_FIT if kind == "label" else OUTSIDE_KEY
+            line, value = chunk.lines[i], chunk.columns[1 + place][i]
+            column = self.settings.target_cols[place]
+            if kind == "label" and (self.numbers_assumed or not self.settings.drop_bad_labels):
+                self.findings.error(found, path, line, column, value, message)
+            else:
+                rejects.append((line, column, value, found, message))
+            keep[i] = False
 
     def _language(
         self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]

@@ -43,6 +43,7 @@ from histocc.job.data import on_every_node
 from histocc.job.settings import LossSettings
 from histocc.model import model_io
 from histocc.model.decoding import sets_of
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
 from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
@@ -472,7 +473,7 @@ def ranks_together(state: dict) -> bool:
 
 
 def collector(
-    outcomes: Outcomes, model: torch.nn.Module, formatter: BlockyFormatter, state: dict
+    outcomes: Outcomes, model: Seq2SeqMixerOccCANINE, formatter: BlockyFormatter, state: dict
 ) -> Callable[..., None]:
     """What the task gives every batch to."""
     search = (
@@ -536,7 +537,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         raise Stopped
     compared = baseline_figures(args, world, file, state, data, rows)
     found = outcomes.gathered(world)
-    if not world.is_main:
+    if found is None:  # on the other ranks
         return
     decoders = decoders_report(
         found,

@@ -2,6 +2,8 @@
 0.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -136,7 +138,7 @@ class Outcomes:
         shares = world.gather_on_main((own, self.counts))
         if shares is None:
             return None
-        found = {
+        found: dict[str, Any] = {
             name: np.concatenate([part[name] for part, _ in shares if part])
             for name in next(part for part, _ in shares if part)
         }

@@ -235,7 +235,8 @@ def svm(
         predicting += time.perf_counter() - before
     before = time.perf_counter()
     sets = [frozenset(names[i] for i in {one, *more}) for one, more in zip(best.tolist(), further)]
-    answers = list(map(dict(zip(distinct, sets)).get, texts))
+    of_text = dict(zip(distinct, sets))
+    answers = [of_text[text] for text in texts]
     predicting += time.perf_counter() - before
     return Answers(answers, time.perf_counter() - started - predicting, predicting)
 
@@ -291,20 +292,17 @@ def accuracies(
     columns = np.zeros((len(true), len(report_metrics.COLUMNS)))
     columns[:, 0], columns[:, 1] = 1, right
 
-    def figures(columns: np.ndarray) -> dict | None:
+    def figures(columns: np.ndarray) -> dict:
         found = report_metrics.measured(columns, text, resamples, seed)
-        return (
-            {
-                "rows": found["rows"],
-                "texts": found["texts"],
-                **{name: found[name]["accuracy"] for name in ("over_rows", "over_texts")},
-            }
-            if found["rows"]
-            else None
-        )
+        return {
+            "rows": found["rows"],
+            "texts": found["texts"],
+            **{name: found[name]["accuracy"] for name in ("over_rows", "over_texts")},
+        }
 
     several = np.array([len(codes) > 1 for codes in true])
-    return figures(columns) | {"several": figures(columns * several[:, None])}
+    of_several = figures(columns * several[:, None]) if several.any() else None
+    return figures(columns) | {"several": of_several}
 
 
 def compared(

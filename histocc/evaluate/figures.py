@@ -34,9 +34,10 @@ class Answers:
         number, _ = report_metrics.numbered(
             [report_metrics.cut(code, digits, separator) for code in self.codes]
         )
-        return tuple(
+        pred, true = (
             report_metrics.distinct_pairs(rows, number[codes]) for rows, codes in (self.pred, self.true)
         )
+        return pred, true
 
     @cached_property
     def columns(self) -> np.ndarray:
@@ -122,6 +123,7 @@ def written_codes(
     of_kind = np.zeros(len(kinds), dtype=np.int64)
     for i, kind in enumerate(kinds):
         code = formatter.decode_block(kind)
+        assert code is not None  # canonical blocks without a code are PAD
         if code not in place:
             place[code] = len(codes)
             codes.append(code)

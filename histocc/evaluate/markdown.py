@@ -95,6 +95,23 @@ def _measures(name: str, groups: list[tuple[str, dict]]) -> list[str]:
 
 
 def _decoder(name: str, found: dict) -> list[str]:
+    """The section on a decoder."""
+    lines = _what_it_got_right(name, found)
+    lines += _measures("digits", [(str(each["digits"]), each) for each in found["by_digits"]])
+    lines += _measures("language", list(found["by_language"].items()))
+    lines += _measures("major group", list(found["by_major_group"].items()))
+    if "top_k" in found:
+        lines += table(
+            ["k", "one true code among the k most probable, %", "all, %"],
+            [[each["k"], percent(each["one"]), percent(each["all"])] for each in found["top_k"]],
+        )
+    if "thresholds" in found:
+        lines += _thresholds(found["thresholds"])
+    return lines + _calibration(found["calibration"]) + _confusions(found["confusions"])
+
+
+def _what_it_got_right(name: str, found: dict) -> list[str]:
+    """The beginning of the section, with what was decided by."""
     lines = [
         f"## {name_of(name, found)}",
         "",
@@ -118,35 +135,33 @@ def _decoder(name: str, found: dict) -> list[str]:
             ),
             "",
         ]
-    lines += _measures("digits", [(str(each["digits"]), each) for each in found["by_digits"]])
-    lines += _measures("language", list(found["by_language"].items()))
-    lines += _measures("major group", list(found["by_major_group"].items()))
-    if "top_k" in found:
-        lines += table(
-            ["k", "one true code among the k most probable, %", "all, %"],
-            [[each["k"], percent(each["one"]), percent(each["all"])] for each in found["top_k"]],
-        )
-    if "thresholds" in found:
-        lines += table(
-            ["language", "rows", "threshold for F1", "F1, %", "threshold for accuracy", "accuracy, %"],
+    return lines
+
+
+def _thresholds(found: dict[str, dict]) -> list[str]:
+    """The best thresholds by language."""
+    return table(
+        ["language", "rows", "threshold for F1", "F1, %", "threshold for accuracy", "accuracy, %"],
+        [
             [
-                [
-                    language,
-                    f"{each['rows']:,}",
-                    each["threshold_f1"],
-                    percent(each["f1"]),
-                    each["threshold_accuracy"],
-                    percent(each["right"] / each["rows"]),
-                ]
-                for language, each in found["thresholds"].items()
-            ],
-        )
-    bins = found["calibration"]
-    lines += [
-        f"Expected calibration error: {percent(bins['expected_calibration_error'])} percentage points.",
+                language,
+                f"{each['rows']:,}",
+                each["threshold_f1"],
+                percent(each["f1"]),
+                each["threshold_accuracy"],
+                percent(each["right"] / each["rows"]),
+            ]
+            for language, each in found.items()
+        ],
+    )
+
+
+def _calibration(found: dict) -> list[str]:
+    lines = [
+        f"Expected calibration error: {percent(found['expected_calibration_error'])} percentage points.",
         "",
     ]
-    lines += table(
+    return lines + table(
         ["confidence", "rows", "mean confidence, %", "accuracy, %"],
         [
             [
@@ -155,25 +170,27 @@ def _decoder(name: str, found: dict) -> list[str]:
                 percent(each["confidence"]),
                 percent(each["accuracy"]),
             ]
-            for each in bins["bins"]
+            for each in found["bins"]
         ],
     )
-    lines += ["Most frequent confusions:", ""] if found["confusions"] else ["No row is wrong.", ""]
-    if found["confusions"]:
-        lines += table(
-            ["true", "predicted", "rows", "texts", "examples"],
+
+
+def _confusions(found: list[dict]) -> list[str]:
+    if not found:
+        return ["No row is wrong.", ""]
+    return ["Most frequent confusions:", ""] + table(
+        ["true", "predicted", "rows", "texts", "examples"],
+        [
             [
-                [
-                    each["true"],
-                    each["predicted"] or "(no code)",
-                    f"{each['rows']:,}",
-                    f"{each['texts']:,}",
-                    "; ".join(each["examples"]),
-                ]
-                for each in found["confusions"]
-            ],
-        )
-    return lines
+                each["true"],
+                each["predicted"] or "(no code)",
+                f"{each['rows']:,}",
+                f"{each['texts']:,}",
+                "; ".join(each["examples"]),
+            ]
+            for each in found
+        ],
+    )
 
 
 def data_lines(data: dict) -> list[str]:
@@ -323,7 +340,8 @@ def plots(report: dict) -> dict[str, Callable] | None:
     left.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100), xticks=places)
     right.plot([0, 1], [0, 1], color="grey", linewidth=1)
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    left.legend(), right.legend()
+    left.legend()
+    right.legend()
     return dict(zip(PLOTS, (_writer(digits), _writer(bins))))
 
 

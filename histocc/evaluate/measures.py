@@ -7,7 +7,7 @@ Nothing here knows models or files.
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
     whatever the number of texts. Returns {"rows", "texts", "over_rows", "over_texts"}, the last two {measure:
     [value, low, high]}.
     """
-    part = columns.any(axis=1)
+    part = np.asarray(columns.any(axis=1))
     if not part.any():
         return {"rows": 0, "texts": 0, "over_rows": {}, "over_texts": {}}
     sums = np.stack(
@@ -132,7 +132,7 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
     texts = int(times.sum())
     both = np.concatenate([kinds[:, :5], kinds[:, :5] / kinds[:, 5:]], axis=1)  # [P, 10]
     drawn = np.random.default_rng(seed).multinomial(texts, times / texts, size=resamples) @ both  # [R, 10]
-    found = {"rows": int(columns[:, 0].sum()), "texts": int(times[kinds[:, 0] > 0].sum())}
+    found: dict[str, Any] = {"rows": int(columns[:, 0].sum()), "texts": int(times[kinds[:, 0] > 0].sum())}
     for name, place in (("over_rows", slice(0, 5)), ("over_texts", slice(5, 10))):
         value, draws = ratios(times @ both[:, place]), ratios(drawn[:, place])
         draws = np.where(np.isnan(draws).all(axis=0), value, draws)  # no draw has a row that is counted

@@ -7,6 +7,7 @@ at a time goes through `start` and `step`, which keep the keys and values of wha
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -131,8 +132,8 @@ class DecoderLayer(nn.Module):
         """x [B, T, H], memory [B, S, H]; visible None means causal and nothing else → [B, T, H]."""
         q, k, v = self.self_attn.project(x, ALL)
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
-        memory_key, memory_value = self.multihead_attn.project(memory, KEY_VALUE)
-        return self.cross_attend_and_feed_forward(x, memory_key, memory_value, memory_visible)
+        memory_k, memory_v = self.multihead_attn.project(memory, KEY_VALUE)
+        return self.cross_attend_and_feed_forward(x, memory_k, memory_v, memory_visible)
 
     def cross_attend_and_feed_forward(
         self,
@@ -155,7 +156,7 @@ class DecoderLayer(nn.Module):
 class DecoderStack(nn.Module):
     def __init__(self, layers: list[DecoderLayer]):
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers = cast(Sequence[DecoderLayer], nn.ModuleList(layers))
 
 
 class TransformerDecoder(nn.Module):
@@ -233,9 +234,6 @@ class TransformerDecoder(nn.Module):
         )
         return padding.to(self.head.weight.dtype)[:, None, None, :].masked_fill(later, float("-inf"))
 
-    def layers(self) -> list[DecoderLayer]:
-        return cast(list[DecoderLayer], list(self.decoder.layers))
-
     @torch.no_grad()
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
@@ -248,7 +246,7 @@ class TransformerDecoder(nn.Module):
         self.check_length(max_steps)
         projected = [
             [part.contiguous() for part in layer.multihead_attn.project(memory, KEY_VALUE)]
-            for layer in self.layers()
+            for layer in self.decoder.layers
         ]
         batch, heads, _, size = projected[0][0].shape
 
@@ -277,7 +275,7 @@ class TransformerDecoder(nn.Module):
         cache.visible[:, t] = tokens != self.pad_idx if t and self.target_mask else True
         visible = cache.visible[:, None, None, : t + 1]  # [B, 1, 1, t + 1]
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)  # [B, 1, H]
-        for i, layer in enumerate(self.layers()):
+        for i, layer in enumerate(self.decoder.layers):
             q, k, v = layer.self_attn.project(x, ALL)  # [B, heads, 1, H / heads]
             cache.keys[i][:, :, t : t + 1] = k
             cache.values[i][:, :, t : t + 1] = v

@@ -173,9 +173,8 @@ class Job:
             for text, language in zip(texts, languages)
         ]
         rare = [i for i, key in enumerate(keys) if key not in frequent]
-        coded = [frequent.get(key) for key in keys]
-        for i, found in zip(rare, self.code([keys[i][0] for i in rare], [languages[i] for i in rare])):
-            coded[i] = found
+        of_rare = iter(self.code([keys[i][0] for i in rare], [languages[i] for i in rare]))
+        coded = [frequent[key] if key in frequent else next(of_rare) for key in keys]
         new = [self.cells(found) for found in coded]
         unknown = Counter(
             language.strip() for language in languages if self.coder.known(language) != language.strip()

@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from histocc.formatter import PAD_IDX
+from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding, model_io
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import Given
 from histocc.model.thresholds import Thresholds
 from histocc.predict.search import CodeSearch, CodeTrie
@@ -46,13 +47,14 @@ class Coded(NamedTuple):
 
 
 NOTHING = Coded([], [], None)
+ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
 def never_stop() -> None:
     pass
 
 
-def on_cpu(model: torch.nn.Module) -> torch.nn.Module:
+def on_cpu(model: ModelT) -> ModelT:
     """The model where all of it is on the CPU, else a copy there."""
     tensors = [*model.parameters(), *model.buffers()]
     if all(tensor.device.type == "cpu" for tensor in tensors):
@@ -75,8 +77,8 @@ class Coder:
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        formatter,
+        model: Seq2SeqMixerOccCANINE,
+        formatter: BlockyFormatter,
         state: dict,
         *,
         batch_size: int = 256,
@@ -98,7 +100,7 @@ class Coder:
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
         self._search: CodeSearch | None = None
-        self._code_of: dict[tuple, str] = {}
+        self._code_of: dict[tuple[int, ...], str] = {}
 
     def __getstate__(self) -> dict:
         """For pickle and copy: the weights on the CPU, and nothing that is worked out from them."""
@@ -302,7 +304,9 @@ class Coder:
     def _name(self, block: tuple[int, ...]) -> str:
         code = self._code_of.get(block)
         if code is None:
-            code = self._code_of[block] = self.formatter.decode_block(block)
+            code = self.formatter.decode_block(block)
+            assert code is not None  # canonical blocks without a code are PAD
+            self._code_of[block] = code
         return code
 
     def _flat(

@@ -17,6 +17,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from histocc.data.findings import row_writer
 from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks
@@ -103,7 +104,7 @@ class CodedFile:
             follows=False,
         )
 
-    def read(self, name: str):
+    def read(self, name: str) -> Any:
         """What `note` has written; None where there is no such file, or it was not written here under this
         name. Raises UserError for what is no file at all.
         """

@@ -303,7 +303,7 @@ class CodeSearch:
                 memory = memory.rows(~done)
                 queue = queue.rows(~done)
                 is_open = is_open[~done]
-            if self.linear_share and MOST_OPENED * used > rows * tree.inner:
+            if isinstance(queue, _JointQueue) and MOST_OPENED * used > rows * tree.inner:
                 codes[active], log_probs[active] = self._joint_best(memory, queue, k)
                 return codes, log_probs.exp()
             best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)  # [b, P] each

@@ -42,7 +42,8 @@ def rows_of(name: str, given: Any, kind: str) -> list | None:
             "predict(table['occ1'], lang=table['lang'])"
         )
     if is_no_list(given) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
-        size = f" of shape {tuple(given.shape)}" if hasattr(given, "shape") else ""
+        shape = getattr(given, "shape", None)
+        size = "" if shape is None else f" of shape {tuple(shape)}"
         raise ValueError(
             f"{name}: found {shown(given)}{size}, expected a {kind}, or a list, array or column of them"
         )
@@ -71,7 +72,7 @@ def texts_and_languages(occ1: Any, lang: Any) -> tuple[list, list[str], list[str
 def indexes_differ(occ1: Any, lang: Any) -> bool:
     """Whether both are columns of pandas whose rows have other names."""
     own, other = getattr(occ1, "index", None), getattr(lang, "index", None)
-    return hasattr(own, "equals") and hasattr(other, "equals") and not own.equals(other)
+    return own is not None and hasattr(own, "equals") and hasattr(other, "equals") and not own.equals(other)
 
 
 def names_of(table: Any) -> list[str]:
@@ -132,7 +133,7 @@ def a_row_per_text(
             [each.probs[i] if i < len(each.codes) else None for each in coded]
         )
         if words:
-            columns[f"desc_{i + 1}"] = [words.get(code) for code in codes]
+            columns[f"desc_{i + 1}"] = [None if code is None else words.get(code) for code in codes]
     return {**columns, "conf": probabilities([each.conf for each in coded])}
 
 

@@ -47,10 +47,8 @@ def write(
             return put
 
         everything = start(output) if output else None
-        train, val = (
-            (start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv"))
-            if split_dir
-            else (None, None)
+        sides = (
+            [start(os.path.join(split_dir, name)) for name in ("train.csv", "val.csv")] if split_dir else []
         )
         # half of the rows are texts that many rows have
         is_val = lru_cache(maxsize=REMEMBERED)(in_validation)
@@ -58,12 +56,12 @@ def write(
         while chunk := list(islice(remaining, CHUNK)):
             if everything:
                 everything(chunk)
-            if split_dir:
-                sides: tuple[list[Row], list[Row]] = ([], [])
+            if sides:
+                of_sides: tuple[list[Row], list[Row]] = ([], [])
                 for row in chunk:
-                    sides[is_val(row[0])].append(row)
-                train(sides[False])
-                val(sides[True])
+                    of_sides[is_val(row[0])].append(row)
+                for put, some in zip(sides, of_sides):
+                    put(some)
     return counts
 
 

@@ -18,7 +18,7 @@ TITLE_WIDTH = 34
 
 def get_args_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m histocc.sample.show", description=__doc__.split("\n", 1)[0]
+        prog="python -m histocc.sample.show", description=str(__doc__).split("\n", 1)[0]
     )
     parser.add_argument(
         "--model",
@@ -47,7 +47,8 @@ def show(args: argparse.Namespace) -> None:
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read_table()}
     coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
     predictions = [list(zip(each.codes, each.probs)) for each in coded]
-    rows, right = [HEADER], 0
+    rows: list[tuple[str, ...]] = [HEADER]
+    right = 0
     for (text, language, *codes), predicted in zip(demo, predictions):
         codes = [code for code in codes if code]
         same = {code for code, _ in predicted} == set(codes)
