@@ -4,7 +4,7 @@
     python benchmarks/data.py                     # 18 million rows, about 6 GB of disk in --folder
     python benchmarks/data.py --rows 1000000      # a quick look
 
-Prints one table and one JSON line. Every part runs in a process of its own, whose peak memory is what the
+Prints one table and one JSON line. Every part runs in its own process, whose peak memory is what the
 system counted (resident set, pages of mapped files included). One thread each; preparation reads in one
 process and writes in a second one.
 """
@@ -179,7 +179,7 @@ def _answer(queue, work, arguments) -> None:
 
 
 def alone(work, *arguments) -> dict:
-    """Runs `work` in a process of its own."""
+    """Runs `work` in its own process."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_answer, args=(queue, work, arguments))

@@ -5,7 +5,7 @@
     python benchmarks/predict.py --rows 100000 --decoders flat
     python benchmarks/predict.py --draw-from register.csv --ways de-duplicated   # its rows again and again
 
-Every run is a process of its own, whose peak memory is what the system counted. Prints a table and one JSON
+Every run is a separate process, whose peak memory is what the system counted. Prints a table and one JSON
 line.
 """
 

@@ -9,7 +9,7 @@ decoders.
     python benchmarks/quality.py --baseline --noise --budgets                # baselines alone
     python benchmarks/quality.py --rows 500 2000 8000 --budgets 2            # by number of training rows
 
-Trains with finetune.py and counts with histocc.evaluate, each in a process of its own. A tenth of the texts
+Trains with finetune.py and counts with histocc.evaluate, each in its own process. A tenth of the texts
 is held out (a row is on the side of its text); a row is right if its set of codes is. A cell is: % of
 distinct held-out texts ± half the range over the seeds | % of held-out rows | % of those with two or more
 codes, if there are any | with --noise, % of distinct texts of which one random letter was replaced. Top 1:

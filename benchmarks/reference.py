@@ -291,7 +291,7 @@ class Bench(Training):
 
 
 def cut(tokens: torch.Tensor) -> torch.Tensor:
-    """Without what stands behind the first empty block, which ours does not write."""
+    """Without what comes after the first empty block, which ours does not write."""
     body = tokens[:, 1:-1].clone().unflatten(1, (-1, 5))
     ended = (body[:, :, 0] == 1).long().cumsum(1) > 0
     body[ended] = 1

@@ -297,7 +297,7 @@ def who_is_missing(world: World | None) -> tuple[str, bool]:
         return "", is_first_of_machine()  # nobody has met: the others may not even run
     silent, doing = world.heartbeat.listen()
     text = "".join(
-        f"; rank {other} does not answer, its last word was: {doing.get(other, 'nothing')}"
+        f"; rank {other} does not answer, last reported activity: {doing.get(other, 'nothing')}"
         for other in silent
     )
     return text, all(other in silent for other in range(world.rank))

@@ -118,7 +118,7 @@ def differences_of_codes(kind: str, codes: list[str], formatter: BlockyFormatter
     return [
         (
             bool(formatter.chars and formatter.within_block_sep),
-            "it has tokens of its own and commas between them, and that program takes but one of both",
+            "it has its own tokens, and commas between them, and that program takes but one of both",
         ),
         (max(lengths) != formatter.block_size, f"no code fills its block: --block-size {max(lengths)}"),
         (
@@ -208,7 +208,7 @@ def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
 
 
 def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:
-    """The formatter's tokens under a name, where it has tokens of its own."""
+    """The formatter's tokens under a name, where it has its own."""
     return {name: list(formatter.chars)} if formatter.chars else {}
 
 

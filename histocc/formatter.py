@@ -360,7 +360,7 @@ def is_missing(value: Any) -> bool:
 def _checked_tokens(chars: Sequence[str | int], general: bool) -> tuple[str, ...]:
     tokens = tuple(map(str, chars))
     if not general:
-        raise ValueError("only the general-purpose formatter takes tokens of its own")
+        raise ValueError("only the general-purpose formatter takes its own tokens")
     odd = [token for token in tokens if not token or SEP_VALUE in token or tokens.count(token) > 1]
     if odd or not tokens:
         raise ValueError(

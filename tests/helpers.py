@@ -132,7 +132,7 @@ def fork_server():
 
 
 def run_forked(script, args, timeout):
-    """(exit code, output) of a script in a process of its own, in `environment()`. What it has registered
+    """(exit code, output) of a script in its own process, in `environment()`. What it has registered
     with atexit is not called.
     """
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:

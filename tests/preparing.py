@@ -87,7 +87,7 @@ def problems(tmp_path, content: str | bytes, **options) -> list[str]:
 
 @pytest.fixture
 def second_process(monkeypatch):
-    """Writing continues in a process of its own from the second chunk on, as it does with many rows."""
+    """Writing continues in its own process from the second chunk on, as it does with many rows."""
     monkeypatch.setattr("histocc.data.tables.CHUNK", 7)
     monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
     monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})

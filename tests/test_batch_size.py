@@ -26,7 +26,7 @@ def test_sizes_that_do_not_fit_are_not_taken():
     def work(rows):
         time.sleep(0.01)
         if rows > 16:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("not enough memory")
 
     assert find_batch_size(work, 4096, World()) == 16
 
@@ -46,7 +46,7 @@ forward = Seq2SeqMixerOccCANINE.forward
 
 def small_memory(self, input_ids, *args, **kwargs):
     if len(input_ids) > 3 and os.environ.get("RANK", "0") in ("", {rank!r}):
-        raise torch.OutOfMemoryError("no room for so many rows")
+        raise torch.OutOfMemoryError("not enough memory for so many rows")
     return forward(self, input_ids, *args, **kwargs)
 
 Seq2SeqMixerOccCANINE.forward = small_memory

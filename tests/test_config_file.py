@@ -266,7 +266,7 @@ DEEP = 30_000
         (
             "a.json",
             b'{"batch_size": 3, "batch_size": 4}',
-            "cannot be read as JSON: 'batch_size' stands there twice",
+            "cannot be read as JSON: 'batch_size' is there twice",
         ),
         ("a.toml", b"batch_size = 3\nbatch_size = 4", "cannot be read as TOML: Cannot overwrite"),
         ("a.toml", b'language = "a\0b"', "cannot be read as TOML"),

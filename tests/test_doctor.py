@@ -131,7 +131,7 @@ def test_a_peer_that_hangs_is_named():
         sleeper.wait()
     assert (
         code == 1
-        and "rank 1 does not answer, its last word was: falling asleep" in found["this machine"]["text"]
+        and "rank 1 does not answer, last reported activity: falling asleep" in found["this machine"]["text"]
     )
 
 

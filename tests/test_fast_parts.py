@@ -126,7 +126,7 @@ def test_only_the_first_empty_block_counts_whatever_the_companions():
     log_probs = logits.log_softmax(-1)
     one = -log_probs[0, 0:5, 10].mean() - log_probs[0, 5:10, PAD_IDX].mean() / 5
     assert abs(found[0] - one) < 1e-12
-    # as the row comes in a micro-batch of its own
+    # as the row comes in its own micro-batch
     short = torch.cat([target[:1, :11], target[:1, -1:]], dim=1)
     assert abs(loss(logits[:1, :11], short) - one) < 1e-12
     assert found[1] < BlockOrderInvariantLoss(PAD_IDX, 5, 5)(logits[1:], target[1:])

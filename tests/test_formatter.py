@@ -230,7 +230,7 @@ def test_general_blocks():
 
 
 def canonical(formatter, blocks):
-    """Canonical form of blocks [N, bs], each in a sequence of its own: int64 [N, bs]."""
+    """Canonical form of blocks [N, bs], each in its own sequence: int64 [N, bs]."""
     blocks = torch.tensor(blocks)
     sequences = torch.full((len(blocks), formatter.max_seq_len), PAD_IDX)
     sequences[:, 0] = BOS_IDX

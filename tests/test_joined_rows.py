@@ -617,7 +617,7 @@ def test_one_target_column_has_nothing_to_join(tmp_path):
         "--save-path",
         tmp_path / "run",
     ]
-    assert "--join-rows joins nothing: the formatter has no room for a second code" in run(
+    assert "--join-rows joins nothing: the formatter takes one code per row" in run(
         FINETUNE, *flags, "--join-rows", 0.5
     )
     code, output = run_inside(finetune.main, *flags, "--join-rows", 1.5)

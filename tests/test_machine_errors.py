@@ -1,4 +1,4 @@
-"""What the machine refuses, in words: with real limits, each in a process of its own."""
+"""What the machine refuses, in words: with real limits, each in its own process."""
 
 import errno
 import os

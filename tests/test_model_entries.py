@@ -176,7 +176,7 @@ def test_shapes_of_what_is_trained_are_those_of_the_optimizer():
         ("config.json", '{"layer_norm_eps": 1e999}', "no finite number"),
         ("config.json", '{"layer_norm_eps": -1}', "layer_norm_eps: found -1"),
         ("config.json", '{"hidden_act": ["gelu"]}', "hidden_act: found a list"),
-        ("config.json", '{"hidden_size": 8, "hidden_size": 32}', "stands there twice"),
+        ("config.json", '{"hidden_size": 8, "hidden_size": 32}', "is there twice"),
         ("config.json", "[" * 100_000, "in lists without end"),
         ("config.json", b'{"\xff": 1}', "not readable as JSON"),
         ("config.json", None, "found a pipe"),

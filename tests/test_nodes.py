@@ -16,7 +16,7 @@ pytestmark = pytest.mark.processes
 
 
 def run_on_nodes(folders, *args, code):
-    """Starts the script by torchrun in each folder, as on a node of its own; returns the outputs."""
+    """Starts the script by torchrun in each folder, as on separate nodes; returns the outputs."""
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

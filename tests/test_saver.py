@@ -48,7 +48,7 @@ def test_what_is_written_is_what_was_there_when_it_was_asked_for(saver, said, mo
     state = torch.load(os.path.join(saver.own.folder, "4.bin"), weights_only=True)
     assert state["step"] == 4 and state["model"]["w"].tolist() == [0, 0, 0]
     assert said == [
-        f"Saved 4.bin, last.bin of step 4: 0 MB, training waited {saver.waited:.2f} s of"
+        f"Saved 4.bin, last.bin of step 4: 0 MB, blocked training for {saver.waited:.2f} s, written in"
         f" {saver.seconds:.2f} s"
     ]
 

@@ -47,7 +47,7 @@ def test_a_wheel_holds_every_file_of_the_package(wheel):
 
 
 def test_an_installed_wheel_trains(wheel, tmp_path):
-    """In an environment of its own, which sees torch and numpy where they are installed."""
+    """In a separate environment, which sees torch and numpy where they are installed."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
     site = next((tmp_path / "env" / "lib").glob("python*/site-packages"))

@@ -45,7 +45,7 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
         default=None,
         metavar="CHAR",
         help=(
-            "what parts the columns of CSV files: a character, or comma, semicolon, tab, pipe (default: found"
+            "column delimiter of CSV files: a character, or comma, semicolon, tab, pipe (default: found"
             " in the first line)"
         ),
         resumable=True,

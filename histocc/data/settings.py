@@ -218,7 +218,7 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_col
     except CodeError as error:
         raise UserError(f"{path}: {error}") from None
     if args.key and len(set(codes)) < len(codes):
-        raise UserError(f"{path}: a code stands there twice, with and without its leading zero")
+        raise UserError(f"{path}: a code is listed twice, with and without its leading zero")
     return codes if args.key else sorted(set(codes))
 
 

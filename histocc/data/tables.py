@@ -102,7 +102,7 @@ def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str
                 f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
                 + (f". Is {near[0]!r} meant?" if near else "")
                 + (" (several columns are parted by blanks)" if "," in name else "")
-                + (" (one column only: --delimiter names what parts the columns)" if len(header) == 1 else "")
+                + (" (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "")
             )
         elif header.count(name) > 1:
             problems.append(

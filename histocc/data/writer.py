@@ -1,6 +1,6 @@
 """Writes checked rows to the array files of a prepared folder: hashes, split and words on the way.
 
-From some size on this continues in a process of its own, so that reading and writing share two cores.
+From some size on this continues in its own process, so that reading and writing share two cores.
 """
 
 import contextlib

@@ -147,7 +147,7 @@ def get_args_parser() -> arguments.Parser:
         type=table_arguments.delimiter,
         default=None,
         metavar="CHAR",
-        help="what parts the columns (default: found)",
+        help="column delimiter (default: found)",
     )
     group.add_argument(
         "--missing-code",

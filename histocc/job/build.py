@@ -144,7 +144,7 @@ def text_changes(settings: Settings, world: World, data: PreparedData, max_len: 
     if noise.join_rows and data.max_codes > 1:
         joined = JoinedRows(data, derived_seed(seed, JOINED), noise.join_rows, max_len)
     elif noise.join_rows:
-        world.print("Note: --join-rows joins nothing: the formatter has no room for a second code")
+        world.print("Note: --join-rows joins nothing: the formatter takes one code per row")
     descriptions = load_descriptions(
         noise.descriptions, data, settings.formatter, derived_seed(seed, DESCRIPTIONS)
     )

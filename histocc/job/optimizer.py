@@ -1,4 +1,4 @@
-"""AdamW, and the learning rate of the linear decoder, which has needs of its own."""
+"""AdamW, and the learning rate of the linear decoder, which has its own rate."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -95,7 +95,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, their vector of the text stands behind the pooled one: [B, H + their width]. Where
+        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. Where
         padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
         """
         narrow = self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride

@@ -319,7 +319,7 @@ def parsed(said: str, text: str) -> Any:
         if len(dict(found)) < len(found):
             names = [name for name, _ in found]
             raise ValueError(
-                f"the name {next(name for name in names if names.count(name) > 1)!r} stands there twice"
+                f"the name {next(name for name in names if names.count(name) > 1)!r} is there twice"
             )
         return dict(found)
 

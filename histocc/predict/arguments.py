@@ -88,7 +88,7 @@ def get_args_parser() -> arguments.Parser:
         type=table_arguments.delimiter,
         default=None,
         metavar="CHAR",
-        help="what parts the columns of the input (default: found)",
+        help="column delimiter of the input (default: found)",
     )
     files.add_argument(
         "--descriptions",
@@ -180,7 +180,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         ),
         (
             len(dict(args.threshold or [])) < len(args.threshold or []),
-            "--threshold: a language stands there twice",
+            "--threshold: a language is listed twice",
         ),
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),

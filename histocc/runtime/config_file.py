@@ -179,11 +179,11 @@ def _reason(error: ValueError) -> str:
 
 
 def _without_repeats(pairs: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """An object of a JSON file. Raises ValueError where a name stands there twice, as TOML does."""
+    """An object of a JSON file. Raises ValueError where a name is there twice, as TOML does."""
     found = dict(pairs)
     if len(found) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{name!r:.200} stands there twice")
+        raise ValueError(f"{name!r:.200} is there twice")
     return found
 
 

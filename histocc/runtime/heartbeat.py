@@ -151,8 +151,8 @@ def end_without(
     """
     if all(rank in silent for rank in range(own.rank)):
         who = "; ".join(
-            f"rank {rank} does not answer any more, its last word was: {said.get(rank, 'nothing')} (it spoke"
-            " twice a second)"
+            f"rank {rank} does not answer any more, last reported activity: {said.get(rank, 'nothing')} (a"
+            " heartbeat comes twice a second)"
             for rank in silent
         )
         print(

@@ -233,7 +233,7 @@ plain: Check = content(tensors=False)
 
 
 def dense(value: Any) -> Wrong | None:
-    """A tensor in the memory of this process whose numbers lie there, each in a place of its own: no view
+    """A tensor in the memory of this process whose numbers lie there, each in its own place: no view
     that is larger than its
     memory, nothing sparse, quantized or on the meta device."""
     ordinary = (
@@ -304,5 +304,5 @@ def apart(tensors: dict[str, torch.Tensor]) -> Wrong | None:
                 claimed.get(memory.data_ptr(), 0) + tensor.numel() * tensor.element_size()
             )
             if total > memory.nbytes():
-                return Wrong(name, "a tensor that shares its memory with another one", "a tensor of its own")
+                return Wrong(name, "a tensor that shares its memory with another one", "a separate tensor")
     return None

@@ -2,7 +2,7 @@
 (`--log-wandb`), by their own libraries; and, where matplotlib is installed, curves.png after each
 validation.
 
-Rank 0 only. Each library works in a thread of its own with a bounded queue: one that raises, exits or never
+Rank 0 only. Each library works in its own thread with a bounded queue: one that raises, exits or never
 comes back costs the run a line of warning and nothing else. A run that is resumed continues the same
 curves: TensorBoard hides rows after the step from which it continues, and W&B knows the run by its id,
 which all checkpoints of a run have in common. WANDB_MODE=offline writes to the save folder alone, for
@@ -130,7 +130,7 @@ class Curves:
 
 
 class InThread:
-    """A logger in a thread of its own: `make` opens it there. Nothing here raises or waits but `opened`."""
+    """A logger in its own thread: `make` opens it there. Nothing here raises or waits but `opened`."""
 
     def __init__(self, name: str, make: Callable[[], TensorBoard | WandB | Curves]):
         self.name, self.make = name, make

@@ -120,9 +120,8 @@ class Saver:
                     f"in {path}"
                 )
         self.say(
-            f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB, training waited "
-            f"{self.waited:.2f} s of "
-            f"{self.seconds:.2f} s"
+            f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB, blocked training for"
+            f" {self.waited:.2f} s, written in {self.seconds:.2f} s"
         )
 
     def _has_failed(self, step: int, names: list[str], why: str) -> None:

@@ -115,7 +115,7 @@ def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on
         if kill == signal.SIGSTOP:
             kill_all(process)  # torchrun would wait 30 s for the stopped one
         code, output = job.end(process, 60)
-        assert code != 0 and "error: rank 1 does not answer any more, its last word was: " in output
+        assert code != 0 and "error: rank 1 does not answer any more, last reported activity: " in output
         assert "Rank 0 waited for it in: " in output and "Traceback" not in output.split("does not answer")[0]
         assert_gone(ranks)
     assert "Resuming from step" in job.run()

@@ -36,7 +36,7 @@ def gpus(bin_dir):
 
 @pytest.fixture
 def plan(bin_dir, tmp_path):
-    """Runs a launcher in a folder of its own without starting anything. Returns the finished process."""
+    """Runs a launcher in its own folder without starting anything. Returns the finished process."""
 
     def run(
         script: str,
