@@ -192,10 +192,8 @@ def number_codes(
     return list(hisco_key())
 
 
-def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
-    trained = state.get("args", {})
-    columns = args.target_cols or formatter.target_cols
+def fill_in(args: argparse.Namespace, trained: dict) -> None:
+    """Columns and language that are not named, as in the training; trained: its arguments."""
     if args.input_col is None:
         args.input_col = trained.get("input_col", "occ1")
     if args.language is None and args.language_col is None:
@@ -203,6 +201,12 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
         args.language = None if args.language_col else trained.get("language")
     if args.language is None:
         args.language = UNKNOWN_LANGUAGE
+
+
+def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
+    fill_in(args, state.get("args", {}))
+    columns = args.target_cols or formatter.target_cols
     max_len, problems = state["config"]["max_len"], []
     checked = argparse.Namespace(
         **{
@@ -496,25 +500,11 @@ def collector(
     return each
 
 
-def run(args: argparse.Namespace, world: World) -> None:
-    """All ranks."""
-    file = model_io.find_weights(args.model, args.model)
-    args.output = args.output or os.path.join(
-        os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
-    )
-    evaluated = (
-        checksums.of_file(file) if args.fit_thresholds and world.is_main and os.path.isfile(file) else 0
-    )
-    model, formatter, state = load(args, file, world)
-    kind, thresholds = state.get("kind", "mixer"), Thresholds.of(state)
-    if kind != "mixer":
-        world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    data = prepared(args, world, file, state, formatter)
-    rows = data.train if args.share_val is None else data.val
-    if world.is_main:
-        facts = data_facts(args, file, state, data, rows)
-        world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
-
+def answered(
+    args: argparse.Namespace, world: World, loaded: model_io.Loaded, data: PreparedData, rows: RowSet
+) -> tuple[dict, Outcomes]:
+    """(what validation in training would log, the answers to this rank's rows). All ranks. Raises Stopped."""
+    model, formatter, state = loaded
     Precision("float32", world.device).use()  # as in training
     read_as = known_languages(data, state["languages"])
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
@@ -528,31 +518,22 @@ def run(args: argparse.Namespace, world: World) -> None:
             RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len),
         )
     )
-    outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, thresholds)
+    outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state))
     trained_with = argparse.Namespace(**LOSS | state.get("args", {}))
     loss_fn = recipe.make_loss(arguments.settings_of(LossSettings, trained_with), formatter)
     task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state))
     figures = loop.evaluate(model, loader, task, world, stop=StopPoll(world.stop_agreed))
     if figures is None:
         raise Stopped
-    compared = baseline_figures(args, world, file, state, data, rows)
-    found = outcomes.gathered(world)
-    if found is None:  # on the other ranks
-        return
-    decoders = decoders_report(
-        found,
-        formatter,
-        rows,
-        data.codes,
-        data.languages,
-        facts["rows_outside_key"],
-        args.resamples,
-        args.seed,
-        kind,
-    )
-    if "linear" in decoders:
-        decoders["linear"]["codes_above"] = str(thresholds)
-    report = {
+    return figures, outcomes
+
+
+def make_report(
+    args: argparse.Namespace, file: str, state: dict, facts: dict, figures: dict, decoders: dict
+) -> dict:
+    """What report.json holds, but for the baseline and the plots."""
+    lacking = NOT_OF_KIND[state.get("kind", "mixer")]
+    return {
         "model": {
             "file": file,
             "step": state.get("step"),
@@ -560,25 +541,58 @@ def run(args: argparse.Namespace, world: World) -> None:
             "codes": len(state["key"]),
         },
         "data": facts,
-        "validation": {
-            name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]
-        },
+        "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in lacking},
         "resamples": args.resamples,
         "seed": args.seed,
         "decoders": decoders,
     }
-    report |= {"baseline": compared} if compared else {}
-    write_report(args, report, data.folder, world.print)
-    for name, each in decoders.items():
+
+
+def print_result(args: argparse.Namespace, world: World, report: dict) -> None:
+    """The main figures, and where the others are."""
+    for name, each in report["decoders"].items():
         world.print(
             f"{report_text.name_of(name, each)}: {each['accuracy']:.1%} of rows, "
             f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts"
         )
-    if compared:
+    if "baseline" in report:
         world.print(report_text.baseline_line(report))
     if not report["plots"]:
         world.print("No plots: they need matplotlib (pip install matplotlib)")
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
+
+
+def run(args: argparse.Namespace, world: World) -> None:
+    """All ranks."""
+    file = model_io.find_weights(args.model, args.model)
+    args.output = args.output or os.path.join(
+        os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
+    )
+    evaluated = (
+        checksums.of_file(file) if args.fit_thresholds and world.is_main and os.path.isfile(file) else 0
+    )
+    loaded = load(args, file, world)
+    _, formatter, state = loaded
+    kind = state.get("kind", "mixer")
+    if kind != "mixer":
+        world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
+    data = prepared(args, world, file, state, formatter)
+    rows = data.train if args.share_val is None else data.val
+    facts = data_facts(args, file, state, data, rows) if world.is_main else {}
+    if world.is_main:
+        world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
+    figures, outcomes = answered(args, world, loaded, data, rows)
+    compared = baseline_figures(args, world, file, state, data, rows)
+    found = outcomes.gathered(world)
+    if found is None:  # on the other ranks
+        return
+    decoders = decoders_report(found, formatter, data, rows, args.resamples, args.seed, kind)
+    if "linear" in decoders:
+        decoders["linear"]["codes_above"] = str(Thresholds.of(state))
+    report = make_report(args, file, state, facts, figures, decoders)
+    report |= {"baseline": compared} if compared else {}
+    write_report(args, report, data.folder, world.print)
+    print_result(args, world, report)
     if args.fit_thresholds:
         fitted = {
             name: each

@@ -235,8 +235,7 @@ def svm(
         predicting += time.perf_counter() - before
     before = time.perf_counter()
     sets = [frozenset(names[i] for i in {one, *more}) for one, more in zip(best.tolist(), further)]
-    of_text = dict(zip(distinct, sets))
-    answers = [of_text[text] for text in texts]
+    answers = list(map(dict(zip(distinct, sets)).__getitem__, texts))
     predicting += time.perf_counter() - before
     return Answers(answers, time.perf_counter() - started - predicting, predicting)
 

@@ -5,7 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from histocc.data.arrays import RowSet
+from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.findings import OUTSIDE_KEY
 from histocc.evaluate import measures as report_metrics
 from histocc.evaluate.answers import CANDIDATES, GRID, RANKED
 from histocc.evaluate.measures import SHARES, Candidates
@@ -205,18 +206,17 @@ class Both:
 def decoders_report(
     found: dict,
     formatter: BlockyFormatter,
+    data: PreparedData,
     rows: RowSet,
-    key: list[str],
-    languages: list[str],
-    outside_key: int,
     resamples: int,
     seed: int,
     kind: str = "mixer",
 ) -> dict:
     """{"seq2seq": …, "linear": …}: figures of the decoders that a model of this kind has, from
-    `Outcomes.gathered` and the rows; "both", where that has candidates for it, with what `Both` says of the
-    share. Rank 0 only.
+    `Outcomes.gathered` and the rows, those of `data` that were evaluated; "both", where that has candidates
+    for it, with what `Both` says of the share. Rank 0 only.
     """
+    key, languages, outside_key = data.codes, data.languages, data.report["rejected"].get(OUTSIDE_KEY, 0)
     true = np.nonzero(rows.codes >= 0)
     true = true[0], np.asarray(rows.codes)[true].astype(np.int64)
     text = np.unique(rows.text_hash, return_inverse=True)[1]

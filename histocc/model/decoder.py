@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from histocc.model.layers import Dropout, attend
 
+LAYERS, HEADS = 3, 8  # as published
+
 
 @dataclass
 class DecoderCache:
@@ -174,22 +176,20 @@ class TransformerDecoder(nn.Module):
         width: int,
         dim_feedforward: int,
         *,
-        num_layers: int = 3,
-        heads: int = 8,
         dropout: float = 0.0,
         max_positions: int = 128,
         pad_idx: int = 1,
         target_mask: bool = True,
     ):
         super().__init__()
-        if width % heads:
-            raise ValueError(f"the decoder's width {width} is not a multiple of its {heads} heads")
+        if width % HEADS:
+            raise ValueError(f"the decoder's width {width} is not a multiple of its {HEADS} heads")
         self.pad_idx, self.target_mask = pad_idx, target_mask
         self.max_positions = max_positions
         self.token_emb = TokenEmbedding(vocab_size, width)
         self.positional_encoding = PositionalEncoding(width, dropout, max_positions)
         self.decoder = DecoderStack(
-            [DecoderLayer(width, heads, dim_feedforward, dropout) for _ in range(num_layers)]
+            [DecoderLayer(width, HEADS, dim_feedforward, dropout) for _ in range(LAYERS)]
         )
         self.head = nn.Linear(width, vocab_size)
 
