@@ -11,7 +11,7 @@ from histocc.data import keys
 from histocc.data.arrays import PREPARED_FORMAT
 from histocc.data.tables import column_problems, read_header
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS
 
@@ -152,12 +152,7 @@ def settings_from(
     )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
     problems += _missing_code_problem(formatter, args.missing_code, fixed)
-    if problems:
-        raise UserError(
-            problems[0]
-            if len(problems) == 1
-            else "\n  ".join([f"{len(problems)} problems:", *(p.replace("\n", "\n  ") for p in problems)])
-        )
+    raise_if_any(problems)
     return settings
 
 

@@ -57,31 +57,24 @@ def estimate(
     peaks = world.gather(_peak_memory(world))
     size = checkpoint_bytes(unwrap(run.model))
     kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
-    each_epoch = settings.schedule.num_epochs if intervals.save_each_epoch else 0
+    kept += settings.schedule.num_epochs if intervals.save_each_epoch else 0
     free = world.run_on_main("free space", lambda: _free_space(settings.folder.save_path))
     total = left * step_seconds + validations * validation_seconds
     lines = [
-        (
-            f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained"
-            " or saved."
-        ),
+        f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained or"
+        " saved.",
         f"  Steps:       {left:,} of {step_seconds:.3g} s: {duration(left * step_seconds)}",
-        (
-            f"  Validations: {validations:,} of {validation_seconds:.3g} s:"
-            f" {duration(validations * validation_seconds)}"
-        ),
+        f"  Validations: {validations:,} of {validation_seconds:.3g} s:"
+        f" {duration(validations * validation_seconds)}",
         f"  Time:        about {duration(total)} in all"
         + ", and before it the fit of the n-grams, not measured" * fitted
         + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
-        (
-            f"  Checkpoints: {size / GB:.2f} GB each, up to {kept + each_epoch:,} files; {free / GB:.1f} GB"
-            " are free"
-        ),
+        f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
     ]
-    if (kept + each_epoch) * size > free:
+    if kept * size > free:
         lines.append(
-            f"WARNING: not enough disk space for {kept + each_epoch:,} checkpoints: lower"
+            f"WARNING: not enough disk space for {kept:,} checkpoints: lower"
             " --keep-checkpoints, or choose another folder"
         )
     lines.append(

@@ -7,7 +7,7 @@ import torch
 from histocc.data.arrays import PreparedData
 from histocc.job import recipe
 from histocc.job.flags import resumable_flags
-from histocc.job.settings import Settings
+from histocc.job.settings import FolderSettings, Settings
 from histocc.model import model_io
 from histocc.model.ngrams import AUTO, NONE
 from histocc.runtime import checkpoint
@@ -35,22 +35,8 @@ def find_resumable(settings: Settings, world: World, data: PreparedData) -> dict
     here, folder = {}, settings.folder
 
     def newest() -> dict | None:
-        if not checkpoint.exists_in(folder.save_path):
-            return None
-        try:
-            path, here["state"], wrong = model_io.newest_good(folder.save_path)
-        except UserError:
-            if folder.overwrite:
-                return None
-            raise
-        position = here["state"]["position"]
-        return {
-            "path": path,
-            "step": here["state"]["step"],
-            "wrong": wrong,
-            "run": position.get("run"),
-            "launchers": position.get("launchers", []),
-        }
+        found, here["state"] = _newest_here(folder)
+        return found
 
     leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
     answers = dict(zip(leaders, world.run_on("resume", leaders, newest)))
@@ -89,6 +75,26 @@ def find_resumable(settings: Settings, world: World, data: PreparedData) -> dict
             " the same files, choose another folder, or start over with --overwrite."
         )
     return state
+
+
+def _newest_here(folder: FolderSettings) -> tuple[dict | None, dict | None]:
+    """(what the other processes must know of the newest good checkpoint in this node's folder, its state)"""
+    if not checkpoint.exists_in(folder.save_path):
+        return None, None
+    try:
+        path, state, wrong = model_io.newest_good(folder.save_path)
+    except UserError:
+        if folder.overwrite:
+            return None, None
+        raise
+    position = state["position"]
+    return {
+        "path": path,
+        "step": state["step"],
+        "wrong": wrong,
+        "run": position.get("run"),
+        "launchers": position.get("launchers", []),
+    }, state
 
 
 def refuse_other_arguments(settings: Settings, state: dict) -> None:
