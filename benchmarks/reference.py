@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
@@ -26,9 +27,10 @@ import torch
 from reference_model import Reference
 from training import Training
 
-from histocc.model import decoding
+from histocc.predict.coder import Coder
 from histocc.runtime.precision import Precision
 from histocc.seq2seq_mixer_engine import MixerTask, row_losses
+from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
 from histocc.trainer import loop
 
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -214,88 +216,72 @@ class Bench(Training):
         ]
 
     def decode(self, precisions: list[str]) -> dict:
+        """Texts per second of both; ours as users get them, from texts to codes."""
         self.reference.load_state_dict(self.model.state_dict(), strict=False)
-        self.reference.eval(), self.model.eval()
+        self.reference.eval()
         batches, tokens = self.texts(self.args.rows), self.formatter.max_seq_len - 2
-        ids, mask = (
-            torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "attention_mask")
-        )
-        sizes = {"max_codes": self.formatter.max_num_codes, "block_size": self.formatter.block_size}
-        modes = {name: Precision(name, self.device) for name in precisions}
+        texts, languages = zip(*(text_of(ids) for batch in batches for ids in batch["input_ids"].tolist()))
+        key = {code: i for i, code in enumerate(self.data.codes)}
+        state = {"key": key, "languages": self.data.languages, "config": self.config}
+        coders = {
+            name: Coder(
+                self.model,
+                self.formatter,
+                state,
+                batch_size=self.args.decode_batch,
+                precision=Precision(name, self.device),
+            )
+            for name in precisions
+        }
         found, times = {}, {}
 
-        def reference(kind):
-            found[kind] = torch.cat(
-                [
-                    (
-                        self.reference.flat(**plain(batch))
-                        if kind == "flat"
-                        else self.reference.greedy(**plain(batch), tokens=tokens)
-                    )
-                    for batch in batches
-                ]
-            )
+        def reference(kind: str) -> None:
+            inputs = [{**batch, "attention_mask": batch["attention_mask"].long()} for batch in batches]
+            decode = self.reference.flat if kind == "flat" else partial(self.reference.greedy, tokens=tokens)
+            found[kind] = torch.cat([decode(**batch) for batch in inputs])
 
-        def plain(batch):
-            return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"].long()}
-
-        def ours(kind, precision):
-            with precision.autocast():
-                if kind == "flat":
-                    found[kind, precision.name] = decoding.flat_sorted(
-                        self.model, ids, mask, self.args.decode_batch
-                    )
-                else:
-                    found[kind, precision.name] = decoding.greedy_sorted(
-                        self.model, ids, mask, self.args.decode_batch, **sizes
-                    ).tokens
+        def ours(kind: str, name: str) -> None:
+            found[kind, name] = coders[name].code(list(texts), list(languages), kind)
 
         for _ in range(max(2, self.args.rounds // 2) + 1):
             for kind in ("flat", "greedy"):
                 if not self.args.no_reference:
-                    times.setdefault((kind, "reference"), []).append(
-                        seconds(lambda: reference(kind), self.device)
-                    )
-                for name, precision in modes.items():
-                    times.setdefault((kind, name), []).append(
-                        seconds(lambda: ours(kind, precision), self.device)
-                    )
+                    taken = seconds(lambda: reference(kind), self.device)
+                    times.setdefault((kind, "reference"), []).append(taken)
+                for name in precisions:
+                    taken = seconds(lambda: ours(kind, name), self.device)
+                    times.setdefault((kind, name), []).append(taken)
         rates = {
-            f"{kind} {name}": len(ids) / statistics.median(values[1:])
+            f"{kind} {name}": len(texts) / statistics.median(values[1:])
             for (kind, name), values in times.items()
         }
-        written = found["greedy", precisions[0]]
-        rates["tokens written"] = float((written[:, 1:-1] != 1).sum(1).float().mean())
+        rates["codes written"] = statistics.mean(len(each.codes) for each in found["greedy", precisions[0]])
         if not self.args.no_reference:
-            blocks = self.formatter.canonical_blocks
-            target = torch.cat(
-                [
-                    torch.full((len(ids), 1), 2, device=self.device),
-                    found["greedy"],
-                    torch.full((len(ids), 1), 3, device=self.device),
-                ],
-                1,
-            )
-            for name in precisions:
-                rates[f"same codes {name}"] = float(
-                    (blocks(cut(found["greedy", name])) == blocks(cut(target)))
-                    .flatten(1)
-                    .all(1)
-                    .float()
-                    .mean()
-                )
-                rates[f"greatest difference of a probability {name}"] = float(
-                    (found["flat"] - found["flat", name]).abs().max()
-                )
+            separator = self.formatter.sep_value
+            theirs = [self.formatter.clean_pred([2, *row, 3]) for row in cut(found["greedy"]).tolist()]
+            for name, coder in coders.items():
+                pairs = zip(theirs, found["greedy", name])
+                same = [set(filter(None, one.split(separator))) == set(each.codes) for one, each in pairs]
+                rates[f"same codes {name}"] = statistics.mean(same)
+                probabilities = coder.probabilities(list(texts), list(languages), "flat")
+                difference = (found["flat"].cpu() - torch.from_numpy(probabilities)).abs().max()
+                rates[f"greatest difference of a probability {name}"] = float(difference)
         return rates
 
 
+def text_of(ids: list[int]) -> tuple[str, str]:
+    """(text, language) of the characters of an input."""
+    characters = "".join(map(chr, ids[1:])).split(chr(SEP_ID))[0]
+    language, _, text = characters.partition(LANGUAGE_SEPARATOR)
+    return text, language
+
+
 def cut(tokens: torch.Tensor) -> torch.Tensor:
-    """Without what comes after the first empty block, which ours does not write."""
-    body = tokens[:, 1:-1].clone().unflatten(1, (-1, 5))
+    """Without what comes after the first empty block, which ours does not write; int64 [B, blocks × 5]."""
+    body = tokens.clone().unflatten(1, (-1, 5))
     ended = (body[:, :, 0] == 1).long().cumsum(1) > 0
     body[ended] = 1
-    return torch.cat([tokens[:, :1], body.flatten(1), tokens[:, -1:]], dim=1)
+    return body.flatten(1)
 
 
 def main() -> None:

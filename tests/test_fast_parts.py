@@ -6,12 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.decoding import flat_sorted, greedy, greedy_sorted
 from histocc.model.layers import Dropout, attend, dropout, project_together
 from histocc.model.loss import BlockOrderInvariantLoss
-from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 
 SMALL = {
     "hidden_size": 32,
@@ -134,21 +132,3 @@ def test_only_the_first_empty_block_counts_whatever_the_companions():
     assert torch.equal(loss(logits[:1], full), BlockOrderInvariantLoss(PAD_IDX, 5, 5)(logits[:1], full))
     with pytest.raises(ValueError, match="'all' or 'first'"):
         BlockOrderInvariantLoss(PAD_IDX, empty_blocks="none")
-
-
-def test_decoding_by_length_gives_each_row_what_it_gets_alone():
-    torch.manual_seed(5)
-    formatter = hisco_blocky5()
-    model = Seq2SeqMixerOccCANINE(formatter.num_classes, 7, config=model_config("tiny")).double().eval()
-    ids, mask = texts(rows=11, width=128)
-    lengths = torch.tensor([5, 90, 17, 40, 8, 60, 33, 5, 120, 21, 70])
-    mask = torch.arange(128) < lengths[:, None]
-    ids = torch.where(mask, ids.clamp(min=97), 0)
-    sizes = {"max_codes": 5, "block_size": 5}
-    found = greedy_sorted(model, ids, mask, 4, **sizes)
-    for i in range(len(ids)):
-        alone = greedy(model, ids[i : i + 1], mask[i : i + 1], **sizes)
-        assert torch.equal(found.tokens[i], alone.tokens[0])
-        assert torch.allclose(found.block_probs[i], alone.block_probs[0], atol=1e-10)
-        assert torch.allclose(found.linear_logits[i], alone.linear_logits[0], atol=1e-10)
-    assert torch.allclose(flat_sorted(model, ids, mask, 4), found.linear_logits.sigmoid(), atol=1e-10)

@@ -239,6 +239,20 @@ def test_confidence_does_not_depend_on_the_order():
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+def test_batches_of_similar_length_give_each_text_what_it_gets_alone(decoder):
+    key = {code: i for i, code in enumerate(CODES)}
+    state = {"key": key, "languages": ["unk"], "config": {"max_len": 128}}
+    texts = [f"{'x' * length} smed {length}" for length in (5, 90, 17, 40, 8, 60, 33, 5, 100, 21, 70)]
+    precision = Precision("float64")
+    coder = Coder(make_model(), hisco_blocky5(), state, batch_size=4, precision=precision)
+    together = coder.code(texts, ["unk"] * len(texts), decoder)
+    for text, found in zip(texts, together):
+        [alone] = coder.code([text], ["unk"], decoder)
+        assert found.codes == alone.codes and found.probs == pytest.approx(alone.probs, abs=1e-10)
+        assert found.conf == pytest.approx(alone.conf, abs=1e-10)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
 def test_half_precision_is_used_and_close(decoder):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},

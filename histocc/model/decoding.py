@@ -1,6 +1,5 @@
 """From an encoded text to token sequences, and how sure the model is of the codes in them."""
 
-from collections.abc import Iterable, Iterator
 from itertools import permutations
 from typing import NamedTuple
 
@@ -10,7 +9,6 @@ from torch import Tensor
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
-from histocc.text import padded_width
 
 SEQUENCES_AT_ONCE = 256  # of the orders of codes that `set_probs` goes through
 MOST_IN_ANY_ORDER = 6  # codes: 720 orders
@@ -56,60 +54,6 @@ def greedy(
             block_size=block_size,
         )
         return result._replace(linear_logits=model.classify(pooled))
-
-
-def greedy_sorted(
-    model: Seq2SeqMixerOccCANINE,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    batch_size: int,
-    *,
-    max_codes: int,
-    block_size: int,
-) -> GreedyResult:
-    """As `greedy`, in batches of rows of similar length, each as wide as its longest row asks for; results in
-    the given order.
-    """
-    order = order_by_length(attention_mask)
-    parts = [
-        greedy(model, ids, mask, max_codes=max_codes, block_size=block_size)
-        for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))
-    ]
-    back = torch.argsort(order)
-    return GreedyResult(*(torch.cat(values)[back] for values in zip(*parts)))
-
-
-def flat_sorted(
-    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batch_size: int
-) -> Tensor:
-    """Probabilities of the linear decoder, float [B, classes], worked out in batches of rows of similar
-    length.
-    """
-    order = order_by_length(attention_mask)
-    with evaluating(model):
-        parts = [
-            upcast_half(model.classify(model.encode(ids, mask)[1])).sigmoid()
-            for ids, mask in in_order(model, input_ids, attention_mask, order.split(batch_size))
-        ]
-    return torch.cat(parts)[torch.argsort(order)]
-
-
-def order_by_length(attention_mask: Tensor) -> Tensor:
-    """Rows from the shortest to the longest, int64 [B]."""
-    return torch.argsort(attention_mask.sum(1), stable=True)
-
-
-def in_order(
-    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, batches: Iterable[Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """(ids, mask) of batches of rows that `order_by_length` gave, cut to the width that their last, longest
-    row asks for.
-    """
-    for rows in batches:
-        width = input_ids.shape[1]
-        if model.memory_mask:
-            width = min(width, padded_width(int(attention_mask[rows[-1]].sum()) - 2, width))
-        yield input_ids[rows, :width], attention_mask[rows, :width]
 
 
 def greedy_from_memory(
