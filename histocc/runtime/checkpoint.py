@@ -29,6 +29,15 @@ CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
 _LEFTOVER = re.compile(r"(.+)\.tmp\d*")
 
 
+def name_of_step(step: int) -> str:
+    return f"{step}.bin"
+
+
+def name_of_epoch(epoch: int) -> str:
+    """epoch: 1-based."""
+    return f"epoch_{epoch}.bin"
+
+
 def to_cpu(value: Any, copy: bool = False) -> Any:
     """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the
     original.
@@ -73,7 +82,7 @@ def prune(own: OwnFiles, keep: int) -> None:
     Rank 0 only.
     """
     steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.files) if match)
-    own.remove([f"{step}.bin" for step in steps[: max(0, len(steps) - keep)]])
+    own.remove([name_of_step(step) for step in steps[: max(0, len(steps) - keep)]])
 
 
 def load(path: str) -> dict[str, Any]:

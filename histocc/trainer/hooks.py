@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from histocc.runtime import checkpoint
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.meter import Meter
@@ -123,9 +124,9 @@ class StepHooks:
         if self.checksum is not None and _due(step, self.intervals.check_replicas):
             self._check_replicas(step)
         last, val_loss = step == self.steps.last, math.nan
-        names = [f"{step}.bin"] if _due(step, self.intervals.save) else []
+        names = [checkpoint.name_of_step(step)] if _due(step, self.intervals.save) else []
         if self.intervals.epochs and self.steps.per_epoch and step % self.steps.per_epoch == 0:
-            names.append(f"epoch_{step // self.steps.per_epoch}.bin")
+            names.append(checkpoint.name_of_epoch(step // self.steps.per_epoch))
         evaluates = self.evaluate is not None and (last or _due(step, self.intervals.validate))
         if evaluates or last or _due(step, self.intervals.log):
             open_row = self.meter.snapshot()
@@ -140,13 +141,13 @@ class StepHooks:
             if evaluates:
                 self._note(step, val_loss)
             if evaluates and self._is_best(val_loss):
-                names.append("best.bin")
+                names.append(checkpoint.BEST)
             if self.callbacks.log is not None:
                 self.callbacks.log(row)
         if evaluates and self.val_not_finite >= (1 if last else MOST_NOT_FINITE):
             self._raise_diverged(step, val_loss)
         if names or last:
-            names += ["last.bin"] if last or names != ["best.bin"] else []
+            names += [checkpoint.LAST] if last or names != [checkpoint.BEST] else []
             doubt = "" if evaluates and not self.val_not_finite else self._doubt()
             if not doubt or last:
                 self._save(step, names)
@@ -265,7 +266,7 @@ class StepHooks:
 
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
-        self._save(step, ["last.bin"])
+        self._save(step, [checkpoint.LAST])
 
     def _save(self, step: int, names: list[str]) -> None:
         if self.callbacks.save is None:
