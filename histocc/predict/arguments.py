@@ -199,7 +199,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     return problems + ([unwritable] if unwritable else [])
 
 
-def add_published_arguments(group: argparse._ActionsContainer) -> None:
+def add_published_arguments(group: arguments.Group | argparse.ArgumentParser) -> None:
     """What a user says of a published model that it does not say itself; `published.Given`."""
     group.add_argument(
         "--formatter",
