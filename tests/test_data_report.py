@@ -127,7 +127,7 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
         "2 used, 2 of them in fewer than 10 rows",
         "rows with 1 code: 4",
         "Languages: en 2, da 2",
-        "1 texts stand with different codes",
+        "texts that are coded differently in different rows: 1",
         "1 × empty text (a.csv line 4)",
     ):
         assert words in said

@@ -270,7 +270,7 @@ CASES = [
         "same text, different codes",
         HEAD + GOOD + b"Farmer,61115\n",
         3,
-        r"1 texts stand with different codes in different rows, listed in conflicts\.csv",
+        r"texts that are coded differently in different rows: 1, listed in conflicts\.csv",
     ),
     Case("rows that repeat others", HEAD + GOOD + GOOD, 4, r"2 distinct; 2 rows repeat an earlier one"),
     Case(

@@ -314,14 +314,14 @@ def _notes(report: dict) -> list[str]:
         )
     if report["conflicts"]:
         lines.append(
-            f"Note: {report['conflicts']:,} texts stand with different codes in different rows, listed in"
+            f"Note: texts that are coded differently in different rows: {report['conflicts']:,}, listed in"
             " conflicts.csv"
         )
     if report["codes_only_in_validation"]:
         unseen = report["codes_only_in_validation"]
         lines.append(
-            f"Note: {len(unseen):,} codes stand in validation rows alone ({sum(unseen.values()):,} rows),"
-            " which no model can get right"
+            f"Note: codes that occur in validation rows alone: {len(unseen):,} (rows:"
+            f" {sum(unseen.values()):,}), which the model cannot learn"
         )
     if report["val_rows_seen_in_training"]:
         share = report["val_rows_seen_in_training"] / report["val_rows"]

@@ -72,16 +72,15 @@ def estimate(
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
     ]
+    continues = f"continues from step {start:,}" if start else "starts the run"
     if kept * size > free:
-        lines.append(
-            f"WARNING: not enough disk space for {kept:,} checkpoints: lower"
-            " --keep-checkpoints, or choose another folder"
-        )
-    lines.append(
-        "Everything checks out: without --dry-run it starts the run."
-        if not start
-        else f"Everything checks out: without --dry-run it continues from step {start:,}."
-    )
+        lines += [
+            f"WARNING: not enough disk space for {kept:,} checkpoints: lower --keep-checkpoints, or choose"
+            " another folder",
+            f"All else checks out: without --dry-run it {continues}, which may end for lack of space.",
+        ]
+    else:
+        lines.append(f"Everything checks out: without --dry-run it {continues}.")
     world.print("\n".join(lines))
 
 

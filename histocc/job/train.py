@@ -166,7 +166,7 @@ def say_end(
         if step == schedule.total
         else (
             f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with"
-            " more continues."
+            " a larger --max-steps continues."
         )
     )
     best = os.path.join(folder.save_path, checkpoint.BEST)
