@@ -23,6 +23,7 @@ from histocc.trainer.run_log import MOST, RUNNING, STATUS, numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it continues may be dead
 BARS = "▁▂▃▄▅▆▇█"
+NOT_YET = {"state": RUNNING, "step": 0, "stop_step": 0, "total_steps": 0}
 CLEAR, HOME = "\x1b[2J", "\x1b[H\x1b[J"
 
 
@@ -43,15 +44,20 @@ class View:
         return self.status["state"] == RUNNING and self.held is not False
 
 
-def read(folder: str) -> View:
-    """Raises UserError where there is no run, or where one of its files holds what no run writes."""
+def read(folder: str, begun: bool = False) -> View:
+    """begun: it has been seen training, so that its status cannot be missing.
+
+    Raises UserError where there is no run, or where one of its files holds what no run writes.
+    """
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: no such folder")
     status = _json(os.path.join(folder, STATUS))
     if not status or "state" not in status:
+        if is_held(folder) and not begun:
+            return View(folder, NOT_YET, {}, [], True)
         raise UserError(
             f"{folder}: is not the folder of a run that has begun to train (no {STATUS} there; the data "
-            "are prepared and n-grams are fitted before)"
+            "are prepared before)"
         )
     args = _json(os.path.join(folder, "args.json"))
     files = args.get("train_data")
@@ -129,6 +135,8 @@ def spark(values: list[float], width: int) -> str:
 
 def lines(view: View, width: int = 80, now: float | None = None) -> list[str]:
     """The view as text."""
+    if view.status is NOT_YET:
+        return [view.folder, "state       running, before the first step (n-grams are fitted before it)"]
     step = max([view.status["step"], *(int(row["step"]) for row in view.rows[-1:])])
     trained = [row for row in view.rows if row["train_loss"] is not None]
     validated = [row for row in view.rows if row["val_loss"] is not None]
@@ -243,7 +251,7 @@ def watch(args: argparse.Namespace) -> None:
     while True:
         trouble = []
         try:
-            view = read(args.run)
+            view = read(args.run, begun=view is not None and view.status is not NOT_YET)
         except UserError as error:  # the folder is being cleared for --overwrite, or its disk is away
             if view is None:
                 raise

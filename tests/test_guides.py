@@ -1,10 +1,11 @@
-"""The commands of README.md and MULTI_GPU_TRAINING.md are run as they stand there, on a small file, with
-small sizes put behind them.
+"""The commands of README.md, MULTI_GPU_TRAINING.md and docs/ are run as they stand there, on a small file,
+with small sizes put behind them.
 
-Those of one process that end soon are run always; `--guides` runs all of them, each once, in the order in
-which they stand.
+Those of one process that end soon are run always; `--guides` runs all of them, page by page, in the order in
+which they stand. Links lead somewhere, and every flag of every command is on a page.
 """
 
+import functools
 import os
 import re
 import shlex
@@ -15,7 +16,12 @@ from pathlib import Path
 import pytest
 from helpers import REPO, environment, read_logs, write_csv, write_rows
 
-GUIDES = ("README.md", "MULTI_GPU_TRAINING.md", "docs/published.md", "docs/faults.md")
+PAGES = (
+    "README.md",
+    "MULTI_GPU_TRAINING.md",
+    *sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md")),
+)
+NEED_A_RUN = ("docs/predicting.md", "docs/evaluating.md", "docs/python.md")  # in ./output
 SMALL = [
     "--model-size",
     "tiny",
@@ -28,35 +34,73 @@ SMALL = [
     "--ngram-passes",
     "1",
 ]
+TRAINING = (
+    "python finetune.py --dataset data.csv --formatter hisco --target-cols hisco_1 hisco_2"
+    " --language-col lang --save-path ./output"
+)
 # test_launchers and the installation by .ci/run
 ELSEWHERE = (
     "tests/run",
     "pip install",
     "./launch_training.sh\n",
 )
-HELP = """
+FLAGS = """
 import finetune, train_mixer
 from histocc import doctor, export, plot, prepare, watch
 from histocc.evaluate import __main__ as evaluate
-from histocc.predict import arguments as predict_arguments
-for script in (finetune, train_mixer, doctor, evaluate, export, plot, predict_arguments, prepare, watch):
-    print(script.get_args_parser().format_help())
+from histocc.predict import arguments as predict
+from histocc.sample import __main__ as sample
+for script in (finetune, train_mixer, doctor, evaluate, export, plot, predict, prepare, sample, watch):
+    for action in script.get_args_parser()._actions:
+        print(*(flag for flag in action.option_strings if flag.startswith("--")))
 """
+OF_OTHERS = {
+    "--completion",
+    "--array",
+    "--max-restarts",
+    "--faults",
+    "--slurm",
+    "--guides",
+    "--print-only",
+    "--plain",
+    "--lint",
+    "--all",
+}
 
 
-def blocks(name: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (REPO / name).read_text(encoding="utf-8"), re.M | re.S)
+@functools.cache
+def text_of(page: str) -> str:
+    return (REPO / page).read_text(encoding="utf-8")
 
 
-def commands() -> list[tuple[str, str]]:
-    """(guide, command), equal ones once."""
-    found: dict[str, str] = {}
-    for name in GUIDES:
-        for block in blocks(name, "bash"):
-            for line in re.sub(r"\\\n\s*", "", block).splitlines(keepends=True):
-                if line.strip() and not line.startswith(ELSEWHERE):
-                    found.setdefault(line.strip(), name)
-    return [(name, line) for line, name in found.items()]
+@functools.cache
+def flags() -> list[set[str]]:
+    """The spellings of each flag of each command."""
+    done = subprocess.run(
+        [sys.executable, "-c", FLAGS], cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return [set(line.split()) for line in done.stdout.splitlines() if line]
+
+
+def blocks(page: str, language: str) -> list[tuple[int, str]]:
+    """(line of the page where it begins, block of code)."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```", text_of(page), re.M | re.S)
+    return [(text_of(page)[: match.start(1)].count("\n") + 1, match[1]) for match in found]
+
+
+def commands(page: str) -> list[tuple[int, str]]:
+    """(line of the page, command)."""
+    found = []
+    for first, block in blocks(page, "bash"):
+        joined = re.sub(r"\\\n", lambda _: "\0", block)  # keeps the number of the line
+        number = first
+        for line in joined.splitlines(keepends=True):
+            command = re.sub("\0\\s*", "", line)
+            if command.strip() and not command.startswith(ELSEWHERE):
+                found.append((number, command.strip()))
+            number += 1 + line.count("\0")
+    return found
 
 
 @pytest.fixture
@@ -119,13 +163,13 @@ def run(place: Path, line: str, **env: str) -> subprocess.Popen:
     )
 
 
-def check(place: Path, line: str) -> None:
+def check(place: Path, page: str, number: int, line: str) -> None:
     """Runs it; where the number of a machine stands in it, on two at once."""
     numbers = ["0", "1"] if "$NODE_RANK" in line else ["0"]
     running = [run(place, line, NODE_RANK=number) for number in numbers]
     for process in running:
         output = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, f"{line}\n{output}"
+        assert process.returncode == 0, f"{page}, line {number}: {line}\n{output}"
 
 
 def is_short(line: str) -> bool:
@@ -137,57 +181,77 @@ def is_short(line: str) -> bool:
 
 
 def test_there_are_commands():
-    assert len(commands()) > 15 and sum(is_short(line) for _, line in commands()) >= 2
+    lines = [line for page in PAGES for _, line in commands(page)]
+    assert len(lines) > 25 and sum(map(is_short, lines)) >= 2
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_what_the_guides_name_is_there(name):
-    """Files between backquotes, and long flags."""
-    text = (REPO / name).read_text(encoding="utf-8")
-    files = {path for path in re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text)}
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_is_there(page):
+    """Files between backquotes, links, and long flags."""
+    files = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text_of(page)))
     assert [
         path
         for path in files - {"report.md"}
         if not any(at.exists() for at in (REPO / path, REPO / "histocc" / path))
     ] == []
-    scripts = subprocess.run(
-        [sys.executable, "-c", HELP], cwd=REPO, env=environment(), capture_output=True, text=True, timeout=60
-    )
-    assert scripts.returncode == 0, scripts.stderr
-    known = scripts.stdout
-    ours = {flag for flag in re.findall(r"`(--[a-z][a-z0-9-]+)", text)}
-    others = {"--array", "--max-restarts", "--faults", "--slurm", "--guides", "--print-only", "--plain"}
-    assert len(ours) > 4 and [flag for flag in sorted(ours - others) if flag not in known] == []
+    links = re.findall(r"\]\(([^)#]+)(#[^)]*)?\)", text_of(page))
+    here = (REPO / page).parent
+    assert [link for link, _ in links if "://" not in link and not (here / link).exists()] == []
+    known = set().union(*flags()) | OF_OTHERS
+    assert sorted(set(re.findall(r"`(--[a-z][a-z0-9-]+)", text_of(page))) - known) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_sections_lead_to_one(page):
+    for link, section in re.findall(r"\]\(([^)#]*)#([^)]*)\)", text_of(page)):
+        if "://" not in link:
+            target = (REPO / page).parent / link if link else REPO / page
+            titles = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            assert section in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_every_flag_is_on_a_page():
+    written = set(re.findall(r"--[a-z][a-z0-9-]*", " ".join(map(text_of, PAGES))))
+    assert [sorted(spellings) for spellings in flags() if not spellings & written] == []
+
+
+def test_readme_is_short_and_names_every_page():
+    readme = text_of("README.md")
+    assert len(readme.splitlines()) <= 150
+    assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
 
 
 @pytest.mark.processes
 def test_short_commands_run(place):
-    for _, line in commands():
-        if is_short(line):
-            check(place, line)
+    for page in PAGES:
+        for number, line in commands(page):
+            if is_short(line):
+                check(place, page, number, line)
 
 
 @pytest.mark.processes
 def test_the_two_commands_that_compare_losses_agree(place):
-    lines = [line for _, line in commands() if "--float64" in line]
-    assert [line.split()[-1] for line in lines] == ["./one", "./two"]
-    for line in lines:
-        check(place, line)
+    page = "docs/training.md"
+    lines = [(number, line) for number, line in commands(page) if "--float64" in line]
+    assert [line.split()[-1] for _, line in lines] == ["./one", "./two"]
+    for number, line in lines:
+        check(place, page, number, line)
     one, two = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
     assert len(one) == 2 and one == pytest.approx(two, rel=1e-9)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", GUIDES)
-def test_every_command_runs(place, request, name):
-    """In the order in which they stand, in one folder for each guide."""
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_runs(place, request, page):
+    """In the order in which they stand, in one folder for each page."""
     if not request.config.getoption("--guides"):
         pytest.skip("--guides runs them: some minutes")
-    for guide, line in commands():
-        if guide == name:
-            print(f"{name}: {line}", flush=True)
-            check(place, line)
-    for block in blocks(name, "python"):
+    if page in NEED_A_RUN:
+        check(place, page, 0, TRAINING)
+    for number, line in commands(page):
+        print(f"{page}:{number}: {line}", flush=True)
+        check(place, page, number, line)
+    for number, block in blocks(page, "python"):
         done = subprocess.run(
             [sys.executable, "-c", block],
             cwd=place,
@@ -196,4 +260,4 @@ def test_every_command_runs(place, request, name):
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, f"{block}\n{done.stderr}"
+        assert done.returncode == 0, f"{page}, line {number}:\n{block}\n{done.stderr}"

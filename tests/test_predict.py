@@ -171,7 +171,11 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
         assert (
             row["conf"] == "" if one.conf is None else float(row["conf"]) == pytest.approx(one.conf, rel=1e-4)
         )
-        assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01))
+        outside = not set(one.codes) <= set(coder.codes)
+        assert row["needs_review"] == str(int(not one.codes or one.conf < 0.01 or outside))
+    outside = sum(not set(one.codes) <= set(coder.codes) for one in coded)
+    assert outside and f"Rows with a code that is none of the model's 7: {outside}, marked" in output
+    assert f"Coding 60 rows of {source} with {model}" in output
     assert "60 rows" in output and "6 texts are empty" in output and "24 rows: xx (12), none (12)" in output
     assert "1 of 7 codes have no description" in output
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
@@ -432,7 +436,8 @@ def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
 
 
 def test_a_confidence_that_is_no_number_asks_for_review():
-    job = types.SimpleNamespace(most=1, descriptions=None, args=types.SimpleNamespace(min_prob=0.0))
+    args = types.SimpleNamespace(min_prob=0.0)
+    job = types.SimpleNamespace(key={"22222"}, most=1, descriptions=None, args=args)
     assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [
         0,
         0,

@@ -102,6 +102,13 @@ def test_once(run, capsys):
     assert capsys.readouterr().out.count("progress") == 1
 
 
+def test_a_run_that_has_not_logged_yet(tmp_path, capsys):
+    with run_lock(str(tmp_path)):
+        assert watch.main([str(tmp_path), "--once"]) == 0
+    assert "running, before the first step" in capsys.readouterr().out
+    assert watch.main([str(tmp_path), "--once"]) == 2 and "no status.json there" in capsys.readouterr().err
+
+
 def test_half_written_and_damaged_rows_are_left_out(run):
     folder, _ = run
     with open(folder / "logs.csv", "a", encoding="utf-8") as file:

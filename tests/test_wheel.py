@@ -87,3 +87,6 @@ def test_an_installed_wheel_trains(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "last.bin").is_file()
+    script = [python, site / "bin" / "histocc", "predict", "--help"]
+    shown = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert shown.returncode == 0 and shown.stdout.startswith("usage: histocc predict "), shown.stderr

@@ -64,6 +64,8 @@ class Job:
             precision=precision,
             check=self.between_batches,
         )
+        self.weights = model_io.find_weights(args.model, args.model)
+        self.key = set(self.coder.codes)
         self.coder.need(args.decoder)
         if args.decoder in ("topk", "full"):
             self.coder.search()
@@ -130,8 +132,9 @@ class Job:
         args = self.args
         return {
             "input": fingerprint(args.input, args.input != args.source),
-            "model": file_hash(model_io.find_weights(args.model, args.model)),
+            "model": file_hash(self.weights),
             "system": self.system,
+            "needs_review": 2,  # 2: codes outside the key count; parts of earlier versions are not mixed in
             **{name: value for name, value in vars(args).items() if name in DECIDES},
             **{name: value for name in DECIDES_SINCE if (value := getattr(args, name))},
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
@@ -183,6 +186,7 @@ class Job:
             "rows": len(texts),
             "empty": sum(not text.strip() for text, _ in keys),
             "no_code": sum(not found.codes for found in coded),
+            "outside": sum(not self.key.issuperset(found.codes) for found in coded),
             "review": sum(cells[-1] for cells in new),
             "unknown": unknown.total(),
             "unknown_languages": dict(unknown.most_common(1000)),
@@ -197,7 +201,8 @@ class Job:
                 [self.descriptions.get(code, "")] if self.descriptions is not None else []
             )
         found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
-        review = int(not coded.codes or not coded.conf >= self.args.min_prob)  # NaN is no confidence
+        sure = coded.codes and coded.conf >= self.args.min_prob  # NaN is no confidence
+        review = int(not sure or not self.key.issuperset(coded.codes))  # written digit by digit
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
 
@@ -346,7 +351,7 @@ def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, res
     """What is about to be done."""
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
     lines = [
-        f"Coding {rows:,} rows of {args.source} with {args.model} ({args.decoder}, {len(job.coder.codes):,}"
+        f"Coding {rows:,} rows of {args.source} with {job.weights} ({args.decoder}, {len(job.coder.codes):,}"
         f" codes, {texts}{world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type})"
         + ("; resuming with what is there" if resumed else "")
     ]
@@ -374,6 +379,12 @@ def say_end(
             f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"
             f" code ({counts.get('empty', 0):,} texts are empty)"
         )
+        if counts.get("outside"):
+            world.print(
+                f"Rows with a code that is none of the model's {len(job.key):,}: {counts['outside']:,},"
+                f" marked in needs_review; {args.decoder} writes digits freely, --decoder topk takes codes of"
+                " the key"
+            )
     if not is_same(counts["output"], args.output):
         world.print(
             f"WARNING: somebody has made {args.output} meanwhile, and it stays as it is: the result is"

@@ -124,7 +124,8 @@ def get_args_parser() -> arguments.Parser:
         type=probability,
         default=0.0,
         metavar="P",
-        help="rows whose conf is lower have 1 in needs_review",
+        help="rows whose conf is lower have 1 in needs_review; so do those without a code, or with one"
+        " that is none of the model's",
     )
     how.add_argument(
         "--system",

@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(prog: str, description: str, own_flags: Mapping[str, set[str]] | None = None) -> Parser:
     return Parser(
-        prog=prog,
+        prog=sys.argv[0] if sys.argv[0].startswith("histocc ") else prog,  # as the command `histocc` sets it
         description=description,
         allow_abbrev=False,
         formatter_class=_Defaults,

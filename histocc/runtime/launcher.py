@@ -8,6 +8,16 @@ from histocc.runtime.errors import UserError
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
+def as_typed() -> str:
+    """What a launcher starts this command by: a script, or -m and a module with its command."""
+    if sys.argv[0].startswith("histocc "):  # the command `histocc`
+        return f"-m {sys.argv[0]}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.startswith("histocc."):
+        return f"-m {spec.name.removesuffix('.__main__')}"
+    return os.path.basename(sys.argv[0]) or "finetune.py"
+
+
 def launcher_environment(
     distributed: bool, world_size: int | None, local_rank: int | None
 ) -> tuple[int, int, int]:
@@ -24,7 +34,7 @@ def launcher_environment(
         if distributed:
             raise UserError(
                 "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it"
-                f" with\n  torchrun --nproc_per_node=2 {os.path.basename(sys.argv[0]) or 'finetune.py'}"
+                f" with\n  torchrun --nproc_per_node=2 {as_typed()}"
                 " --distributed …\nor leave --distributed out to run in one process."
             )
         if world_size not in (None, 1):

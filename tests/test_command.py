@@ -1,0 +1,108 @@
+"""`histocc COMMAND`: every command under one name, with the parsers of the scripts."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from helpers import REPO, TINY, environment, read_logs, write_csv, write_rows
+
+from histocc import __main__ as command
+
+
+def run(*args, code=0, processes=None):
+    start = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes else []
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *start, "-m", "histocc", *map(str, args)],
+        cwd=REPO,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_each_command_has_the_parser_of_its_script(name, monkeypatch):
+    parser = importlib.import_module(command.COMMANDS[name][0]).get_args_parser()
+    monkeypatch.setattr(sys, "argv", [f"histocc {name}"])
+    same = importlib.import_module(command.COMMANDS[name][0]).get_args_parser()
+    assert [action.option_strings for action in same._actions] == [a.option_strings for a in parser._actions]
+    assert same.format_usage().startswith(f"usage: histocc {name} ")
+    assert not parser.format_usage().startswith("usage: histocc ")
+
+
+def test_the_overview_names_every_command(capsys):
+    for argv in ([], ["--help"], ["-h"], ["help"]):
+        assert command.main(argv) == 0
+        assert all(f"\n  {name} " in capsys.readouterr().out for name in [*command.COMMANDS][:1])
+    assert all(f"\n  {name} " in command.overview() for name in command.COMMANDS)
+
+
+def test_an_unknown_command_says_which_may_be_meant(capsys):
+    assert command.main(["predit", "--model", "x"]) == 2
+    assert "predit: there is no such command (is predict meant?)" in capsys.readouterr().err
+    assert command.main(["zzz"]) == 2
+    assert "meant" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_and_flags(shell, capsys):
+    shtab = pytest.importorskip("shtab")
+    assert shell in shtab.SUPPORTED_SHELLS
+    assert command.main(["--completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in command.COMMANDS)
+    assert "--batch-size" in script and "--split-dir" in script and "one-to-one" in script
+    if shell == "bash":
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_completion_for_an_unknown_shell(capsys):
+    pytest.importorskip("shtab")
+    assert command.main(["--completion", "fishy"]) == 2
+    assert "choose from bash" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
+    data = write_rows(tmp_path / "rows.csv", 60)
+    flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", "--batch-size", 8, *TINY]
+    run("train", *flags, "--max-steps", 4, "--save-path", tmp_path / "one")
+    run("train", *flags, "--max-steps", 2, "--save-path", tmp_path / "two", "--distributed", processes=2)
+    assert "rror" in run(
+        "train", *flags, "--max-steps", 4, "--seed", 3, "--save-path", tmp_path / "one", code=2
+    )
+    run("train", *flags, "--max-steps", 6, "--save-path", tmp_path / "one")
+    assert read_logs(tmp_path / "one")[-1]["step"] == 6 and read_logs(tmp_path / "two")[-1]["step"] == 2
+    new = write_csv(tmp_path / "new.csv", ("occ1",), [(f"weaver no {i}",) for i in range(20)])
+    coded = tmp_path / "coded.csv"
+    run("predict", "--model", tmp_path / "one", "--input", new, "--column", "occ1", "--output", coded)
+    assert len(coded.read_text(encoding="utf-8").splitlines()) == 21
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "start, typed",
+    [
+        (["-m", "histocc", "train"], "-m histocc train"),
+        (["finetune.py"], "finetune.py"),
+        (["-m", "histocc.evaluate"], "-m histocc.evaluate"),
+    ],
+)
+def test_the_advice_to_use_torchrun_names_the_command_that_was_typed(start, typed):
+    needed = (
+        ["--model", "x", "--data", "y"] if "evaluate" in typed else ["--dataset", "x", "--target-cols", "a"]
+    )
+    done = subprocess.run(
+        [sys.executable, *start, *needed, "--distributed"],
+        cwd=REPO,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and f"torchrun --nproc_per_node=2 {typed} --distributed" in done.stderr
