@@ -7,9 +7,11 @@ import io
 import multiprocessing.forkserver
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -80,8 +82,9 @@ def environment(**more):
 def command(script, *args, processes=None, legacy=False):
     """The command line that starts `script`: plain python, torchrun, or the launcher from before torchrun."""
     python = [sys.executable, "-W", "ignore"]
+    script = [str(script)] if str(script).endswith(".py") else ["-m", str(script)]
     if processes is None:
-        return [*python, str(script), *map(str, args)]
+        return [*python, *script, *map(str, args)]
     launcher = "torch.distributed.launch" if legacy else "torch.distributed.run"
     return [
         *python,
@@ -89,19 +92,21 @@ def command(script, *args, processes=None, legacy=False):
         launcher,
         "--standalone",
         f"--nproc_per_node={processes}",
-        str(script),
-        "--distributed",
+        *script,
         *map(str, args),
+        "--distributed",
     ]
 
 
-def run(script, *args, processes=None, legacy=False, code=0, timeout=240, **env):
-    """Runs to the end and checks the exit code (of torchrun, where there are `processes`); returns the
+def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchrun=False, **env):
+    """Runs a script, or a module named as in `python -m`, to the end and checks the exit code; returns the
     output.
+
+    Its processes are forked, with the variables that a launcher sets. A launcher itself starts them, and it
+    is its exit code that counts, where `torchrun` or `legacy` says so, and for a job that fails: it ends
+    the others then. `env` takes a fresh process, too.
     """
-    if processes is None and not env:
-        ended, output = run_forked(script, args, timeout)
-    else:
+    if env or processes and (torchrun or legacy or code):
         done = subprocess.run(
             command(script, *args, processes=processes, legacy=legacy),
             env=environment(**env),
@@ -112,8 +117,17 @@ def run(script, *args, processes=None, legacy=False, code=0, timeout=240, **env)
             cwd=REPO,
         )
         ended, output = done.returncode, done.stdout
+    else:
+        args = [*map(str, args), *(["--distributed"] if processes else [])]
+        ended, output = run_forked(script, args, timeout, processes)
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     return output
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @functools.cache
@@ -131,21 +145,36 @@ def fork_server():
     return context
 
 
-def run_forked(script, args, timeout):
-    """(exit code, output) of a script in its own process, in `environment()`. What it has registered
-    with atexit is not called.
+def run_forked(script, args, timeout, processes=None):
+    """(exit code, output) of a script or module in its own process, in `environment()`, or in several, with
+    the variables of a launcher and one output; the exit code is the first that is not 0. What it has
+    registered with atexit is not called.
     """
+    of_rank = [{}]
+    if processes:
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": processes}
+        common["LOCAL_WORLD_SIZE"] = processes
+        of_rank = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        process = fork_server().Process(
-            target=_as_script, args=(str(script), [str(arg) for arg in args], output.name, environment())
-        )
-        process.start()
-        process.join(timeout)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        ranks = [
+            fork_server().Process(
+                target=_as_script,
+                args=(str(script), args, output.name, environment(**{k: str(v) for k, v in more.items()})),
+            )
+            for more in of_rank
+        ]
+        for rank in ranks:
+            rank.start()
+        until = time.monotonic() + timeout
+        for rank in ranks:
+            rank.join(max(0.0, until - time.monotonic()))
+        late = [rank for rank in ranks if rank.is_alive()]
+        for rank in late:
+            rank.kill()
+            rank.join()
+        if late:
             raise TimeoutError(f"{script} ran longer than {timeout} s\n{output.read()}")
-        return process.exitcode, output.read()
+        return next((rank.exitcode for rank in ranks if rank.exitcode), 0), output.read()
 
 
 def _as_script(script, args, output, variables):
@@ -157,11 +186,14 @@ def _as_script(script, args, output, variables):
     os.chdir(REPO)
     warnings.simplefilter("ignore")
     sys.path[:] = [
-        str(Path(script).parent),
+        str(Path(script).parent if script.endswith(".py") else REPO),
         *(folder for folder in sys.path if not Path(folder).is_relative_to(REPO / "tests")),
     ]
     sys.argv = [script, *args]
-    runpy.run_path(script, run_name="__main__")
+    if script.endswith(".py"):
+        runpy.run_path(script, run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
 
 
 def run_inside(main, *args):

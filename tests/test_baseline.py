@@ -3,12 +3,11 @@
 import builtins
 import importlib.util
 import json
-import subprocess
 import sys
 
 import numpy as np
 import pytest
-from helpers import REPO, TINY, TRAIN_MIXER, environment, run, run_inside, write_csv
+from helpers import TINY, TRAIN_MIXER, run, run_inside, write_csv
 
 from histocc.data.arrays import PreparedData
 from histocc.data.prepare import prepare
@@ -301,38 +300,9 @@ def test_the_report_says_what_the_model_adds(trained, tmp_path):
 @needs_sklearn
 @pytest.mark.processes
 def test_rank_0_fits_and_the_other_waits(trained, tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node=2",
-            "-m",
-            "histocc.evaluate",
-            "--distributed",
-            "--model",
-            trained / "run",
-            "--data",
-            trained / "val.csv",
-            "--output",
-            tmp_path / "two",
-            "--device",
-            "cpu",
-            "--resamples",
-            "50",
-            "--baseline",
-        ],
-        cwd=REPO,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0 and done.stdout.count("Baseline (linear SVM") == 1, done.stdout
+    flags = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "two"]
+    said = run("histocc.evaluate", *flags, "--device", "cpu", "--resamples", 50, "--baseline", processes=2)
+    assert said.count("Baseline (linear SVM") == 1, said
     expected_in(json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8")))
 
 

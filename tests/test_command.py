@@ -5,24 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers import REPO, TINY, environment, read_logs, write_csv, write_rows
+from helpers import REPO, TINY, environment, read_logs, run, write_csv, write_rows
 
 from histocc import __main__ as command
-
-
-def run(*args, code=0, processes=None):
-    start = ["-m", "torch.distributed.run", f"--nproc_per_node={processes}"] if processes else []
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *start, "-m", "histocc", *map(str, args)],
-        cwd=REPO,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", command.COMMANDS)
@@ -72,16 +57,15 @@ def test_completion_for_an_unknown_shell(capsys):
 def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 60)
     flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", "--batch-size", 8, *TINY]
-    run("train", *flags, "--max-steps", 4, "--save-path", tmp_path / "one")
-    run("train", *flags, "--max-steps", 2, "--save-path", tmp_path / "two", "--distributed", processes=2)
-    assert "rror" in run(
-        "train", *flags, "--max-steps", 4, "--seed", 3, "--save-path", tmp_path / "one", code=2
-    )
-    run("train", *flags, "--max-steps", 6, "--save-path", tmp_path / "one")
+    train = ["histocc", "train", *flags, "--max-steps"]
+    run(*train, 4, "--save-path", tmp_path / "one")
+    run(*train, 2, "--save-path", tmp_path / "two", processes=2, torchrun=True)
+    assert "--seed was" in run(*train, 4, "--seed", 3, "--save-path", tmp_path / "one", code=2)
+    run(*train, 6, "--save-path", tmp_path / "one")
     assert read_logs(tmp_path / "one")[-1]["step"] == 6 and read_logs(tmp_path / "two")[-1]["step"] == 2
     new = write_csv(tmp_path / "new.csv", ("occ1",), [(f"weaver no {i}",) for i in range(20)])
     coded = tmp_path / "coded.csv"
-    run("predict", "--model", tmp_path / "one", "--input", new, "--column", "occ1", "--output", coded)
+    run("histocc", "predict", "--model", tmp_path / "one", "--input", new, "--output", coded)
     assert len(coded.read_text(encoding="utf-8").splitlines()) == 21
 
 

@@ -2,13 +2,11 @@
 evaluation."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from helpers import REPO, environment, run_inside, write_csv
+from helpers import run, run_inside, write_csv
 from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc import export
@@ -455,28 +453,7 @@ class TestEvaluation:
     @pytest.mark.processes
     def test_two_processes_find_the_same(self, evaluated):
         folder, found, _ = evaluated
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc_per_node=2",
-                "-m",
-                "histocc.evaluate",
-                "--distributed",
-                *map(str, flags(folder, "two", "--batch-size", 8)),
-            ],
-            env=environment(PYTHONPATH=str(REPO)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            cwd=REPO,
-        )
-        assert done.returncode == 0, done.stdout
+        run("histocc.evaluate", *flags(folder, "two", "--batch-size", 8), processes=2)
         other = json.loads((folder / "two" / "report.json").read_text(encoding="utf-8"))["decoders"]["both"]
         both = found["decoders"]["both"]
         for name in ("linear_share", "linear_share_of_halves", "right_rows", "top_k", "confusions"):

@@ -639,39 +639,9 @@ class TestExport:
             [(f"{TEXTS[i % 5]} {i % 60}", LANGUAGES[i % 4]) for i in range(300)],
         )
         for name, processes in (("one.csv", None), ("two.csv", 2)):
-            launcher = (
-                []
-                if processes is None
-                else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-            )
-            done = subprocess.run(
-                [
-                    sys.executable,
-                    "-W",
-                    "ignore",
-                    *launcher,
-                    "-m",
-                    "histocc.predict",
-                    "--model",
-                    str(runs[0] / "whole"),
-                    "--input",
-                    source,
-                    "--column",
-                    "occ1",
-                    "--language-column",
-                    "lang",
-                    "--output",
-                    str(tmp_path / name),
-                    "--device",
-                    "cpu",
-                ],
-                env=environment(),
-                cwd=REPO,
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+            files = ["--model", runs[0] / "whole", "--input", source, "--output", tmp_path / name]
+            columns = ["--column", "occ1", "--language-column", "lang"]
+            run("histocc.predict", *files, *columns, "--device", "cpu", processes=processes)
         assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes() and (
             tmp_path / "one.csv"
         ).read_bytes().count(b"\n") == 301

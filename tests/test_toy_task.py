@@ -157,7 +157,7 @@ def test_one_and_two_processes_agree(tmp_path):
     script, found = tmp_path / "toy.py", []
     script.write_text(CODE.format(repo=str(REPO)))
     for processes in (None, 2):
-        output = run(script, processes=processes, OMP_NUM_THREADS="1")
+        output = run(script, processes=processes)
         line = next(line for line in output.splitlines() if line.startswith("ROWS"))
         found.append(json.loads(line.removeprefix("ROWS")))
     assert len(found[0]) == len(found[1]) == 7
