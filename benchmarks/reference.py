@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How fast training and decoding are, as ratios to a plain reference model that takes turns with ours in one
-run:
+run, each warm:
 
     python benchmarks/reference.py                                    # size small, batch 64, two threads
     python benchmarks/reference.py --size base --batch 32 --rounds 3
@@ -48,6 +48,19 @@ def seconds(work, device: torch.device) -> float:
     work()
     sync(device)
     return time.perf_counter() - started
+
+
+def in_turns(sides: dict, rounds: int, sizes: tuple[int, int], device: torch.device) -> dict[str, float]:
+    """Median seconds of each side's work of the second size. In a turn it first does work of the first
+    size, untimed, so that it is as warm as it is alone; the order alternates; the first round is not
+    counted.
+    """
+    times = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in sorted(sides, reverse=number % 2 == 1):
+            sides[name](sizes[0])
+            times[name].append(seconds(lambda name=name: sides[name](sizes[1]), device))
+    return {name: statistics.median(each[1:]) for name, each in times.items()}
 
 
 def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
@@ -148,31 +161,25 @@ class Bench(Training):
 
     # ---- training ----
 
-    def reference_step(self, number: int) -> None:
+    def reference_steps(self, steps: int) -> None:
         self.reference.train()
-        self.reference_loss(self.batch).backward()
-        torch.nn.utils.clip_grad_norm_(self.reference.parameters(), 1.0)
-        self.reference_optimizer.step()
-        self.reference_optimizer.zero_grad()
+        for batch in self.batches[:steps]:
+            self.reference_loss(batch).backward()
+            torch.nn.utils.clip_grad_norm_(self.reference.parameters(), 1.0)
+            self.reference_optimizer.step()
+            self.reference_optimizer.zero_grad()
 
     def rates(self, precisions: list[str]) -> dict:
         """Samples per second of training, by name."""
         self.reference_optimizer = torch.optim.AdamW(self.reference.parameters(), lr=2e-5)
         self.use_rate(2e-5)
-        modes = {name: Precision(name, self.device) for name in precisions}
         Precision("float32", self.device).use()  # the reference, too, has TF32 where there is any
-        times = {name: [] for name in ["reference", *precisions]}
-        for round_number in range(self.args.rounds + 1):  # the first one warms up
-            if not self.args.no_reference:
-                self.batch = self.padded_batch(round_number)
-                times["reference"].append(seconds(lambda: self.reference_step(round_number), self.device))
-            for name, precision in modes.items():
-                times[name].append(
-                    seconds(lambda: self.train(self.args.steps, precision), self.device) / self.args.steps
-                )
-        return {
-            name: self.args.batch / statistics.median(found[1:]) for name, found in times.items() if found
-        }
+        self.batches = [self.padded_batch(number) for number in range(self.args.steps)]
+        sides = {"reference": self.reference_steps} if not self.args.no_reference else {}
+        for name in precisions:
+            sides[name] = partial(self.train, precision=Precision(name, self.device))
+        turns = in_turns(sides, self.args.rounds, (1, self.args.steps), self.device)
+        return {name: self.args.batch * self.args.steps / each for name, each in turns.items()}
 
     def real_flops(self) -> float:
         """Of one training step's row on its real positions alone, mean over some batches: forward and twice
@@ -233,28 +240,24 @@ class Bench(Training):
             )
             for name in precisions
         }
-        found, times = {}, {}
+        found, rates = {}, {}
 
-        def reference(kind: str) -> None:
-            inputs = [{**batch, "attention_mask": batch["attention_mask"].long()} for batch in batches]
+        def reference(kind: str, count: int) -> None:
+            inputs = [
+                {**batch, "attention_mask": batch["attention_mask"].long()} for batch in batches[:count]
+            ]
             decode = self.reference.flat if kind == "flat" else partial(self.reference.greedy, tokens=tokens)
             found[kind] = torch.cat([decode(**batch) for batch in inputs])
 
-        def ours(kind: str, name: str) -> None:
-            found[kind, name] = coders[name].code(list(texts), list(languages), kind)
+        def ours(kind: str, name: str, count: int) -> None:
+            some = slice(count * self.args.decode_batch)
+            found[kind, name] = coders[name].code(list(texts[some]), list(languages[some]), kind)
 
-        for _ in range(max(2, self.args.rounds // 2) + 1):
-            for kind in ("flat", "greedy"):
-                if not self.args.no_reference:
-                    taken = seconds(lambda: reference(kind), self.device)
-                    times.setdefault((kind, "reference"), []).append(taken)
-                for name in precisions:
-                    taken = seconds(lambda: ours(kind, name), self.device)
-                    times.setdefault((kind, name), []).append(taken)
-        rates = {
-            f"{kind} {name}": len(texts) / statistics.median(values[1:])
-            for (kind, name), values in times.items()
-        }
+        for kind in ("flat", "greedy"):
+            sides = {"reference": partial(reference, kind)} if not self.args.no_reference else {}
+            sides |= {name: partial(ours, kind, name) for name in precisions}
+            turns = in_turns(sides, max(2, self.args.rounds // 2), (1, len(batches)), self.device)
+            rates |= {f"{kind} {name}": len(texts) / each for name, each in turns.items()}
         rates["codes written"] = statistics.mean(len(each.codes) for each in found["greedy", precisions[0]])
         if not self.args.no_reference:
             separator = self.formatter.sep_value
@@ -291,7 +294,7 @@ def main() -> None:
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--rows", type=int, default=256, help="distinct texts to decode")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=2, help="our steps in a round")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
     parser.add_argument(
         "--learn", type=int, default=60, help="steps before decoding, so that the model stops after a code"
     )

@@ -8,6 +8,8 @@ where matplotlib is installed.
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from histocc.runtime import outputs
 from histocc.runtime.arguments import make_parser
@@ -15,9 +17,11 @@ from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.machine_errors import in_words
 from histocc.trainer import run_files
-from histocc.trainer.curves import available, draw
+from histocc.trainer.curves import available, draw, figure_of
 from histocc.trainer.run_files import CURVES
 from histocc.trainer.run_log import LOG, numbers
+
+NEEDED = "plots need matplotlib: pip install matplotlib"
 
 
 def get_args_parser():
@@ -33,25 +37,42 @@ def get_args_parser():
     return parser
 
 
-def run(argv: list[str] | None) -> str:
-    args = get_args_parser().parse_args(argv)
-    if not available():
-        raise UserError("plots need matplotlib: pip install matplotlib")
-    if args.output is None and len(args.runs) > 1:
-        raise UserError("several runs in one plot: --output names its file")
-    logs = [os.path.join(folder, LOG) for folder in args.runs]
-    path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
-    own = run_files.own_files(os.path.dirname(path), args.overwrite)
-    raise_if_any(outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds))
-    missing = [path for path in logs if not os.path.isfile(path)]
+def logs_of(folders: Sequence[str]) -> list[str]:
+    return [os.path.join(folder, LOG) for folder in folders]
+
+
+def rows_of(folders: Sequence[str]) -> dict[str, list[dict]]:
+    """Name of each run → rows of its log. Raises UserError."""
+    missing = [path for path in logs_of(folders) if not os.path.isfile(path)]
     if missing:
         raise UserError(f"{', '.join(map(os.path.dirname, missing))}: no run there (no logs.csv)")
-    found = {folder.rstrip("/"): numbers(path) for folder, path in zip(args.runs, logs)}
+    found = {folder.rstrip("/"): numbers(path) for folder, path in zip(folders, logs_of(folders))}
     empty = [name for name, rows in found.items() if not rows]
     if len(empty) == len(found):
         raise UserError(f"{', '.join(empty)}: the log has no rows yet")
     if empty:
         print(f"Note: {', '.join(empty)}: left out, the log has no rows yet", file=sys.stderr)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def curves(*runs: str | os.PathLike) -> Any:
+    """The curves of one run or several as a figure of matplotlib, for notebooks. Raises UserError."""
+    if not available():
+        raise UserError(NEEDED)
+    return figure_of(rows_of([os.fspath(folder) for folder in runs]))
+
+
+def run(argv: list[str] | None) -> str:
+    args = get_args_parser().parse_args(argv)
+    if not available():
+        raise UserError(NEEDED)
+    if args.output is None and len(args.runs) > 1:
+        raise UserError("several runs in one plot: --output names its file")
+    logs = logs_of(args.runs)
+    path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
+    own = run_files.own_files(os.path.dirname(path), args.overwrite)
+    raise_if_any(outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds))
+    found = rows_of(args.runs)
     try:
         return draw(found, path, own)
     except OSError as error:

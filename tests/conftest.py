@@ -1,15 +1,25 @@
+import os
 import signal
 import sys
 from pathlib import Path
+
+import pytest
 
 SLURM = Path(__file__).resolve().parent / "slurm"
 sys.path.insert(0, str(SLURM))
 # a shell does that to what it starts in the background, and children inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+LONGEST_SECONDS = 10.0  # of a test that is run by default
 
 
 def pytest_addoption(parser):
+    parser.addoption(
+        "--all",
+        action="store_true",
+        dest="everything",
+        help="also the tests marked `full`, with more examples each, and every command of the pages",
+    )
     parser.addoption(
         "--faults",
         nargs="?",
@@ -20,7 +30,7 @@ def pytest_addoption(parser):
         help="also inject each kind of fault N times (default 8) at random moments: takes hours",
     )
     parser.addoption(
-        "--guides", action="store_true", help="also run every command of the guides: some minutes"
+        "--guides", action="store_true", help="also run every command of the pages: some minutes"
     )
     parser.addoption(
         "--slurm",
@@ -29,15 +39,37 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    # read by helpers.examples and helpers.mutations
+    os.environ["HISTOCC_ALL_TESTS"] = "1" if config.getoption("everything") else ""
+
+
 def pytest_generate_tests(metafunc):
     if "fault_seed" in metafunc.fixturenames:
         metafunc.parametrize("fault_seed", range(metafunc.config.getoption("--faults")))
 
 
 def pytest_collection_modifyitems(config, items):
-    sides = {True: [], False: []}
+    """SLURM alone, or all but it; without --all not those marked `full`, unless one is named (file::test)."""
+    slurm = config.getoption("--slurm")
+    named = any("::" in argument for argument in config.args)
+    full = config.getoption("everything") or slurm or named or config.getoption("--faults")
+    kept, left = [], []
     for item in items:
-        sides[SLURM in item.path.parents].append(item)
-    wanted = config.getoption("--slurm")
-    items[:] = sides[wanted]
-    config.hook.pytest_deselected(items=sides[not wanted])
+        wanted = (SLURM in item.path.parents) == slurm
+        (kept if wanted and (full or not item.get_closest_marker("full")) else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    limited = not (item.config.getoption("everything") or item.get_closest_marker("slow"))
+    if limited and report.passed and call.duration > LONGEST_SECONDS:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"{item.nodeid}: {call.when} took {call.duration:.1f} s; a test that is run by default may take"
+            f" {LONGEST_SECONDS:.0f}: make it faster, or mark it `full` (run by --all alone) or `slow`"
+        )
+    return report

@@ -225,6 +225,21 @@ def greatest_difference(folder, other, names):
     return max(abs(a - b) / abs(a) for a, b in pairs if a is not None and a != 0)
 
 
+def all_tests():
+    """Whether --all is given."""
+    return bool(os.environ.get("HISTOCC_ALL_TESTS"))
+
+
+def examples(number):
+    """Settings of a property test: so many examples under --all, 20 by default."""
+    from hypothesis import settings
+
+    return settings(max_examples=number if all_tests() else min(number, 20), deadline=None)
+
+
 def mutations(share):
-    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 500 unless it is set."""
-    return max(1, round(share * int(os.environ.get("HISTOCC_MUTATIONS", "500"))))
+    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 500 under --all and 100
+    by default unless it is set.
+    """
+    number = int(os.environ.get("HISTOCC_MUTATIONS") or (500 if all_tests() else 100))
+    return max(1, round(share * number))

@@ -559,3 +559,34 @@ def test_flags_of_one_script_are_known():
 @pytest.mark.parametrize("script", PARSERS)
 def test_the_least_arguments_are_sound(script):
     assert flags.argument_problems(PARSERS[script]().parse_args(REQUIRED[script])) == []
+
+
+# ---- the contracts, and the tests that hold them
+
+
+def table_of_contracts() -> dict[str, tuple[str, str]]:
+    """contract → (default test, full test), as file::function, of tests/README.md."""
+    text = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| ([\w -]+) \| `([\w/.:]+)` \| `([\w/.:]+)` \|$", text, re.M)
+    return {name: (default, full) for name, default, full in found}
+
+
+def marks_of(test: str) -> list[str]:
+    """Names of the marks on a test, and on its class; raises where there is no such test."""
+    file, name = test.split("::")
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    for holder in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in holder.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                both = [*node.decorator_list, *getattr(holder, "decorator_list", [])]
+                return [ast.unparse(each) for each in both]
+    raise AssertionError(f"{test}: there is no such test")
+
+
+def test_every_contract_has_its_tests():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    contracts = re.findall(r"^- \*\*([^*]+)\*\*:", text, re.M)
+    assert len(contracts) > 20 and sorted(contracts) == sorted(table_of_contracts())
+    for default, full in table_of_contracts().values():
+        assert default != full and "pytest.mark.full" not in marks_of(default), default
+        marks_of(full)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.data import augment
@@ -113,7 +114,7 @@ def test_below_covers_its_range_evenly():
 # ---------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_noise_does_not_depend_on_the_batch_or_the_order(data):
     characters = st.one_of(st.sampled_from("aåÆ zK\t🙂γ9"), st.characters())

@@ -173,6 +173,7 @@ def test_environment_that_contradicts_itself(tmp_path, data, flags, env, words, 
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_on_several_processes_rank_0_alone_speaks_and_every_rank_ends_with_2(tmp_path, data):
     """--world-size contradicts WORLD_SIZE: found before the ranks meet. A missing column: found by rank 0
     afterwards.

@@ -82,6 +82,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_out_of_memory_says_what_to_type(files):
     folder, flags = files
     script = folder / "small.py"

@@ -54,6 +54,7 @@ def test_completion_for_an_unknown_shell(capsys):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 60)
     flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", "--batch-size", 8, *TINY]

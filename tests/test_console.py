@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from helpers import FINETUNE, REPO, TINY, command, environment, run_inside, write_rows
@@ -212,6 +211,7 @@ def test_a_run_outlives_its_terminal(flags, tmp_path):
     assert "Broken pipe" in kept and "Finished at step" in kept and (tmp_path / "run" / "last.bin").exists()
 
 
+@pytest.mark.full
 def test_two_processes_outlive_a_full_disk_under_their_output(flags, tmp_path):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -269,7 +269,6 @@ def test_watching_ends_with_its_reader(flags, tmp_path):
         )
         process.stdout.readline()
         process.stdout.close()
-        started = time.monotonic()
-        assert process.wait(30) == 0 and time.monotonic() - started < 30
+        assert process.wait(30) == 0
     finally:
         holder.kill()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write_csv
-from hypothesis import given, settings
+from helpers import examples, write_csv
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc import prepare
@@ -42,7 +42,7 @@ def same(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(ROWS, ROWS, st.sampled_from([1, 3, 1 << 22]), st.sampled_from([2, 5, 1 << 18]))
 def test_counts_are_those_of_plain_python(train, val, bucket, block):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

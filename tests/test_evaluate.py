@@ -199,6 +199,7 @@ class TestFigures:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_two_processes_write_the_same_report(trained, report, tmp_path):
     # with matplotlib, if it is there, as the report that it is compared with
     done = subprocess.run(

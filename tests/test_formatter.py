@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc import formatter as fm
@@ -94,7 +95,7 @@ def test_general_purpose_as_published():
 
 @pytest.mark.parametrize("formatter, codes", EVERY_KIND)
 def test_round_trip(formatter, codes):
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     @given(st.lists(codes, min_size=1, max_size=formatter.max_num_codes))
     def check(row):
         sequence = formatter.transform_label("&".join(row))
@@ -273,7 +274,7 @@ def test_canonical_form_keeps_the_code(formatter):
         st.sampled_from(list(formatter.map_idx_char)), st.sampled_from([PAD_IDX, EOS_IDX]), wide
     )
 
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     @given(st.lists(mostly_codes, min_size=formatter.max_seq_len - 2, max_size=formatter.max_seq_len - 2))
     def check(ids):
         sequence = [BOS_IDX, *ids, EOS_IDX]

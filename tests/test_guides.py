@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import REPO, environment, read_logs, write_csv, write_rows
+from helpers import REPO, all_tests, environment, read_logs, write_csv, write_rows
 
 PAGES = (
     "README.md",
@@ -230,6 +230,7 @@ def test_short_commands_run(place):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_the_two_commands_that_compare_losses_agree(place):
     page = "docs/training.md"
     lines = [(number, line) for number, line in commands(page) if "--float64" in line]
@@ -244,8 +245,8 @@ def test_the_two_commands_that_compare_losses_agree(place):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_runs(place, request, page):
     """In the order in which they stand, in one folder for each page."""
-    if not request.config.getoption("--guides"):
-        pytest.skip("--guides runs them: some minutes")
+    if not (request.config.getoption("--guides") or all_tests()):
+        pytest.skip("--guides and --all run them: some minutes")
     if page in NEED_A_RUN:
         check(place, page, 0, TRAINING)
     for number, line in commands(page):

@@ -536,6 +536,7 @@ class TestRuns:
         assert last["step"] == again["step"] == 6
         assert all(torch.equal(value, again["model"][name]) for name, value in last["model"].items())
 
+    @pytest.mark.full
     def test_a_new_run_takes_the_loss_of_its_initial_decoder(self, runs, tmp_path):
         folder, common = runs
         for name, more, expected in (

@@ -60,6 +60,7 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     assert len(make_optimizer(model, 0.01, schedule, LinearRate(1.0)).param_groups) == 1
 
 
+@pytest.mark.full
 def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
     """A run that continues has the rates of its start; one that takes a linear decoder over trains it like
     the rest.

@@ -234,6 +234,7 @@ class TestCoding:
         first, second = (coder.code(TEXTS, ["en"] * len(TEXTS), decoder) for coder in coders)
         assert first == second and coders[0].linear_share == 0.0
 
+    @pytest.mark.full
     def test_predict_says_it(self, model, tmp_path):
         folder = saved(tmp_path / "run", model, linear_share=0.7)
         source = write_csv(tmp_path / "in.csv", ("occ1",), [(text,) for text in TEXTS])

@@ -6,7 +6,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -126,7 +127,7 @@ def test_by_hand():
     assert loss_fn(logits, two_codes).item() == pytest.approx((math.log(4) + sharp - 1) / 2)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 10**6), st.integers(1, 3))
 def test_matches_plain_loops(counts, seed, block_size):
     logits = make_logits(len(counts), block_size=block_size, seed=seed)
@@ -289,7 +290,7 @@ def plain_one_to_one(logits, targets, nb_blocks, block_size, empty="all"):
     return torch.tensor(losses, dtype=torch.float64), chosen
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=4),
     st.integers(0, 10**6),

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.model.metrics import (
@@ -26,7 +27,7 @@ def code_set(row):
     return {code for code in row if code != (PAD, PAD)}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_sets_of_codes(data):
     pred_rows = data.draw(block_rows(data.draw(st.integers(1, 4))))
@@ -55,7 +56,7 @@ def test_token_counts():
     assert right.tolist() == [3, 2] and total.tolist() == [4, 2]  # neither PAD nor the last EOS is counted
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     st.lists(
         st.lists(st.tuples(st.floats(-3, 3, width=32), st.booleans()), min_size=3, max_size=3),

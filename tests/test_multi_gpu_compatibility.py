@@ -3,6 +3,7 @@
 Runs under pytest, and on its own: `python tests/test_multi_gpu_compatibility.py`.
 """
 
+import contextlib
 import inspect
 import os
 import socket
@@ -103,6 +104,15 @@ TRAIN_MIXER_DEFAULTS = {
     "augmentation_prob": 0.3,
     "unk_lang_prob": 0.25,
 }
+
+
+def slow(test):
+    """May take more than ten seconds; pytest is not needed to run this file."""
+    with contextlib.suppress(ImportError):
+        import pytest
+
+        return pytest.mark.slow(test)
+    return test
 
 
 def free_port() -> int:
@@ -307,6 +317,7 @@ def test_any_model_and_criterion_of_the_same_shape_run():
     assert last == 16 and evaluate(model, batches, Criterion(), "cpu")["val_loss"] < first
 
 
+@slow
 def test_the_same_command_runs_on_one_process_and_on_two():
     """finetune.py: plain, torchrun, and ranks started by hand with --local_rank as launchers before torchrun
     pass it.

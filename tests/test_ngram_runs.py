@@ -150,6 +150,7 @@ def curves(files, script, tmp_path_factory):
     return folder, outputs
 
 
+@pytest.mark.full
 class TestAnyNumberOfProcesses:
     """ "sharded" trains in two processes with FSDP and ends in one."""
 
@@ -243,6 +244,7 @@ def runs(files, script, tmp_path_factory):
     return folder, output, common
 
 
+@pytest.mark.slow
 class TestGoingOn:
     def test_weights_and_optimizer_are_bitwise_equal(self, runs):
         whole, parts = (
@@ -283,7 +285,7 @@ class TestGoingOn:
         assert code == 2 and f"--ngrams was auto, now it is {asked}" in said and "Traceback" not in said
         assert (runs[0] / "whole" / "last.bin").read_bytes() == before
 
-    @pytest.mark.parametrize("processes", [1, 2])
+    @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])
     def test_a_signal_ends_the_fit(self, files, script, tmp_path, processes):
         """To the last of the processes; rank 0 is the one that fits."""
         launcher = (

@@ -82,6 +82,7 @@ def test_each_node_prepares_its_own_and_they_train_together(folders):
     assert os.listdir(folders[1] / "run") == ["prepared"]  # rank 0 alone writes the files of the run
 
 
+@pytest.mark.full
 def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
     """And whichever node rank 0 is given."""
     flags = [*FLAGS, "--dropout", 0.1, "--log-interval", 1]
@@ -103,6 +104,7 @@ def test_a_run_goes_on_though_one_node_alone_has_the_checkpoint(folders):
     assert torch.load(folders[0] / "run" / "last.bin", weights_only=True)["step"] == 1
 
 
+@pytest.mark.full
 def test_other_data_on_a_node_and_no_data_are_named(folders):
     write_rows(folders[1] / "train.csv", 13)
     first, second = run_on_nodes(folders, *FLAGS, code=1)  # torchrun's own code

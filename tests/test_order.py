@@ -5,7 +5,8 @@ batch, total) decides it.
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.text import padded_width
@@ -19,7 +20,7 @@ def lengths_of(rows):
 @given(
     rows=st.integers(1, 3000), total=st.integers(1, 40), seed=st.integers(0, 2**32), epoch=st.integers(0, 3)
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_row_comes_once_and_any_batch_can_be_asked_first(rows, total, seed, epoch):
     plan = BatchPlan(rows, total)
     order = EpochOrder(plan, seed, lengths_of)
@@ -80,7 +81,7 @@ def test_a_share_is_cut_into_micro_batches_with_little_padding():
     st.integers(1, 20),
     st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, groups):
     widths = np.array(widths)
     parts = -(-len(widths) // micro) + groups - 1
@@ -90,7 +91,7 @@ def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, grou
 
 
 @given(st.lists(st.sampled_from([16, 24, 32, 40, 64]), min_size=1, max_size=12), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
     ordered = np.sort(widths)
 
@@ -106,7 +107,7 @@ def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
 
 
 @given(rows=st.integers(1, 3000), total=st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_validation_takes_every_row_once_in_batches_of_similar_length(rows, total):
     plan = BatchPlan(rows, total)
     order = WindowOrder(plan, lengths_of)

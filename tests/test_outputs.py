@@ -376,6 +376,7 @@ def test_exports_and_samples_replace_nothing(run, tmp_path):
     assert contents(tmp_path) == before and sample(["--rows", "6", "--output", path, "--overwrite"]) == 0
 
 
+@pytest.mark.full
 def test_links_of_a_resumed_run_are_replaced_and_not_followed(data, tmp_path):
     """As in a copy of its folder that was made of links."""
     folder, precious = tmp_path / "run", tmp_path / "precious.txt"

@@ -48,6 +48,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.full
 def test_validation_loss_is_that_of_float32(runs, name):
     half, whole = read_logs(runs / name)[-1], read_logs(runs / "float32")[-1]
     assert half["step"] == whole["step"] and half["samples"] == whole["samples"]

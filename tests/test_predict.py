@@ -301,6 +301,7 @@ def start(*args, processes=1) -> subprocess.Popen:
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_processes_and_interruptions_change_nothing(model, tmp_path):
     source = table(tmp_path / "in.csv", 13_000, distinct=40)
     predict_here(*flags(model, source, tmp_path / "one.csv"))

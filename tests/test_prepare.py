@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import write_csv
-from hypothesis import given, settings
+from helpers import examples, write_csv
+from hypothesis import given
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
 
@@ -243,7 +243,7 @@ CELLS = st.sampled_from(["61110", "83110", "1110", "-1", "", " ", "x", "61110.0"
 TEXTS = st.sampled_from(["farmer", "Farmer ", "smith", "baker", "miller", "", " "])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(st.tuples(TEXTS, CELLS, CELLS) | st.tuples(TEXTS, CELLS), max_size=25),
     st.sampled_from([0.0, 0.3, 0.6]),
@@ -568,7 +568,7 @@ def test_split_is_the_same_on_every_machine():
     assert values[0] == values[1] == 0.9023891211929064 and values[3] == values[4] and len(set(values)) == 3
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=12))
 def test_texts_have_the_same_number_only_if_they_differ_in_case_and_blanks_alone(texts):
     texts = [text for text in (text.replace("\0", "").strip() for text in texts) if text] or ["x"]

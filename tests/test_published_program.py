@@ -79,7 +79,8 @@ def made_up():
     return pairs + [(" blanks around ", "en"), ("x" * 300, "da"), ("a", "unk"), ("3 farmers, £5", "fr")]
 
 
-@pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mix", pytest.param("seq2seq", marks=pytest.mark.full), "flat"])
 def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     program = hisco_program("tiny", kind)
     path = save(program, tmp_path / "model.bin")
@@ -110,11 +111,13 @@ def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="the real rows are not here")
+@pytest.mark.full
 def test_real_rows(tmp_path):
     program = hisco_program("tiny")
     check(program, load(save(program, tmp_path / "model.bin")), rows_to_code(str(REAL), 0)[::16])
 
 
+@pytest.mark.full
 def test_the_size_that_is_published(tmp_path, made_up):
     program = hisco_program("base")
     coder = Coder.load(save(program, tmp_path / "model.bin"), batch_size=16)
@@ -201,6 +204,7 @@ def codes_of(path, pairs, **given) -> dict:
 
 @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
 @pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat", "general"])
+@pytest.mark.full
 def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, form, name):
     general = kind == "general"
     path = save(
@@ -220,6 +224,7 @@ def test_exported_again_they_code_the_same_bit_for_bit(tmp_path, made_up, kind, 
         export.export(path, form, str(out), given=Given(**given))
 
 
+@pytest.mark.full
 def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
     tmp_path, made_up, monkeypatch
 ):

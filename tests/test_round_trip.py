@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers import write_csv
-from hypothesis import given, settings
+from helpers import examples, write_csv
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.data import prepare as prep
@@ -50,7 +50,7 @@ def prepared(folder: str, rows) -> PreparedData:
     return PreparedData.open(prep.prepare(settings_, folder, lambda *_: None))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     rows=ROWS,
     total=st.integers(1, 17),
@@ -120,7 +120,7 @@ def noisy(tmp_path_factory):
     return steps
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     total=st.integers(1, 17),
     processes=st.integers(1, 4),
@@ -137,7 +137,7 @@ def test_noise_of_a_resumed_epoch_is_that_of_a_whole_one(noisy, total, processes
 CELLS = st.text(st.sampled_from('ab"\n\r, '), max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=30), st.sampled_from(["\n", "\r\n"]), st.integers(1, 7))
 def test_lines_are_those_where_rows_begin(rows, line_end, chunk):
     """However the cells are broken into lines: as Python's csv module counts them."""

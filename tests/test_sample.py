@@ -301,6 +301,7 @@ def test_a_title_that_is_a_demo_text_is_refused(monkeypatch):
 # Files and the command
 
 
+@pytest.mark.full
 def test_same_seed_same_bytes_in_two_processes(tmp_path):
     outputs = []
     for hash_seed in ("1", "2"):

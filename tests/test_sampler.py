@@ -1,7 +1,8 @@
 """Which rows meet in which step: each once per epoch, and the same on any number of processes."""
 
 import numpy as np
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, epoch_rows, permuted
@@ -26,7 +27,7 @@ def rows_of(plan: BatchPlan, batch: int, rank: int, seed: int = 3, epoch: int = 
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plans)
 def test_every_row_once_whatever_the_processes(plan):
     batches = [
@@ -38,7 +39,7 @@ def test_every_row_once_whatever_the_processes(plan):
     assert plan.steps_per_epoch == -(-plan.rows // plan.global_batch_size)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(plans)
 def test_shares_are_even_and_micro_batches_few_and_small(plan):
     for batch in range(plan.steps_per_epoch):
@@ -63,7 +64,7 @@ def test_ranks_have_equal_work_in_characters():
     assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 300), st.integers(1, 90), st.integers(1, 9))
 def test_one_micro_batch_unless_asked(rows, total, processes):
     plan = BatchPlan(rows, total, processes)
@@ -72,7 +73,7 @@ def test_one_micro_batch_unless_asked(rows, total, processes):
     } and plan.micro_batch_size == -(-total // processes)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plans, plans)
 def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, other):
     other = BatchPlan(
@@ -86,7 +87,7 @@ def test_rows_of_a_batch_are_a_function_of_seed_epoch_batch_and_total(plan, othe
         assert rows[0] == rows[1]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans, st.integers(0, 3), st.data())
 def test_starting_in_mid_epoch_gives_the_tail(plan, epoch, data):
     first = data.draw(st.integers(0, plan.steps_per_epoch))
@@ -99,7 +100,7 @@ def test_starting_in_mid_epoch_gives_the_tail(plan, epoch, data):
 # ---- the order of an epoch
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.data())
 def test_permutation(n, seed, data):
     order = permuted(np.arange(n), n, seed)

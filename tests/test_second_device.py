@@ -94,6 +94,7 @@ def test_operations_on_tensors_of_two_devices_and_numpy_are_refused_and_waits_ar
             x.numpy()
 
 
+@pytest.mark.full
 def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     with second_device(monkeypatch):
         train(rows, tmp_path, *TWO_EPOCHS, "--max-steps", 3)

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from helpers import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.data import csv_text, keys, tables
@@ -88,7 +89,7 @@ def written(rows, end, quoting, encoding) -> bytes | None:
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     rows=TABLES,
     end=st.sampled_from(["\n", "\r\n", "\r", "\r\r\n"]),

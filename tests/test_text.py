@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from helpers import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from histocc.text import (
@@ -39,7 +40,7 @@ def test_one_description():
     assert ids.shape == (1, padded_width(12))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(rows, st.integers(16, 140))
 @example([("", "en"), ("𝔊🙂", "unk"), ("x" * 300, "da")], 128)
 def test_equals_plain_construction(rows, max_len):
@@ -49,7 +50,7 @@ def test_equals_plain_construction(rows, max_len):
     assert ids.shape[1] == padded_width(max(map(len, expected)) - 2, max_len)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(rows)
 def test_rows_of_a_batch_do_not_depend_on_each_other(rows):
     ids, mask = encode(*zip(*rows), width=128)

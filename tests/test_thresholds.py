@@ -81,6 +81,7 @@ def flat_rows(model, folder, name, *flags):
     return read(folder / name), said
 
 
+@pytest.mark.full
 def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
     content = torch.load(trained / "run" / "best.bin", weights_only=True)
     torch.save(content, tmp_path / "model.bin")

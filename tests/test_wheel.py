@@ -46,6 +46,7 @@ def test_a_wheel_holds_every_file_of_the_package(wheel):
     assert inside == {name for name in files if "__pycache__" not in name}
 
 
+@pytest.mark.full
 def test_an_installed_wheel_trains(wheel, tmp_path):
     """In a separate environment, which sees torch and numpy where they are installed."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 from collections.abc import Callable
+from typing import Any
 
 NAMES = {
     "seq2seq": "Seq2seq decoder (greedy)",
@@ -314,6 +315,11 @@ def plots(report: dict) -> dict[str, Callable] | None:
     """{name: what writes it to an open file}; None where matplotlib, the extra `plots`, is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
+    return dict(zip(PLOTS, map(_writer, figures_of(report))))
+
+
+def figures_of(report: dict) -> tuple[Any, Any]:
+    """Figures of matplotlib: accuracy by digits, and accuracy by confidence."""
     from matplotlib.figure import Figure
 
     digits, bins = (Figure(figsize=(6, 4), layout="constrained") for _ in PLOTS)
@@ -342,7 +348,7 @@ def plots(report: dict) -> dict[str, Callable] | None:
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     left.legend()
     right.legend()
-    return dict(zip(PLOTS, (_writer(digits), _writer(bins))))
+    return digits, bins
 
 
 def _writer(figure) -> Callable:

@@ -22,9 +22,15 @@ def available() -> bool:
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: str, own: OwnFiles) -> str:
-    """runs: name → rows of its logs.csv as `run_log.numbers` gives them; own: files of the folder of `path`.
-    Writes a PNG, whole or not at all, and returns its path.
+    """runs: as of `figure_of`; own: files of the folder of `path`. Writes a PNG, whole or not at all, and
+    returns its path.
     """
+    figure = figure_of(runs)
+    return own.write(os.path.basename(path), lambda file: figure.savefig(file, format="png", dpi=100))
+
+
+def figure_of(runs: dict[str, list[dict[str, Any]]]) -> Any:
+    """A figure of matplotlib. runs: name → rows of its logs.csv as `run_log.numbers` gives them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -52,4 +58,4 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: str, own: OwnFiles) -> str
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    return own.write(os.path.basename(path), lambda file: figure.savefig(file, format="png", dpi=100))
+    return figure

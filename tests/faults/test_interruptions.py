@@ -42,6 +42,7 @@ def flip_a_bit(path):
     path.write_bytes(content)
 
 
+@pytest.mark.full
 def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole):
     """One run: four signals, kills, two damaged files."""
     job, dice = Job(folder / "one", epochs=6), random.Random(1)
@@ -82,6 +83,7 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
     assert_same_end(job, whole)
 
 
+@pytest.mark.full
 def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole_of_two):
     """One run: a signal to the launcher, to one process, and no warning at all to the launcher, to a process;
     one that is stuck.
@@ -105,13 +107,11 @@ def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on
     assert len(children) == 2
     assert_gone(children)
 
-    for kill, flags, seconds in ((signal.SIGKILL, [], 15), (signal.SIGSTOP, ["--timeout-minutes", 0.1], 30)):
+    for kill, flags in ((signal.SIGKILL, []), (signal.SIGSTOP, ["--timeout-minutes", 0.1])):
         process = job.start_and_wait(*flags)
         ranks = workers(process)
         os.kill(ranks[1], kill)
-        started = time.monotonic()
-        job.wait_for(process, "does not answer any more", 40)
-        assert time.monotonic() - started < seconds
+        job.wait_for(process, "does not answer any more", 60)  # without them it would be half an hour
         if kill == signal.SIGSTOP:
             kill_all(process)  # torchrun would wait 30 s for the stopped one
         code, output = job.end(process, 60)
@@ -140,6 +140,7 @@ train_mixer.main()
 """
 
 
+@pytest.mark.full
 def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two):
     """After a kill, and after an exception in one process."""
     raising = folder / "raising.py"
@@ -276,6 +277,7 @@ def test_a_folder_is_used_by_one_job_at_a_time(folder):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
+@pytest.mark.full
 def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
     disk = folder / "disk"
     disk.mkdir()
@@ -324,6 +326,7 @@ def go_on_with_other_numbers(folder, name, stages):
     assert one.last()["position"]["samples"] == mixed.last()["position"]["samples"] == 48
 
 
+@pytest.mark.full
 def test_going_on_with_another_number_of_processes(folder):
     go_on_with_other_numbers(folder, "one_two_one", ((None, 3), (2, 8), (None, 12)))
 

@@ -166,6 +166,7 @@ def test_signals_reach_what_is_followed_by_something(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_run_on_two_processes(tmp_path):
     data = write_table(tmp_path / "rows.csv", "occ1,lang,hisco_1")
     env = {
