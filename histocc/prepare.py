@@ -14,7 +14,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.prepare import UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.data.settings import settings_from
-from histocc.runtime import arguments, entrypoint, outputs
+from histocc.runtime import arguments, entrypoint, outputs, progress
 from histocc.trainer import run_files
 
 
@@ -33,6 +33,7 @@ def get_args_parser() -> arguments.Parser:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace such lists that were not written here"
     )
+    parser.add_argument("--quiet", action="store_true", help="no progress bars and lines of progress")
     table_arguments.add_table_arguments(parser, formatter="gpf", use_val_share=True)
     return parser
 
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
     problems += run_files.problems_of_lists(own, inputs)
     settings = settings_from(args, args.files, [], problems=problems)
+    progress.show(not args.quiet)
     made = None if os.path.isdir(args.save_path) else args.save_path
     try:
         os.makedirs(args.save_path, exist_ok=True)

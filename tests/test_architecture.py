@@ -343,6 +343,7 @@ BOTH = {
     "bf16": False,
     "compile": False,
     "profile": None,
+    "quiet": False,
 }
 DEFAULTS = {
     "finetune": (
@@ -374,6 +375,7 @@ DEFAULTS = {
     ),
 }
 OTHER_NAMES = {
+    "quiet": {"--non-verbose"},
     "dataset": {"--data-dir", "--data-root"},
     "train_data": {"--data-dir", "--data-root"},
     "save_path": {"--save-dir", "--checkpoint-dir"},

@@ -26,7 +26,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.search import CodeTrie, full
-from histocc.runtime import checkpoint, signals
+from histocc.runtime import checkpoint, progress, signals
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.precision import Precision
@@ -461,8 +461,7 @@ def test_equal_probabilities_have_one_order(monkeypatch):
 
 
 def test_progress_is_shown(model, tmp_path, monkeypatch):
-    begin = coded_file.Progress.__init__
-    monkeypatch.setattr(coded_file.Progress, "__init__", lambda self, *args: begin(self, *args, every=0.0))
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
     said = predict_here(
         *flags(
             model,
@@ -474,7 +473,7 @@ def test_progress_is_shown(model, tmp_path, monkeypatch):
             "40",
         )
     )
-    often = re.findall(r"([\d,]+) of (\d+) texts that occur often, [\d,]+/s", said)
+    often = re.findall(r"([\d,]+) of (\d+) texts that occur often, [\d.,]+/s", said)
     rows = [
         int(done.replace(",", "")) for done in re.findall(r"([\d,]+) of 9,000 rows, [\d,]+/s, \S+ left", said)
     ]

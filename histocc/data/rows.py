@@ -19,6 +19,7 @@ from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks,
 from histocc.data.writer import RowWriter
 from histocc.formatter import BlockyFormatter
 from histocc.runtime.errors import UserError
+from histocc.runtime.progress import Stage
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS, cleaner
 
@@ -93,8 +94,8 @@ class Reader:
         """
         encoding = None if is_parquet(path) else detect_encoding(path)
         columns, delimiter = read_header(path, self.settings.delimiter)
-        rows = 0
-        with paused_garbage_collection():
+        rows, size = 0, os.path.getsize(path) / 1e6
+        with paused_garbage_collection(), Stage(f"reading {path}", size, "MB") as stage:
             for chunk in _readable(
                 path, read_chunks(path, self.settings.columns, delimiter or None, encoding)
             ):
@@ -107,6 +108,7 @@ class Reader:
                         f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}: {error}"
                     ) from None
                 self.book.forget_faults()
+                stage.at(size * (chunk.share or 0.0))
         self.files.append(
             {
                 "path": path,

@@ -53,12 +53,14 @@ _LINE_BREAK = re.compile("\r\n|\r|\n")
 class Chunk:
     """Some rows of a file, below the header. lines: where each row begins in the file, int64 [n], 1 is the
     first line (Parquet: the number of the row); columns: the cells of each wanted column, n texts each;
-    faults: rows that cannot be read, as (line, kind, reason).
+    faults: rows that cannot be read, as (line, kind, reason); share: of the file that
+    is read, 0…1, where that is known.
     """
 
     lines: np.ndarray
     columns: list[list[str]]
     faults: list[tuple[int, str, str]] = field(default_factory=list)
+    share: float | None = None
 
 
 def read_header(path: str, delimiter: str | None = None) -> tuple[list[str], str]:
@@ -155,7 +157,7 @@ def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: li
                     ends.append(np.array([reader.line_num]))
             if rows:
                 spans = np.concatenate(ends)
-                yield _chunk(
+                chunk = _chunk(
                     rows,
                     table.numbers(spans[:-1] + 1),
                     table.numbers(spans[1:], "right"),
@@ -164,6 +166,8 @@ def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: li
                     width,
                     places,
                 )
+                chunk.share = file.tell() / max(1, table.size)
+                yield chunk
             table.forget()
 
 

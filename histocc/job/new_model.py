@@ -1,7 +1,6 @@
 """What a new model starts from where it starts from nothing: frequencies of the codes, and n-grams that
 were fitted to the texts."""
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -15,13 +14,13 @@ from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import AUTO, NONE
 from histocc.runtime.errors import UserError
+from histocc.runtime.progress import Stage
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer.plan import BatchPlan
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MOST_FOUND = 18  # 2^18 n-grams, since a step of the optimizer goes over all
-SAY_EVERY = 30.0  # seconds
 
 
 def has_ngrams(asked: str, first: dict | None, only_encoder: bool) -> bool:
@@ -95,20 +94,20 @@ def fit_ngrams(
 
 
 def progress(world: World) -> Callable[[int, int], None]:
-    """What `fit_ngrams` calls before each step: says every half minute how far it is, and ends it where the
-    run is to stop."""
-    said = time.monotonic()
+    """What `fit_ngrams` calls before each step: shows how far it is, and ends it where the run is to stop."""
+    stage: Stage | None = None
 
     def check(step: int, steps: int) -> None:
-        nonlocal said
+        nonlocal stage
         if world.stop_asked_anywhere():
             world.print(
                 f"The fit is given up after {step:,} of {steps:,} steps; fewer --ngram-passes make it shorter"
             )
             raise Stopped
-        if time.monotonic() - said > SAY_EVERY:
-            said = time.monotonic()
-            world.print(f"Fitting: {step:,} of {steps:,} steps")
+        stage = stage or Stage("fitting n-grams", steps, "steps")
+        stage.at(step)
+        if step + 1 >= steps:
+            stage.close()
 
     return check
 

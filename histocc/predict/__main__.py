@@ -245,9 +245,9 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
 
     world.run_on("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
-    if not args.non_verbose:
+    if not args.quiet:
         world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
-    job.progress = Progress(file, world.is_main and not args.non_verbose)
+    job.progress = Progress(file, world.is_main)
     job.progress.begin(
         "texts that occur often", len(scan.frequent), scan.pieces, lambda name: name.startswith("frequent")
     )
@@ -273,6 +273,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
                 job.code_part(file, number, chunks, frequent)
 
     world.run_on("parts", everyone, parts)
+    job.progress.close()
 
     def join() -> dict:
         if fingerprint(args.input, args.input != args.source) != settings["input"]:
@@ -373,7 +374,7 @@ def say_end(
     """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not
     be read.
     """
-    if not args.non_verbose:
+    if not args.quiet:
         world.print(
             f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
             f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"

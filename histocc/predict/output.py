@@ -11,8 +11,6 @@ import io
 import json
 import os
 import re
-import sys
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,10 +20,10 @@ from typing import Any
 from histocc.data.findings import row_writer
 from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks
 from histocc.predict.coder import Coded
-from histocc.runtime.console import duration
 from histocc.runtime.errors import UserError
 from histocc.runtime.input_files import opened
 from histocc.runtime.outputs import kind_of, write_atomic
+from histocc.runtime.progress import Stage
 
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
 MOST_FREQUENT = 1 << 16  # texts that are coded once for all parts
@@ -329,36 +327,34 @@ class CodedFile:
 
 
 class Progress:
-    """A line on stderr every few seconds: how much of a stage is done, its speed over all processes, the time
-    left. Rank 0 speaks.
+    """How much of a part of the work all processes together have done, by the files that are there. Rank 0
+    looks.
     """
 
-    def __init__(self, file: CodedFile, speaks: bool, every: float = 5.0):
-        self.folder, self.speaks, self.every = file.folder, speaks, every
-        self.said = time.monotonic()
+    def __init__(self, file: CodedFile, looks: bool):
+        self.folder, self.looks = file.folder, looks
+        self.stage: Stage | None = None
 
     def begin(self, what: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
         """what: is counted; total: of it, in so many pieces; is_piece: whether a file of the folder is one
         that is done.
         """
-        self.what, self.total, self.is_piece = what, total, is_piece
+        self.close()
+        self.total, self.is_piece = total, is_piece
         self.of_piece = total / max(1, pieces)
-        self.started = time.monotonic()
-        self.first = self.done() if self.speaks else 0.0
+        self.stage = Stage("coding", total, what, self.done() if self.looks else 0.0)
 
     def done(self) -> float:
         return min(self.total, sum(map(self.is_piece, os.listdir(self.folder))) * self.of_piece)
 
     def show(self, share: float) -> None:
         """share: of the piece that this process is at, 0…1."""
-        now = time.monotonic()
-        if not self.speaks or now - self.said < self.every:
-            return
-        self.said = now
-        done = min(self.total, self.done() + share * self.of_piece)
-        rate = (done - self.first) / (now - self.started)
-        left = f", {duration((self.total - done) / rate)} left" if rate > 0 else ""
-        print(f"{done:,.0f} of {self.total:,} {self.what}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
+        if self.looks and self.stage is not None and self.stage.is_due():
+            self.stage.at(self.done() + share * self.of_piece)
+
+    def close(self) -> None:
+        if self.stage is not None:
+            self.stage.close()
 
 
 def csv_text(rows: list[list]) -> bytes:

@@ -5,7 +5,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from histocc.runtime import console, watchdog
+from histocc.runtime import console, progress, watchdog
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
 from histocc.runtime.heartbeat import say_who_is_missing
@@ -58,6 +58,13 @@ def add_process_arguments(
     )
     machine.add_argument(
         "--timeout-minutes", type=positive, default=minutes, help=timeout_help, resumable=True
+    )
+    machine.add_argument(
+        "--quiet",
+        "--non-verbose",
+        action="store_true",
+        help="no progress bars and lines of progress",
+        resumable=True,
     )
     return machine
 
@@ -128,6 +135,7 @@ def _started(
                 timeout_minutes=args.timeout_minutes,
                 stop=stop,
             )
+            progress.show(world.is_main and not args.quiet)
             try:
                 run(args, world)
             except Stopped:

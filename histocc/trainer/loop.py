@@ -21,7 +21,7 @@ with a default for plain loaders:
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from histocc.runtime.parallel import (
     whole_weights,
 )
 from histocc.runtime.precision import Precision
+from histocc.runtime.progress import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
@@ -363,7 +364,8 @@ def evaluate(
     raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
     world.note("validation")
-    with evaluating(raw_model), whole_weights(raw_model):
+    count = len(batches) if isinstance(batches, Sized) else None
+    with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
         unread = iter(batches)
         while (batch := next_batch(unread, stop)) is not None:
             if stop is not None and stop():
@@ -373,6 +375,7 @@ def evaluate(
                 found = task.metrics(raw_model, batch)
             for name, value in _weighted(task, found, batch).items():
                 totals[name] = totals.get(name, 0.0) + value
+            stage.add()
     if stop is not None and stop.agreed:  # its loader was stopped
         return None
     total = world.sum_over_ranks(totals)

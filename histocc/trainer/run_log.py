@@ -5,16 +5,15 @@ is.
 import contextlib
 import csv
 import errno
-import importlib.util
 import io
 import json
 import os
-import sys
 import time
 from typing import Any
 
 from histocc.runtime.console import duration
 from histocc.runtime.outputs import OwnFiles, kind_of, write_text
+from histocc.runtime.progress import Stage
 from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Steps
 
@@ -106,7 +105,7 @@ class RunLog:
         steps: a resumed run's `start` drops rows after it, or from it on with `again`: its row is still to be
             written.
         columns: of logs.csv; see `log_columns`.
-        bar: whether to show a progress bar where tqdm and a terminal are.
+        bar: whether to show a progress bar where `runtime.progress` shows them.
         hints: advice drawn from the rows.
         others: has the methods row and close, too, and is called on rank 0 (`histocc.trainer.loggers`).
     """
@@ -145,16 +144,8 @@ class RunLog:
         if self.path:
             self._start_file(self.first_step - again)
             self._tell()
-        if is_main and bar and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-            from tqdm import tqdm
-
-            self.bar = tqdm(
-                total=self.total_steps,
-                initial=self.first_step,
-                unit="step",
-                dynamic_ncols=True,
-                leave=False,
-            )
+        if is_main and bar:  # without a terminal the rows of the log say how far it is
+            self.bar = Stage("training", self.stop, "steps", self.first_step, lines=False).bar
 
     def _start_file(self, step: int) -> None:
         rows = []
