@@ -466,6 +466,7 @@ def trained_args(folder):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 class TestRuns:
     """25 rows in steps of 12, a model from scratch: in one process, and in two to step 4, then in one."""
 

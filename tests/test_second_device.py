@@ -116,6 +116,7 @@ def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, on_cpu, tmp
     )
 
 
+@pytest.mark.full
 def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch):
     def count(epochs):
         with second_device(monkeypatch):

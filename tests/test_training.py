@@ -218,7 +218,13 @@ class TestAnyNumberOfProcesses:
         assert best["step"] == min(validated, key=validated.get)
 
 
-@pytest.fixture(scope="module", params=[(4, "ddp"), (2, "fsdp")], ids=lambda param: f"{param[0]} {param[1]}")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((4, "ddp"), id="4 ddp"),
+        pytest.param((2, "fsdp"), id="2 fsdp", marks=pytest.mark.full),
+    ],
+)
 def runs(request, files, tmp_path_factory):
     processes, mode = request.param
     folder = tmp_path_factory.mktemp("resume")

@@ -50,7 +50,8 @@ class Stage:
         if _shown and sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
             from tqdm import tqdm
 
-            size = {"dynamic_ncols": True} if _columns() else {"ncols": 80, "nrows": 24}  # or it shows nothing
+            # tqdm shows nothing on a terminal without a size
+            size = {"dynamic_ncols": True} if _columns() else {"ncols": 80, "nrows": 24}
             self.bar = tqdm(desc=what, total=total, initial=first, unit=f" {unit}", leave=False, **size)
 
     def is_due(self) -> bool:
