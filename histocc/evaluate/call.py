@@ -101,7 +101,7 @@ def evaluate(
     underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises UserError, TrainingError.
     """
     files = [data] if isinstance(data, str | os.PathLike) else list(data)
-    flags = ["--model", os.fspath(model), "--data", *map(os.fspath, files)]
+    flags = ["--model", os.fspath(model), "--data", *map(str, files)]
     for name, value in arguments.items():
         if isinstance(value, list | tuple):
             flags += [flag(name), *map(str, value)]

@@ -51,7 +51,7 @@ class Stage:
             from tqdm import tqdm
 
             # tqdm shows nothing on a terminal without a size
-            size = {"dynamic_ncols": True} if _columns() else {"ncols": 80, "nrows": 24}
+            size: dict[str, Any] = {"dynamic_ncols": True} if _columns() else {"ncols": 80, "nrows": 24}
             self.bar = tqdm(desc=what, total=total, initial=first, unit=f" {unit}", leave=False, **size)
 
     def is_due(self) -> bool:
