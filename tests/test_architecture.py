@@ -375,7 +375,6 @@ DEFAULTS = {
     ),
 }
 OTHER_NAMES = {
-    "quiet": {"--non-verbose"},
     "dataset": {"--data-dir", "--data-root"},
     "train_data": {"--data-dir", "--data-root"},
     "save_path": {"--save-dir", "--checkpoint-dir"},

@@ -204,7 +204,85 @@ def losses(function):
             {"columns": ("loss", "sign_acc", "size")},
             "Wrong.losses returned loss, loss_absolute; Wrong.columns",
         ),
+        ({"columns": "loss"}, "Wrong.columns must be a tuple of names, \"loss\" among them; found 'loss'"),
+        ({"columns": ("loss", "lr")}, "lr: the trainer's own"),
+        ({"columns": ("loss", "val_loss")}, "val_loss: the trainer's own"),
+        ({"columns": ("loss", "loss")}, "a name stands twice"),
+        (
+            {"metrics": losses(lambda e: dict.fromkeys(Toy.columns, e) | {"sign_acc": (e, e, e)})},
+            "Wrong.metrics: 'sign_acc' must be [B], or a pair of sums [B] and counts [B]",
+        ),
     ],
 )
 def test_a_task_that_returns_something_else_is_told_so(changes, words):
     assert words in told(**changes)
+
+
+# ---- batches
+
+
+class Plain:
+    """Mean of the batch's values as loss, its part as a ratio; weights and counts of any size."""
+
+    columns = ("loss", "part")
+
+    def losses(self, model, batch):
+        return {"loss": model(batch["x"])[:, 0] ** 2}
+
+    def metrics(self, model, batch):
+        ones = torch.full_like(batch["x"][:, 0], 0.01)
+        return {"loss": batch["x"][:, 0], "part": (ones, 2 * ones)}
+
+
+def plain_run(train, val=None, steps=Steps(2), intervals=Intervals(log=1, epochs=True)):
+    """(rows of the log, names of saved files)"""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
+    rows, names = [], []
+    callbacks = Callbacks(save=lambda step, due, position: names.extend(due), log=rows.append)
+    run = loop.Run(model, Plain(), optimizer, scheduler, World())
+    loop.train(run, {"train": train, "val": val}, steps, intervals, callbacks)
+    return rows, names
+
+
+def batch(n=4, **more):
+    return {"x": torch.arange(3.0 * n).reshape(n, 3), **more}
+
+
+def test_weights_and_counts_below_one_are_weights_and_counts():
+    rows, _ = plain_run([batch()], [batch(weights=torch.full((4,), 0.01))])
+    assert rows[-1]["val_loss"] == pytest.approx(4.5) and rows[-1]["part"] == pytest.approx(0.5)
+
+
+def test_a_count_may_be_a_tensor():
+    rows, _ = plain_run([batch(global_count=torch.tensor(4))], steps=Steps(2))
+    assert [row["samples"] for row in rows] == [4, 8] and rows[0]["train_loss"] is not None
+
+
+def test_epochs_are_those_of_the_loader():
+    assert plain_run([batch()] * 2, steps=Steps(5))[1] == [
+        "epoch_1.bin",
+        "last.bin",
+        "epoch_2.bin",
+        "last.bin",
+        "last.bin",
+    ]
+
+
+@pytest.mark.parametrize(
+    "train, val, words",
+    [
+        ([], None, "at least one; found 0"),
+        ((batch() for _ in range(3)), None, "has no length"),
+        ([batch()], [], "the loader of validation rows gave no batch"),
+        ([batch()], [batch(0)], "the validation has no sample"),
+        ([(torch.ones(4, 3),)], None, "a batch must be a dict"),
+        ([batch(last_micro_batch=False), batch()], None, "needs global_count"),
+        ([batch(global_count=0)], None, "global_count must be above 0"),
+        ([batch(0)], None, "global_count must be above 0"),
+    ],
+)
+def test_batches_that_do_not_keep_to_the_interface_are_told_so(train, val, words):
+    with pytest.raises(ValueError, match=words):
+        plain_run(train, val)

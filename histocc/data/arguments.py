@@ -140,6 +140,9 @@ def table_problems(args: argparse.Namespace) -> list[str]:
             f"--language-col {args.language_col} is also the column of the descriptions or of codes",
         ),
         (args.language_col is not None and not args.language_col.strip(), "--language-col is empty"),
-        (len(args.language) > args.max_len // 2, f"--language {args.language[:30]}: is it a language?"),
+        (
+            len(args.language) > max(args.max_len, 16) // 2,
+            f"--language {args.language[:30]}: is it a language?",
+        ),
     ]
     return not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]

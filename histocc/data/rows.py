@@ -94,7 +94,7 @@ class Reader:
         """
         encoding = None if is_parquet(path) else detect_encoding(path)
         columns, delimiter = read_header(path, self.settings.delimiter)
-        rows, size = 0, os.path.getsize(path) / 1e6
+        rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         with paused_garbage_collection(), Stage(f"reading {path}", size, "MB") as stage:
             for chunk in _readable(
                 path, read_chunks(path, self.settings.columns, delimiter or None, encoding)
@@ -108,7 +108,7 @@ class Reader:
                         f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}: {error}"
                     ) from None
                 self.book.forget_faults()
-                stage.at(size * (chunk.share or 0.0))
+                stage.at(round(size * (chunk.share or 0.0), 1))
         self.files.append(
             {
                 "path": path,

@@ -93,12 +93,14 @@ def evaluate(
     model: str | os.PathLike,
     data: str | os.PathLike | list[str],
     output: str | os.PathLike | None = None,
+    verbose: bool = False,
     **arguments: Any,
 ) -> Report:
     """As `python -m histocc.evaluate` does, in one process; returns its report.
 
-    output: folder of the report; None: none is kept. The others are the flags of the command, with
-    underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises UserError, TrainingError.
+    output: folder of the report; None: none is kept. verbose: prints what the command does. The others are
+    the flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises
+    UserError, TrainingError.
     """
     files = [data] if isinstance(data, str | os.PathLike) else list(data)
     flags = ["--model", os.fspath(model), "--data", *map(str, files)]
@@ -111,6 +113,8 @@ def evaluate(
         folder = output or held.enter_context(tempfile.TemporaryDirectory())
         args = get_args_parser().parse_args([*flags, "--output", os.fspath(folder)])
         world = World(device=device_of(args.device), stop=StopRequest())
+        if not verbose:
+            held.enter_context(contextlib.redirect_stdout(None))
         with settings_of_torch(), torch.random.fork_rng([]):
             run(args, world)
         return Report.read(folder)

@@ -122,6 +122,7 @@ def _step_lines(run: Banner) -> list[str]:
         f"Epochs: {run.settings.schedule.num_epochs} ({schedule.total:,} steps)",
         f"Learning rate: {schedule.rate:g} ({_scaling(run)}; warm-up over {schedule.warmup:,} steps)"
         + (f", of {faster} {run.linear.factor:g} times that" if run.linear.factor != 1 else ""),
+        *schedule.warnings(),
     ]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from histocc.launch.output import say
 from histocc.runtime.errors import UserError
 
+DATA_FLAGS = ("--dataset", "--train-data", "--data-dir", "--data-root", "--val-data")
 EXPECTED_DATA = (
     "DATA is a CSV file (*.csv, *.tsv or *.txt) or a Parquet file (*.parquet), or a folder with train.csv and"
     " val.csv (or .parquet)"
@@ -80,6 +81,11 @@ def parse(words: list[str]) -> Arguments:
             break
         if word != "--print-only":  # the shell script has seen to it
             _take(arguments, word)
+    named = [flag for flag in DATA_FLAGS if Arguments(flags=arguments.flags).has(flag)]
+    if arguments.data and named:
+        raise UserError(
+            f"DATA is {arguments.data}, and {named[0]} behind -- names data, too: give one of them"
+        )
     if arguments.processes not in ("", "all"):
         arguments.processes = arguments.processes.lstrip("0")
         if not arguments.processes:

@@ -95,8 +95,8 @@ def data_are_missing(launcher: Launcher) -> UserError:
     """The error where DATA is not given."""
     return UserError(
         f"DATA is missing: {launcher.usage} [-- FLAGS]\n"
-        "  A launcher takes the data from DATA alone; what FLAGS or a file of --config say of them does not"
-        f" count.\n  {EXPECTED_DATA}"
+        "  A launcher takes the data from DATA alone; what a file of --config says of them does not count."
+        f"\n  {EXPECTED_DATA}"
     )
 
 

@@ -24,6 +24,11 @@ def main(argv: list[str]) -> int:
     Returns:
         The exit code: 2 for a mistake of the user's.
     """
+    if "--" not in argv:
+        say_error(
+            "histocc/launch is started by launch_training.sh and run_multi_gpu_train.sh: --help of these"
+        )
+        return 2
     split = argv.index("--")
     options, words = parse_options(argv[:split]), argv[split + 1 :]
     path = os.environ.get("PYTHONPATH")

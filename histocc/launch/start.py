@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from histocc.launch.arguments import Arguments, parse, read_config
+from histocc.launch.arguments import DATA_FLAGS, Arguments, parse, read_config
 from histocc.launch.command import REPO, say_plan
 from histocc.launch.data import Training, choose_save_path, describe_columns, holds_sample_run, training_for
 from histocc.launch.launchers import (
@@ -22,7 +22,6 @@ from histocc.launch.output import say, shell_line
 from histocc.launch.processes import become, run_and_wait
 from histocc.runtime.errors import UserError
 
-DATA_FLAGS = ("--dataset", "--train-data", "--data-dir", "--data-root", "--val-data")
 SAVE_FLAGS = ("--save-path", "--save-dir", "--checkpoint-dir")
 
 # Any number of processes gives the same total batch, and so the same result.

@@ -245,14 +245,13 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
 
     world.run_on("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
-    if not args.quiet:
+    if not args.non_verbose:
         world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
-    job.progress = Progress(file, world.is_main)
-    job.progress.begin(
-        "texts that occur often", len(scan.frequent), scan.pieces, lambda name: name.startswith("frequent")
-    )
+    job.progress = progress = Progress(file, world.is_main and not args.non_verbose)
+    often = ("coding what occurs often", "texts", len(scan.frequent), scan.pieces)
+    progress.begin(*often, lambda name: name.startswith("frequent"))
 
-    def often() -> None:
+    def frequent_texts() -> None:
         language = args.language or UNKNOWN_LANGUAGE
         file.code_frequent(
             scan,
@@ -262,8 +261,8 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
             ),
         )
 
-    world.run_on("frequent texts", everyone, often)
-    job.progress.begin("rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
+    world.run_on("frequent texts", everyone, frequent_texts)
+    progress.begin("coding", "rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
         frequent = file.frequent(scan)
@@ -273,9 +272,9 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
                 job.code_part(file, number, chunks, frequent)
 
     world.run_on("parts", everyone, parts)
-    job.progress.close()
 
     def join() -> dict:
+        progress.close()
         if fingerprint(args.input, args.input != args.source) != settings["input"]:
             raise UserError(f"{args.source} was changed while it was coded; start over with --overwrite")
         return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
@@ -374,7 +373,7 @@ def say_end(
     """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not
     be read.
     """
-    if not args.quiet:
+    if not args.non_verbose:
         world.print(
             f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
             f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"

@@ -145,6 +145,7 @@ def get_args_parser() -> arguments.Parser:
         ),
     )
     how.add_argument("--no-deduplicate", action="store_true", help="code every row, also where texts repeat")
+    parser.add_argument("--non-verbose", action="store_true", help="no words but warnings and errors")
     machine = entrypoint.add_process_arguments(parser)
     machine.add_argument("--batch-size", type=arguments.count, default=256, help="texts at once")
     machine.add_argument(

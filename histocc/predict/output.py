@@ -335,14 +335,14 @@ class Progress:
         self.folder, self.looks = file.folder, looks
         self.stage: Stage | None = None
 
-    def begin(self, what: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
-        """what: is counted; total: of it, in so many pieces; is_piece: whether a file of the folder is one
+    def begin(self, what: str, unit: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
+        """what: is done; total: units of it, in so many pieces; is_piece: whether a file of the folder is one
         that is done.
         """
         self.close()
         self.total, self.is_piece = total, is_piece
         self.of_piece = total / max(1, pieces)
-        self.stage = Stage("coding", total, what, self.done() if self.looks else 0.0)
+        self.stage = Stage(what, total, unit, round(self.done()) if self.looks else 0)
 
     def done(self) -> float:
         return min(self.total, sum(map(self.is_piece, os.listdir(self.folder))) * self.of_piece)
@@ -350,7 +350,7 @@ class Progress:
     def show(self, share: float) -> None:
         """share: of the piece that this process is at, 0…1."""
         if self.looks and self.stage is not None and self.stage.is_due():
-            self.stage.at(self.done() + share * self.of_piece)
+            self.stage.at(round(self.done() + share * self.of_piece))
 
     def close(self) -> None:
         if self.stage is not None:

@@ -69,6 +69,8 @@ class Parser(argparse.ArgumentParser):
             for i, arg in enumerate(args)
             if arg.startswith("--config=") or arg == "--config" and i + 1 < len(args)
         ]
+        if len(files) > 1 and "--config" in self._option_string_actions:
+            self.error(f"--config is given {len(files)} times: {', '.join(files)}; put all into one file")
         if files and "--config" in self._option_string_actions:
             args = config_arguments(files[-1], self._actions, self.own_flags) + args
         unknown, inside = [], False  # inside: an unknown flag's values

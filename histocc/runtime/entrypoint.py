@@ -61,7 +61,6 @@ def add_process_arguments(
     )
     machine.add_argument(
         "--quiet",
-        "--non-verbose",
         action="store_true",
         help="no progress bars and lines of progress",
         resumable=True,
@@ -124,7 +123,7 @@ def _started(
             sys.exit(0)  # rank 0 prints it
         args = parser.parse_args(argv)
         stop = stop_request()
-        stop.limit(args.stop_after)
+        stop.limit(getattr(args, "stop_after", None))
         console.give_up_when(lambda: bool(stop))
         with stop.listening():
             world = init_world(

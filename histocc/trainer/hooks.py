@@ -244,8 +244,9 @@ class StepHooks:
         if others:
             raise TrainingError(
                 f"step {step:,}: the weights of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-                " are no longer those of rank 0. A device or its memory is damaged, or something changed"
-                " weights on one process alone. The last checkpoint is that of rank 0."
+                " are no longer those of rank 0. A device or its memory is damaged, something changed"
+                " weights on one process alone, or a weight takes no part in the loss, so that DDP does not"
+                " add its gradients up. The last checkpoint is that of rank 0."
             )
 
     def count_bad_steps(self, bad: Tensor, most: int, step: int) -> None:

@@ -17,12 +17,14 @@ A batch is a dict of what the model needs, with tensors of B samples, and three 
 with a default for plain loaders:
 
     weights [B]: of the samples (1); 0 for one that only fills a batch up.
-    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks).
+    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed where a
+        step has several micro-batches.
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +49,7 @@ from histocc.runtime.world import World
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
+from histocc.trainer.run_log import OWN_COLUMNS
 
 CLIP_NORM = 1.0
 COUNT = " count"  # behind the name of a figure: what its sum is divided by
@@ -97,7 +100,11 @@ class Run:
 
 
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; pinned memory is copied while the device works."""
+    """The batch with its tensors on `device`; pinned memory is copied while the device works. Raises
+    ValueError for what is no batch.
+    """
+    if not isinstance(batch, dict):
+        raise ValueError(f"a batch must be a dict, see histocc.trainer.loop; found {type(batch).__name__}")
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
@@ -125,14 +132,16 @@ def train(
 
     Raises:
         TrainingError: on all ranks alike, for a run that has diverged; see `histocc.trainer.hooks`.
-        ValueError: for a task that does not keep to its interface, by name, at the first batch.
+        ValueError: for a task or batches that do not keep to their interface, by name.
     """
     last = steps.last
     if last is None:
         raise ValueError("steps say neither how many there are in total nor where to stop")
     world, position = run.world, position or {}
+    check_columns(run.task)
     stop = callbacks.stop or StopPoll(None)
-    step, per_epoch = steps.start, steps.per_epoch or len(loaders["train"])
+    step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
+    steps = replace(steps, per_epoch=per_epoch)
     peers = StragglerTimer(run.model, world.device)
     running = _own_share(position.get("running") or [], world)
     meter = Meter(position.get("samples", 0), running, peers, world.device)
@@ -164,6 +173,35 @@ def train(
             raise TrainingError("the data loader gave no batch")
     peers.close()
     return step
+
+
+def check_columns(task: Task) -> None:
+    """Raises ValueError for columns that are no names, or that are the trainer's own."""
+    columns: Any = getattr(task, "columns", None)
+    who = f"{type(task).__name__}.columns"
+    if not isinstance(columns, tuple | list) or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f'{who} must be a tuple of names, "loss" among them; found {columns!r}')
+    losses = tuple(name for name in columns if name.startswith("loss"))
+    taken = {*OWN_COLUMNS, *(f"{part}_{name}" for part in ("train", "val") for name in losses)}
+    wrong = [name for name in columns if name in taken]
+    if wrong or len(set(columns)) < len(columns):
+        why = f"{', '.join(wrong)}: the trainer's own" if wrong else "a name stands twice"
+        raise ValueError(f"{who} is {columns!r}; {why}")
+
+
+def steps_of_loader(loader: Any, world: World) -> int:
+    """Batches of an epoch, the same on every rank. All ranks. Raises ValueError."""
+    if not isinstance(loader, Sized):
+        raise ValueError(
+            'loaders["train"] has no length, and Steps.per_epoch does not say it; iterators are read once'
+        )
+    lengths = world.gather(len(loader))
+    if len(set(lengths)) > 1 or not lengths[0]:
+        raise ValueError(
+            'loaders["train"] must have the same number of batches on every rank, and at least one; found '
+            + ", ".join(map(str, lengths))
+        )
+    return lengths[0]
 
 
 def train_one_epoch(
@@ -202,11 +240,10 @@ def train_one_epoch(
         if opens_step and run.seed is not None:
             torch.manual_seed(derived_seed(run.seed, step, world.rank))
         world.note(f"step {step + 1:,}: forward and backward pass")
+        batch = to_device(batch, world.device)
         opens_step = batch.get("last_micro_batch", True)
         with no_sync(run.model, sync=opens_step):
-            sums, count = forward_backward(
-                run.model, run.task, to_device(batch, world.device), precision, world.size
-            )
+            sums, count = forward_backward(run.model, run.task, batch, precision, world.size)
         meter.add(sums)
         if not opens_step:
             continue
@@ -240,7 +277,7 @@ def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict
 
 def forward_backward(
     model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
-) -> tuple[dict[str, Tensor], int]:
+) -> tuple[dict[str, Tensor], float]:
     """Forward and backward pass of a micro-batch: the gradients of its share of the step's mean loss are
     added to those that are there.
 
@@ -256,10 +293,23 @@ def forward_backward(
             name: (values if weights is None else values * weights.to(values.dtype)).sum()
             for name, values in losses.items()
         }
-    count = batch.get("global_count", samples * ranks)
+    count = global_count(batch, samples * ranks)
     with phase("backward"):
         precision.scale(sums["loss"] * (ranks / count)).backward()
     return sums, count
+
+
+def global_count(batch: dict[str, Any], usual: int) -> float:
+    """Of the batch, or the usual one. Raises ValueError."""
+    count = batch.get("global_count")
+    if count is None:
+        if not batch.get("last_micro_batch", True):
+            raise ValueError("a batch with last_micro_batch=False needs global_count, that of its whole step")
+        count = usual
+    count = count.item() if isinstance(count, Tensor) else count
+    if not count > 0:
+        raise ValueError(f"global_count must be above 0, not {count}: a step without samples")
+    return count
 
 
 def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict[str, Any], of: str = "losses") -> int:
@@ -282,7 +332,10 @@ def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict[str, Any]
     sizes = {len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim()}
     if batch.get("weights") is not None:
         sizes = {len(batch["weights"])}
-    loss = losses["loss"]
+    wrong = [name for name, value in losses.items() if isinstance(value, tuple) and len(value) != 2]
+    if wrong:
+        raise ValueError(f"{who}: {wrong[0]!r} must be [B], or a pair of sums [B] and counts [B]")
+    loss = losses["loss"][0] if isinstance(losses["loss"], tuple) else losses["loss"]
     samples = len(loss) if isinstance(loss, Tensor) and loss.dim() == 1 else -1
     for name, value in losses.items():
         for part in value if isinstance(value, tuple) and of == "metrics" else (value,):
@@ -359,7 +412,11 @@ def evaluate(
     """The task's figures over all samples of all ranks' `batches`. All ranks.
 
     Returns:
-        {"val_loss": …} for losses and {name: …} for the others; None where `stop` said so on the way.
+        {"val_loss": …} for losses and {name: …} for the others, nan where nothing was counted; None where
+        `stop` said so on the way.
+
+    Raises:
+        ValueError: where no rank has a sample, and for a task that does not keep to its interface.
     """
     raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
@@ -378,11 +435,17 @@ def evaluate(
             stage.add()
     if stop is not None and stop.agreed:  # its loader was stopped
         return None
-    total = world.sum_over_ranks(totals)
-    samples = max(total.pop(COUNT), 1.0)
+    names = next(filter(None, world.gather(list(totals))), None)
+    if names is None:
+        raise ValueError("the loader of validation rows gave no batch on any rank")
+    total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
+    samples = total.pop(COUNT)
+    if not samples:
+        raise ValueError("the validation has no sample with a weight above 0")
     found = {name: value for name, value in total.items() if not name.endswith(COUNT)}
+    counts = {name: total.get(name + COUNT, samples) for name in found}
     return {
-        ("val_" if name.startswith("loss") else "") + name: value / max(total.get(name + COUNT, samples), 1.0)
+        ("val_" if name.startswith("loss") else "") + name: value / counts[name] if counts[name] else math.nan
         for name, value in found.items()
     }
 

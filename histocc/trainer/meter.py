@@ -12,12 +12,17 @@ from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
 
 
+def whole(count: float) -> float:
+    """An int where it is one: a sum of weights usually is."""
+    return int(count) if float(count).is_integer() else count
+
+
 class Meter:
     """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
 
     def __init__(
         self,
-        samples: int = 0,
+        samples: float = 0,
         state: dict[str, Any] | None = None,
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
@@ -44,7 +49,7 @@ class Meter:
     def state(self) -> dict[str, Any]:
         return {
             "sums": {name: float(value) for name, value in self.sums.items()},
-            "count": int(self.count),
+            "count": whole(float(self.count)),
             "seconds_data": self.data.seconds,
             "skipped": int(self.skipped),
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
@@ -75,11 +80,11 @@ class Meter:
         for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
             self.pending[name] = self.pending.get(name, 0.0) + value.detach().double()
 
-    def add_step(self, samples: int, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+    def add_step(self, samples: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
         device.
         """
-        self.samples += samples
+        self.samples = whole(self.samples + samples)
         self.count = self.count + samples * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
@@ -94,7 +99,7 @@ class Meter:
         elapsed = time.perf_counter() - self.timed_from
         waited = self.data.seconds - self.timed_data
         total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
-        count = int(self.count)
+        count = float(self.count)
         peers = (
             world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
             if self.peers.measures

@@ -30,6 +30,19 @@ _DIGITS = {
 }
 
 
+# of the trainer itself
+OWN_COLUMNS = (
+    "step",
+    "epoch",
+    "samples",
+    "grad_norm",
+    "lr",
+    "samples_per_sec",
+    "seconds_data",
+    "skipped_steps",
+)
+
+
 def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
     """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
     losses = [name for name in task_columns if name.startswith("loss")]

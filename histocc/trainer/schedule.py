@@ -78,6 +78,20 @@ class Schedule:
     stop: int
     rate: float
 
+    def warnings(self) -> list[str]:
+        """What is likely not meant."""
+        if self.length < self.stop:
+            return [
+                f"WARNING: the schedule ends at step {self.length:,}: steps {self.length + 1:,} to"
+                f" {self.stop:,} have learning rate 0 and change nothing (--schedule-steps)"
+            ]
+        if self.warmup >= self.stop:
+            return [
+                f"WARNING: the warm-up takes {self.warmup:,} steps, and the run has {self.stop:,}: the"
+                f" learning rate never reaches {self.rate:g} (--warmup-steps, --warmup-pct)"
+            ]
+        return []
+
     @classmethod
     def of(
         cls, asked: ScheduleSettings, steps_per_epoch: int, processes: int, rate: float | None = None

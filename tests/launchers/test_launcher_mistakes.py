@@ -88,6 +88,9 @@ def test_data_among_the_flags_are_not_replaced_by_the_sample(plan, tmp_path):
     assert (
         "DATA is missing" in plan(LAUNCH, "--", "--train_data=mine.csv", "--val-data", "v.csv", code=2).stderr
     )
+    (tmp_path / "rows.csv").write_text("occ1,hisco_1\nfarmer,61110\n")
+    said = plan(LAUNCH, "rows.csv", "--", "--data_dir=mine.csv", code=2).stderr
+    assert said.startswith("error: DATA is rows.csv, and --data-dir behind -- names data, too")
     (tmp_path / "m.toml").write_text("batch_size = 16\n")
     assert "sample/train.csv" in plan(LAUNCH, "--", "--config", "m.toml").stdout
 
