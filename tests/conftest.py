@@ -41,7 +41,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     # read by helpers.examples and helpers.mutations
-    os.environ["HISTOCC_ALL_TESTS"] = "1" if config.getoption("everything") else ""
+    named = any("::" in argument for argument in config.args)
+    os.environ["HISTOCC_ALL_TESTS"] = "1" if config.getoption("everything") or named else ""
 
 
 def pytest_generate_tests(metafunc):

@@ -198,6 +198,7 @@ def test_help_is_printed_once(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_without_a_launcher_ranks_started_by_hand_end_too(tmp_path, data):
     """Two processes with the variables set by hand, as a batch system without torchrun would: rank 0 holds
     the store.

@@ -299,6 +299,7 @@ def test_the_report_says_what_the_model_adds(trained, tmp_path):
 
 @needs_sklearn
 @pytest.mark.processes
+@pytest.mark.full
 def test_rank_0_fits_and_the_other_waits(trained, tmp_path):
     flags = ["--model", trained / "run", "--data", trained / "val.csv", "--output", tmp_path / "two"]
     said = run("histocc.evaluate", *flags, "--device", "cpu", "--resamples", 50, "--baseline", processes=2)

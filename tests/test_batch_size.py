@@ -104,6 +104,7 @@ def test_out_of_memory_says_what_to_type(files):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_auto_keeps_the_total_and_the_losses(files):
     folder, flags = files
     output = run(

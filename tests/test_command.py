@@ -79,6 +79,7 @@ def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
         (["-m", "histocc.evaluate"], "-m histocc.evaluate"),
     ],
 )
+@pytest.mark.full
 def test_the_advice_to_use_torchrun_names_the_command_that_was_typed(start, typed):
     needed = (
         ["--model", "x", "--data", "y"] if "evaluate" in typed else ["--dataset", "x", "--target-cols", "a"]

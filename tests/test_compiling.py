@@ -29,6 +29,7 @@ def gradients(model, widths) -> list[torch.Tensor]:
     return found + [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.full
 def test_layers_compute_the_same(monkeypatch):
     """Whatever the width; traced as a whole and run by torch's own kernels, since machine code takes a minute
     to make.

@@ -195,6 +195,7 @@ def flags(tmp_path):
     ]
 
 
+@pytest.mark.full
 def test_a_run_outlives_its_terminal(flags, tmp_path):
     """Both streams are pipes whose reader ends after the first lines."""
     process = subprocess.Popen(
@@ -242,6 +243,7 @@ def run_inside_with_broken_output(flags):
     return 0
 
 
+@pytest.mark.full
 def test_watching_ends_with_its_reader(flags, tmp_path):
     assert run_inside(finetune.main, *flags)[0] == 0
     status = tmp_path / "run" / "status.json"

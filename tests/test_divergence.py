@@ -143,6 +143,7 @@ def test_one_bad_step_does_not_keep_from_saving_nor_any_at_the_end(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_learning_rate_that_is_far_too_high(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 40)
     flags = [

@@ -43,6 +43,7 @@ def examine(command, *flags, timeout=120, **env):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_two_processes_that_are_well(tmp_path):
     code, found, fine = examine(TWO, "--save-path", tmp_path)
     assert code == 0 and fine and {f["level"] for f in found.values()} <= {"ok", "warning"}
@@ -69,6 +70,7 @@ def test_two_processes_that_are_well(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_one_process_with_a_save_path_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
     done = subprocess.run(

@@ -70,6 +70,7 @@ def test_what_is_wrong_is_said_as_by_the_run(flags, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_two_processes(flags, tmp_path):
     output = run(TRAIN_MIXER, *flags, "--dry-run", processes=2)
     assert output.count("Everything checks out") == 1 and os.listdir(tmp_path / "run") == ["prepared"]

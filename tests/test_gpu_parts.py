@@ -180,6 +180,7 @@ def test_a_process_that_gets_nowhere_notices_who_is_silent(beats):
     assert came.wait(20) and found[0][0] == [1] and found[0][1][1] == "step 7: forward and backward pass"
 
 
+@pytest.mark.full
 def test_who_gets_on_asks_nobody_and_who_leaves_is_not_missed(beats):
     (own, dead, other), found, came = beats
     other.stop()

@@ -72,6 +72,7 @@ def rows_of(state, codes):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_path):
     data = titles(tmp_path / "data.csv", more=[("Maskinfører", "99998")])
     common = [
@@ -178,6 +179,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     torch.manual_seed(1)
     codes = [code for _, code in TITLES] + ["00000"]
@@ -220,6 +222,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_published_weights_are_validated_alone_and_exported_they_train_alike(published, tmp_path):
     data = titles(tmp_path / "data.csv")
     common = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", *SMALL]
@@ -241,6 +244,7 @@ def test_published_weights_are_validated_alone_and_exported_they_train_alike(pub
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
     train, val = write_rows(tmp_path / "train.csv", 24), write_rows(tmp_path / "val.csv", 8, 300)
     run(
@@ -278,6 +282,7 @@ def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_numbers_of_the_hisco_key_need_no_file(tmp_path):
     numbers = {code: i for i, code in enumerate(hisco_key())}
     rows = [(f"{text} {i}", numbers[code], "", "da") for i, (text, code) in enumerate(TITLES * 8)]

@@ -452,6 +452,7 @@ class TestEvaluation:
         assert "and in any case the most probable code" in found["decoders"]["linear"]["codes_above"]
 
     @pytest.mark.processes
+    @pytest.mark.full
     def test_two_processes_find_the_same(self, evaluated):
         folder, found, _ = evaluated
         run("histocc.evaluate", *flags(folder, "two", "--batch-size", 8), processes=2)

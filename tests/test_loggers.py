@@ -52,6 +52,7 @@ def flags(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+@pytest.mark.full
 def test_tensorboard_holds_what_the_log_holds(flags, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -84,6 +85,7 @@ def leveldb_records(content, block=32768):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.full
 def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, monkeypatch):
     from wandb.proto import wandb_internal_pb2
 

@@ -294,6 +294,7 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_run_that_may_open_too_few_files(tmp_path):
     line = [
         sys.executable,

@@ -457,6 +457,7 @@ def test_what_the_user_is_told(case, tmp_path):
         assert not list(tmp_path.glob("out/prepared/*"))
 
 
+@pytest.mark.full
 def test_a_terminal_without_the_letters_ends_nothing(tmp_path):
     path = tmp_path / "data.csv"
     path.write_bytes(HEAD + GOOD + b",1\n")

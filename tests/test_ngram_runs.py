@@ -286,6 +286,7 @@ class TestGoingOn:
         assert (runs[0] / "whole" / "last.bin").read_bytes() == before
 
     @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])
+    @pytest.mark.full
     def test_a_signal_ends_the_fit(self, files, script, tmp_path, processes):
         """To the last of the processes; rank 0 is the one that fits."""
         launcher = (
@@ -443,6 +444,7 @@ class TestStarts:
         assert config["ngrams"] is None and model.ngrams is None
         assert same(torch.load(published, weights_only=True)["model"], model.state_dict())
 
+    @pytest.mark.full
     def test_added_to_published_weights_they_change_no_bit_and_learn(self, runs, published, tmp_path):
         flags = [
             *runs[2],
@@ -493,6 +495,7 @@ class TestStarts:
                 trained[f"ngrams.{name}.weight"], model.state_dict()[f"ngrams.{name}.weight"]
             ), name
 
+    @pytest.mark.full
     def test_added_ngrams_alone_have_a_higher_rate_and_keep_it(self, runs, published, tmp_path):
         flags = [*runs[2], "--initial-checkpoint", published, "--ngrams", 7, "--save-dir", tmp_path / "run"]
 
@@ -510,6 +513,7 @@ class TestStarts:
         given = said("--overwrite", "--max-steps", 1, "--linear-lr-factor", 3)
         assert given.endswith("of the linear decoder and the n-grams 3 times that"), given
 
+    @pytest.mark.full
     def test_a_dry_run_says_the_rates_of_the_run(self, runs, tmp_path):
         lines = []
         for number, more in enumerate((["--dry-run"], [], ["--ngram-passes", 0])):

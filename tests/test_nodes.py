@@ -74,6 +74,7 @@ FLAGS = [
 ]
 
 
+@pytest.mark.full
 def test_each_node_prepares_its_own_and_they_train_together(folders):
     first, second = run_on_nodes(folders, *FLAGS, code=0)
     assert "Nodes: 2" in first and "Finished at step 2" in first and "Finished" not in second

@@ -292,6 +292,7 @@ def test_arguments_of_finetune_are_those_of_the_script():
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # noqa: F811
     data = write_rows(tmp_path / "data.csv", 40)
     monkeypatch.chdir(tmp_path)

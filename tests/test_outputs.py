@@ -318,6 +318,7 @@ def test_hidden_folders_in_prepared_stay(data, tmp_path):
     assert {path: after.get(path) for path in before} == before
 
 
+@pytest.mark.full
 def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
     assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
     (tmp_path / "key.csv").write_text("my notes")
@@ -326,6 +327,7 @@ def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
     assert "system_code" in (tmp_path / "key.1.csv").read_text()
 
 
+@pytest.mark.full
 def test_a_run_of_an_earlier_version_keeps_no_list_and_is_resumed(data, tmp_path):
     assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
     (tmp_path / outputs.LIST).unlink()
@@ -524,6 +526,7 @@ KINDS = st.sampled_from(["text", "json", "empty", "folder", "pipe", "link", "dan
     files=st.dictionaries(st.sampled_from(NAMES), KINDS, max_size=3),
     more=st.sampled_from([(), ("--prepare-only",), ("--dry-run",)]),
 )
+@pytest.mark.full
 def test_whatever_lies_in_the_folder_stays(data, tmp_path_factory, files, more):
     """The run does its work, or says in one message why not; what was there is there, byte for byte."""
     folder = tmp_path_factory.mktemp("foreign")

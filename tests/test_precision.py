@@ -59,6 +59,7 @@ def test_validation_loss_is_that_of_float32(runs, name):
     assert half["skipped_steps"] == 0  # a scaler that looks for its scale is no bad step
 
 
+@pytest.mark.full
 def test_weights_and_optimizer_stay_float32(runs):
     state = torch.load(runs / "bf16" / "last.bin", weights_only=True)
     assert {value.dtype for value in state["model"].values()} == {torch.float32}

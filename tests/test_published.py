@@ -125,6 +125,7 @@ def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_training_starts_from_them_and_their_weights_come_out_again(folder):
     flags = [
         "--train-data",

@@ -79,8 +79,8 @@ def made_up():
     return pairs + [(" blanks around ", "en"), ("x" * 300, "da"), ("a", "unk"), ("3 farmers, £5", "fr")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mix", pytest.param("seq2seq", marks=pytest.mark.full), "flat"])
+@pytest.mark.parametrize("kind", ["mix", "seq2seq", "flat"])
+@pytest.mark.full
 def test_hisco_weights_of_each_kind(tmp_path, made_up, kind):
     program = hisco_program("tiny", kind)
     path = save(program, tmp_path / "model.bin")

@@ -174,6 +174,7 @@ def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
     )
 
 
+@pytest.mark.full
 def test_evaluation_reports_the_figures_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     def report(name):
         with settings_of_torch():

@@ -231,6 +231,7 @@ def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, 
     assert code == 2 and "is not a .bin of histocc" in said
 
 
+@pytest.mark.full
 def test_columns_of_numbers_are_evaluated(trained, published, tmp_path):  # noqa: F811
     """code1 holds numbers of the HISCO key, or of the key that is named, whichever order the model has."""
     numbers = {code: i for i, code in enumerate(hisco_key())}

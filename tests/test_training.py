@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import FINETUNE, TINY, TRAIN_MIXER, greatest_difference, read_logs, run, write_rows
+from helpers import FINETUNE, TINY, TRAIN_MIXER, all_tests, greatest_difference, read_logs, run, write_rows
 
 pytestmark = pytest.mark.processes
 LOSSES = (
@@ -32,6 +32,11 @@ def files(tmp_path_factory):
         "--val-data",
         write_rows(folder / "val.csv", 7, 100),
     ]
+
+
+def full(name):
+    """A parameter that is for --all."""
+    return pytest.param(name, marks=pytest.mark.full)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,10 @@ def curves(files, tmp_path_factory):
             TRAIN_MIXER, *common, *flags, "--save-dir", folder / name, processes=processes, legacy=legacy
         )
         for name, (processes, legacy, flags) in ways.items()
+        if all_tests() or name not in ("two", "sharded")
     }
+    if not all_tests():
+        return folder, outputs
     outputs["ddp after fsdp"] = run(
         TRAIN_MIXER,
         *common,
@@ -118,11 +126,11 @@ class TestAnyNumberOfProcesses:
     FSDP.
     """
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
+    @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
     def test_losses_are_those_of_one_process(self, curves, other):
         assert greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
 
-    @pytest.mark.parametrize("other", ["accumulated", "two", "four", "sharded"])
+    @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
     def test_accuracies_samples_and_rates_are_equal(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
         assert [[row[name] for name in FIGURES] for row in rows] == [
@@ -170,6 +178,7 @@ class TestAnyNumberOfProcesses:
     def test_the_log_says_how_long_processes_waited_for_each_other(self, curves):
         assert "for other processes" in curves[1]["four"] and "for other processes" not in curves[1]["one"]
 
+    @pytest.mark.full
     def test_how_the_model_is_spread_is_said(self, curves):
         assert "Parallel: FSDP" in curves[1]["sharded"] and "Parallel: DDP" in curves[1]["ddp after fsdp"]
         assert (
@@ -177,6 +186,7 @@ class TestAnyNumberOfProcesses:
             and "Resuming from step 8" in curves[1]["fsdp after ddp"]
         )
 
+    @pytest.mark.full
     def test_checkpoints_of_sharded_weights_are_whole(self, curves):
         """Names, shapes and values; in Adam's second moments, which are tiny, the last digits count less."""
         one, sharded = (
@@ -191,7 +201,7 @@ class TestAnyNumberOfProcesses:
             sharded["optimizer"]["state"], one["optimizer"]["state"], rtol=1e-6, atol=1e-12
         )
 
-    @pytest.mark.parametrize("name", ["four", "sharded"])
+    @pytest.mark.parametrize("name", ["four", full("sharded")])
     def test_checkpoint_is_plain_and_enough(self, curves, name):
         state = torch.load(curves[0] / name / "last.bin", weights_only=True)
         assert {
@@ -431,6 +441,7 @@ class TestFinetune:
             "rejected_rows.csv",
         ]
 
+    @pytest.mark.full
     def test_general_formatter_with_short_codes_and_workers(self, tmp_path):
         data = tmp_path / "data.csv"
         data.write_text("occ1,code\n" + "".join(f"text {i},{('a12', 'b9', '?')[i % 3]}\n" for i in range(30)))

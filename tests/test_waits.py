@@ -66,6 +66,7 @@ def test_a_rank_that_cannot_be_is_named_by_the_process_itself(monkeypatch, rank)
     assert error.value.said_by_all and len(str(error.value)) < 300 + len(rank) * (len(rank) < 100)
 
 
+@pytest.mark.full
 def test_a_process_with_such_a_rank_says_so():
     output, _ = (process := joining(1, RANK=7, LOCAL_RANK=0, WORLD_SIZE=2)).communicate(timeout=60)
     assert (

@@ -188,6 +188,7 @@ entrypoint.start(finetune.get_args_parser(), run, ["--dataset", "none", "--distr
 """
 
 
+@pytest.mark.full
 def test_weights_that_drift_apart_are_noticed(tmp_path):
     script = tmp_path / "drift.py"
     script.write_text(DRIFT.format(tests=str(REPO / "tests"), faults=str(REPO / "tests" / "faults")))
@@ -213,6 +214,7 @@ def test_a_second_signal_ends_at_once(folder, whole):
     assert "model" in job.last()  # whole and readable
 
 
+@pytest.mark.full
 def test_a_stop_while_torch_is_imported(folder):
     job = Job(folder / "importing")
     process = job.start()
@@ -230,6 +232,7 @@ def test_a_stop_while_torch_is_imported(folder):
     assert not job.folder.exists()
 
 
+@pytest.mark.full
 def test_a_stop_during_preparation_leaves_nothing_half_done(folder):
     rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
     many = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
@@ -260,6 +263,7 @@ def test_a_run_that_may_last_so_long_only(folder):
     assert "Stopped by --stop-after" in job.run("--stop-after", 0.05)
 
 
+@pytest.mark.full
 def test_a_folder_is_used_by_one_job_at_a_time(folder):
     job = Job(folder / "locked", epochs=40)
     process = job.start()

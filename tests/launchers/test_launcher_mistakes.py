@@ -110,6 +110,7 @@ def test_what_makes_no_model_is_not_followed_by_showing_it(plan, bin_dir, tmp_pa
     ]
 
 
+@pytest.mark.full
 def test_a_parquet_file_is_taken_and_its_columns_are_found(plan, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -158,6 +159,7 @@ def test_help_of_the_slurm_job_is_there_without_slurm(plan, bin_dir, tmp_path):
     assert "this is a job for SLURM" in plan(SLURM, "x.csv", "--", "--help", code=2).stderr
 
 
+@pytest.mark.full
 def test_a_requeued_job_starts_nothing_anew(plan, data):
     flags = ["--", *NAMED, "--overwrite", "--num-epochs", "3"]
     for count in ({}, {"SLURM_RESTART_COUNT": "0"}):

@@ -277,6 +277,7 @@ def test_torchrun_is_told_about_signals_and_threads(plan, bin_dir, data):
     assert "OMP_NUM_THREADS=7\n" in plan(LAUNCH, data, "--", *NAMED, OMP_NUM_THREADS="7").stdout
 
 
+@pytest.mark.full
 def test_columns_are_found_in_the_file(plan, data, folder):
     words = printed_command(plan(LAUNCH, data))
     at = words.index("--formatter")
@@ -290,6 +291,7 @@ def test_columns_are_found_in_the_file(plan, data, folder):
     assert "--language-col" not in words
 
 
+@pytest.mark.full
 def test_a_file_without_known_columns_says_which_flag_names_them(plan, tmp_path):
     path = write_table(tmp_path / "other.csv", "occ1,code")
     assert "--target-cols" in plan(LAUNCH, str(path), code=2).stderr
