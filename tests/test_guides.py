@@ -221,6 +221,7 @@ def test_readme_is_short_and_names_every_page():
     assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_short_commands_run(place):
     for page in PAGES:

@@ -330,7 +330,7 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
     assert first == (parts / "000000.csv").stat().st_mtime_ns
     said = again.communicate(timeout=120)[0]
-    assert again.returncode == 0 and "resuming with what is there" in said, said
+    assert again.returncode == 0 and "resuming what is there" in said, said
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
 
 
@@ -381,7 +381,7 @@ def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, messag
             *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"),
         )
     assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
-    assert "resuming with what is there" in predict_here(
+    assert "resuming what is there" in predict_here(
         *flags(model, tmp_path / "in.csv", tmp_path / "out.csv")
     )
 

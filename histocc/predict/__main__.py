@@ -65,6 +65,7 @@ class Job:
             check=self.between_batches,
         )
         self.weights = model_io.find_weights(args.model, args.model)
+        self.step = f", step {self.coder.step:,}" if self.coder.step is not None else ""
         self.key = set(self.coder.codes)
         self.coder.need(args.decoder)
         if args.decoder in ("topk", "full"):
@@ -350,10 +351,10 @@ def take_input(
 def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
     """What is about to be done."""
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
+    where = f"{world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type}"
     lines = [
-        f"Coding {rows:,} rows of {args.source} with {job.weights} ({args.decoder}, {len(job.coder.codes):,}"
-        f" codes, {texts}{world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type})"
-        + ("; resuming with what is there" if resumed else "")
+        f"Coding {rows:,} rows of {args.source} with {job.weights}{job.step} ({args.decoder},"
+        f" {len(job.coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
     ]
     if args.decoder in ("topk", "full") and job.coder.linear_share:
         lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")

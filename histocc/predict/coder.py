@@ -93,6 +93,7 @@ class Coder:
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
         self.system = state.get("system") or model_io.system_name(formatter)
         self.kind = state.get("kind", "mixer")
+        self.step: int | None = state.get("step")
         self.text_rule = model_io.text_rule(state["config"])
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)

@@ -196,6 +196,7 @@ def test_weights_that_drift_apart_are_noticed(tmp_path):
     assert "error: step 4: the weights of rank 1 are no longer those of rank 0" in output
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(folder, whole):
     """Where the first cannot be followed: the other rank does not come, and this one waits for it."""
     job = Job(folder / "second", processes=2)
