@@ -381,9 +381,7 @@ def test_what_ends_a_machine_is_said(model, tmp_path, monkeypatch, error, messag
             *flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv", "--device", "cpu"),
         )
     assert code == 1 and message in said and "Traceback" not in said and not (tmp_path / "out.csv").exists()
-    assert "resuming what is there" in predict_here(
-        *flags(model, tmp_path / "in.csv", tmp_path / "out.csv")
-    )
+    assert "resuming what is there" in predict_here(*flags(model, tmp_path / "in.csv", tmp_path / "out.csv"))
 
 
 def test_an_input_that_changes_meanwhile_is_said(model, tmp_path, monkeypatch):
