@@ -314,3 +314,20 @@ def test_what_is_no_regular_file_is_said_at_once(tmp_path, name):
     ):
         with pytest.raises(UserError, match=f"^--config .*{said}"):
             PARSE(["--dataset", "a.csv", "--config", str(path)])
+
+
+def test_two_files_are_refused(tmp_path):
+    files = [config(tmp_path, "seed = 7\n", name) for name in ("a.toml", "b.toml")]
+    with pytest.raises(UserError, match="--config is given 2 times"):
+        PARSE(["--config", files[0], "--config", files[1], "--dataset", "a.csv"])
+
+
+@pytest.mark.parametrize("line", ["batch_size = 0", 'model_size = "huge"', "batch_size = 8.5"])
+def test_a_value_that_cannot_be_names_the_file(tmp_path, line):
+    file = config(tmp_path, line + "\n")
+    with pytest.raises(UserError) as error:
+        PARSE(["--config", file, "--dataset", "a.csv"])
+    assert str(error.value).startswith(f"--config {file}: --{line.split(' ')[0].replace('_', '-')}: ")
+    with pytest.raises(UserError) as error:  # of the command line
+        PARSE(["--config", file, "--dataset", "a.csv", "--batch-size", "0", "--model-size", "vast"])
+    assert str(error.value).startswith("argument --")

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from histocc.trainer.schedule import linear_factor, linear_schedule, scaled_learning_rate
+from histocc.trainer.schedule import (
+    Schedule,
+    ScheduleSettings,
+    linear_factor,
+    linear_schedule,
+    scaled_learning_rate,
+)
 
 RATE = 1e-3
 
@@ -102,3 +108,21 @@ def test_scaling_with_the_processes(rule, factor):
 def test_unknown_scaling_is_an_error():
     with pytest.raises(KeyError):
         scaled_learning_rate(2e-5, "cubic", 4)
+
+
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        ({}, None),
+        ({"schedule_steps": 30}, None),
+        ({"schedule_steps": 20}, None),
+        ({"schedule_steps": 3}, "ends at step 3: steps 4 to 20 have learning rate 0"),
+        ({"schedule_steps": 3, "max_steps": 3}, None),
+        ({"warmup_steps": 100}, "takes 100 steps, and the run has 20: the learning rate never reaches 0.001"),
+        ({"warmup_steps": 19}, None),
+    ],
+)
+def test_a_schedule_that_is_likely_not_meant_is_said(asked, words):
+    schedule = Schedule.of(ScheduleSettings(num_epochs=2, learning_rate=RATE, **asked), 10, 1)
+    said = schedule.warnings()
+    assert said == [] if words is None else len(said) == 1 and words in said[0]

@@ -147,7 +147,6 @@ def work(args, world):
 
 parser = make_parser("toy", "")
 add_process_arguments(parser)
-parser.set_defaults(stop_after=None)
 start(parser, work, ["--device", "cpu"])
 """
 

@@ -384,6 +384,9 @@ class TestFinetune:
             (name, os.stat(folder / "run" / name).st_mtime_ns) for name in os.listdir(folder / "run")
         )
         output = run(FINETUNE, *flags, "--save-path", folder / "run", "--eval-only")
+        assert "Note: the model and its losses" not in output
+        other = run(FINETUNE, *flags, "--save-path", folder / "run", "--eval-only", "--linear-loss", "mean")
+        assert "Note: the model and its losses are those of" in other and "--linear-loss was" in other
         loss = read_logs(folder / "run")[-1]["val_loss"]
         assert f"loss {loss:.4f}" in output
         assert before == sorted(

@@ -99,27 +99,12 @@ def _newest_here(folder: FolderSettings) -> tuple[dict | None, dict | None]:
 
 def refuse_other_arguments(settings: Settings, state: dict) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
-    model, asked, before = settings.model, settings.asked, state["args"]
+    asked, before = settings.asked, state["args"]
     saved = {**recipe.BEFORE_THE_FLAG, **before}
     different = checkpoint.differing_args(saved, settings.decided(), resumable_flags())
-    size = before.get("model_size")
-    if model.model_size not in (None, size):
-        different.append(f"--model-size was {size!r}, now it is {model.model_size!r}")
-    config = state["config"]
-    different += recipe.differing(asked, before)
-    if model.ngrams != before.get("ngrams", AUTO if model.ngrams == AUTO else NONE):
-        different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {model.ngrams}")
+    different += differing_model(settings, state)
     if asked["shrink_key"] and "shrink_key" not in before:
         different.append("--shrink-key was not there, now it is")
-    if model.memory_mask not in (None, config["memory_mask"]):
-        different.append(
-            f"--{'no-' * config['memory_mask']}memory-mask: its decoder"
-            f" {'leaves out' if config['memory_mask'] else 'looks at'} padding"
-        )
-    if model.published_target_mask and config.get("target_mask", True):
-        different.append("--published-target-mask: it was started without")
-    if model.clean_text not in (None, model_io.text_rule(config)):
-        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {model.clean_text!r}")
     if settings.schedule.num_epochs < before["num_epochs"]:
         different.append(
             f"--num-epochs was {before['num_epochs']}, now it is {settings.schedule.num_epochs}; only more"
@@ -135,6 +120,30 @@ def refuse_other_arguments(settings: Settings, state: dict) -> None:
                 ]
             )
         )
+
+
+def differing_model(settings: Settings, state: dict) -> list[str]:
+    """Flags that were given and say another model or other losses than the checkpoint of a run, a line
+    each.
+    """
+    model, asked, before, different = settings.model, settings.asked, state["args"], []
+    size = before.get("model_size")
+    if model.model_size not in (None, size):
+        different.append(f"--model-size was {size!r}, now it is {model.model_size!r}")
+    config = state["config"]
+    different += recipe.differing(asked, before)
+    if model.ngrams != before.get("ngrams", AUTO if model.ngrams == AUTO else NONE):
+        different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {model.ngrams}")
+    if model.memory_mask not in (None, config["memory_mask"]):
+        different.append(
+            f"--{'no-' * config['memory_mask']}memory-mask: its decoder"
+            f" {'leaves out' if config['memory_mask'] else 'looks at'} padding"
+        )
+    if model.published_target_mask and config.get("target_mask", True):
+        different.append("--published-target-mask: it was started without")
+    if model.clean_text not in (None, model_io.text_rule(config)):
+        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {model.clean_text!r}")
+    return different
 
 
 def check_unchanged(settings: Settings, resumed: dict, plan: BatchPlan, files: dict[str, int]) -> None:

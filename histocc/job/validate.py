@@ -5,8 +5,10 @@ from histocc.data.arrays import PreparedData
 from histocc.job import recipe
 from histocc.job.build import batch_plan, make_loaders
 from histocc.job.recipe import make_loss
+from histocc.job.resume import differing_model
 from histocc.job.settings import Settings
 from histocc.model import model_io
+from histocc.model.ngrams import AUTO
 from histocc.model.published import Given
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
@@ -40,6 +42,9 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
         raise UserError(
             "the checkpoint knows other codes than the data; pass --key with the key.csv of its run"
         )
+    other = differing_model(settings, state) if "args" in state else []
+    if other := [each for each in other if asked.ngrams != AUTO or not each.startswith("--ngrams")]:
+        world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
     settings = recipe.decide(settings, state)
     plan = batch_plan(settings.batch, len(data.train), world)
     loaders = make_loaders(settings, world, data, state["config"], plan)

@@ -40,6 +40,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, own_flags: Mapping[str, set[str]] | None = None, **options: Any):
         self.own_flags = own_flags or {}
         self.resumable: set[str] = set()
+        self.from_file: dict[str, str] = {}  # flag → file of --config, for flags that it alone gives
         super().__init__(*args, **options)
 
     def add_argument(self, *names: str, resumable: bool = False, **options: Any) -> argparse.Action:
@@ -72,7 +73,12 @@ class Parser(argparse.ArgumentParser):
         if len(files) > 1 and "--config" in self._option_string_actions:
             self.error(f"--config is given {len(files)} times: {', '.join(files)}; put all into one file")
         if files and "--config" in self._option_string_actions:
-            args = config_arguments(files[-1], self._actions, self.own_flags) + args
+            of_file = config_arguments(files[-1], self._actions, self.own_flags)
+            actions = self._option_string_actions
+            given = {actions.get(arg.partition("=")[0]) for arg in args}
+            names = (arg.partition("=")[0] for arg in of_file)
+            self.from_file = {name: files[-1] for name in names if actions.get(name) not in given}
+            args = of_file + args
         unknown, inside = [], False  # inside: an unknown flag's values
         for arg in args[: args.index("--") if "--" in args else None]:
             if arg.startswith("--"):
@@ -83,6 +89,9 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        flag = message.removeprefix("argument ").partition(":")[0].split("/")[0]
+        if flag in self.from_file:
+            message = f"--config {self.from_file[flag]}: {message.removeprefix('argument ')}"
         unknown = message.partition("unrecognized arguments: ")[2].split()
         near = sum(
             (
