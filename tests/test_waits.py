@@ -1,6 +1,7 @@
 """Every wait has an end, and a signal ends it: joining the others, a rank that works for all, batches from
 other processes."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -171,6 +172,14 @@ class Rows(torch.utils.data.Dataset):
         return torch.full((3,), float(number))
 
 
+@pytest.fixture(autouse=True)
+def no_wait_for_workers_at_the_end(monkeypatch):
+    """torch waits for each worker as long as this, when its iterator is collected: in a later test's time."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    yield
+    gc.collect()
+
+
 def loader(what, *, limit=60.0, stop=None, alone=True, workers=2):
     rows = Rows(what)
     return Loader(rows, range(len(rows)), limit, stop, alone, num_workers=workers)
@@ -200,8 +209,6 @@ def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words):
 
 def test_a_worker_that_never_answers(monkeypatch):
     monkeypatch.setattr("histocc.trainer.loading.LOOK_SECONDS", 0.2)
-    # how long torch waits for a worker at the end
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
     with pytest.raises(
         TrainingError, match=r"have not answered for .* \(--timeout-minutes\); --num-workers 0"
     ):
