@@ -90,17 +90,38 @@ def forward_flops(
     return total + tokens * 2 * h * vocabulary + 2 * h * codes + 2 * h * h
 
 
+def ceilings(precisions: list[str], device: torch.device) -> dict[str, float]:
+    """Rates of matrix products by format, GFLOP/s; a format that the device only emulates is left out of
+    `precisions`, in place, and said.
+    """
+    size = 8192 if device.type == "cuda" else 2048
+    found = {name: ceiling(FORMATS[name], device, size) for name in dict.fromkeys(["float32", *precisions])}
+    print("matrix products: " + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found.items()))
+    for name in [name for name in precisions if found[name] < found["float32"] / 2]:
+        precisions.remove(name)
+        print(f"{name}: left out, this device only emulates it")
+    return found
+
+
+def default_rows(folder: str) -> list[str]:
+    if REAL.exists():
+        return [str(REAL), "--target-cols", "hisco_1"]
+    from histocc.sample.files import write
+    from histocc.sample.generate import rows
+
+    path = str(Path(folder) / "rows.csv")
+    write(rows(10_000, 1), path)
+    return [path, "--target-cols", "hisco_1", "hisco_2"]
+
+
 class Bench(Training):
-    """Both models with the same weights, and the batches of both."""
+    """Both models with the same weights, and the batches of both.
 
-    def __init__(self, args, folder: str):
-        source = [str(REAL), "--target-cols", "hisco_1"]
-        if not REAL.exists():
-            from histocc.sample.files import write
-            from histocc.sample.generate import rows
+    args: the arguments below; source: a file and its flags, by default real rows, or those of the sample.
+    """
 
-            source = [str(Path(folder) / "rows.csv"), "--target-cols", "hisco_1", "hisco_2"]
-            write(rows(10_000, 1), source[0])
+    def __init__(self, args, folder: str, source: list[str] | None = None):
+        source = source or default_rows(folder)
         self.args, self.device = args, torch.device(args.device)
         # as the reference
         flags = [
@@ -309,31 +330,24 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    size = 8192 if device.type == "cuda" else 2048
     found = {
         "size": args.size,
         "batch": args.batch,
         "threads": args.threads,
         "device": args.device,
         "torch": torch.__version__,
-        "matmul": {
-            name: ceiling(FORMATS[name], device, size)
-            for name in dict.fromkeys(["float32", *args.precisions])
-        },
+        "matmul": ceilings(args.precisions, device),
     }
-    print(
-        "matrix products: "
-        + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found["matmul"].items())
-    )
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, folder)
         found["loss difference"] = bench.difference()
         print(f"loss of both models on the same rows differs by {found['loss difference']:.1e}")
         if args.only != "decode":
             found["train"], flops = bench.rates(args.precisions), bench.real_flops()
-            base = found["train"].get("reference")
+            base, found["share of matmul"] = found["train"].get("reference"), {}
             for name, rate in found["train"].items():
                 share = rate * flops / 1e9 / found["matmul"].get(name, found["matmul"]["float32"])
+                found["share of matmul"][name] = share
                 print(
                     f"train {name:10} {rate:9.1f} samples/s"
                     + (f"  {rate / base:5.2f}×" if base else "")

@@ -429,11 +429,12 @@ class OccCANINE:
 
     def _warn(self, asked: dict, occ1: Any, lang: Any, languages: list[str]) -> None:
         """Of arguments that have no effect, or perhaps not the one that was meant."""
-        kind, known = self._kind(asked), ", ".join(self.coder.languages)
+        kind = self._kind(asked)
         unknown = Counter(
             language for language in languages if self.coder.known(language) != language.strip()
         )
         names = ", ".join(f"{language!r} ({number:,})" for language, number in unknown.most_common(10))
+        known = self.coder.known_for(unknown)
         of_codes = asked["what"] in ("pred", "bin") or isinstance(asked["what"], int)
         named = f"prediction_type {kind!r}" if of_codes else f"what={asked['what']!r}"
         has_one = of_codes and kind in ("flat", "full")

@@ -221,6 +221,11 @@ def test_readme_is_short_and_names_every_page():
     assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
 
 
+@pytest.mark.parametrize("page", [*PAGES, "tests/README.md"])
+def test_a_page_has_one_table_at_most(page):
+    assert len(re.findall(r"^\|[-:| ]+\|$", text_of(page), re.M)) <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_short_commands_run(place):

@@ -215,6 +215,23 @@ def test_other_decoders(model, tmp_path, decoder):
     assert counts == {3} if decoder != "flat" else len(counts) > 1
 
 
+@pytest.mark.parametrize(
+    "languages, asked, words",
+    [
+        (["ge", "se"], ["DE", "sv "], "ge, se, unk; de is ge here; sv is se here"),
+        (["ge", "de"], ["de"], "ge, de, unk"),
+        (["da"], ["de", "en"], "da, unk"),
+    ],
+)
+def test_languages_that_are_known_otherwise(languages, asked, words):
+    state = {
+        "key": {code: i for i, code in enumerate(CODES)},
+        "languages": languages,
+        "config": {"max_len": 128},
+    }
+    assert Coder(make_model(), hisco_blocky5(), state).known_for(asked) == words
+
+
 def test_confidence_does_not_depend_on_the_order():
     """Greedy: the sum over all orders of the codes of the probability to write them and stop."""
     model, formatter = make_model(), hisco_blocky5()

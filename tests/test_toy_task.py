@@ -1,10 +1,14 @@
 """The trainer with another model: a linear map of ten numbers, trained, resumed, stopped, evaluated."""
 
+import contextlib
+import copy
 import json
 
 import pytest
 import torch
-from helpers import REPO, run
+from helpers import REPO, examples, run
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from histocc.runtime.world import World
@@ -71,11 +75,16 @@ def model_and_optimizer(saved=None):
     return model, optimizer, scheduler
 
 
-def train(world, until=STEPS, saved=None, stop=None, dropout=True):
-    """(rows of the log, what was saved last)"""
+def train(
+    world, saved=None, stop=None, dropout=True, rows=None, intervals=Intervals(log=5, validate=8, save=6)
+):
+    """(rows of the log, what was saved last); the rows also stand in `rows`, the latter in `saved`, as they
+    come.
+    """
     from histocc.runtime.parallel import wrap
 
-    rows, kept = [], {}
+    kept, rows = {} if saved is None else saved, [] if rows is None else rows
+    saved = copy.deepcopy(kept)  # an optimizer changes what it is given
     raw_model, optimizer, scheduler = model_and_optimizer(saved)
     if not dropout:
         raw_model[1].p = 0.0
@@ -83,23 +92,15 @@ def train(world, until=STEPS, saved=None, stop=None, dropout=True):
 
     def save(step, names, position):
         state = {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler}
-        kept.update({name: json_free(part.state_dict()) for name, part in state.items()})
+        kept.update({name: copy.deepcopy(part.state_dict()) for name, part in state.items()})
         kept.update(step=step, position=position, names=names)
 
     run = loop.Run(model, Toy(), optimizer, scheduler, world, seed=3)
     loaders = {"train": Loader(world), "val": Loader(world)}
-    steps = Steps(STEPS, saved["step"] if saved else 0, until)
-    intervals = Intervals(log=5, validate=8, save=6)
+    steps = Steps(STEPS, saved["step"] if saved else 0, STEPS)
     callbacks = Callbacks(save=save, log=rows.append, stop=stop)
     loop.train(run, loaders, steps, intervals, callbacks, saved["position"] if saved else None)
     return rows, kept
-
-
-def json_free(state):
-    """A copy that later steps do not change."""
-    import copy
-
-    return copy.deepcopy(state)
 
 
 def same(a, b):
@@ -117,6 +118,55 @@ def test_columns_come_from_the_task():
     assert last["val_loss"] < rows[1]["val_loss"] and 0.5 < last["sign_acc"] <= 1
 
 
+class Killed(Exception):
+    """In place of SIGKILL: nothing is saved, nothing is said."""
+
+
+def interrupted(ends, intervals):
+    """The rows of a run that ends as many times as `ends` has entries, (how, after how many questions whether
+    to stop), and is resumed from what was saved last; and its last checkpoint. A step that was logged before
+    a kill and taken again is logged twice with the same figures, of which the later row counts.
+    """
+    rows, kept = {}, {}
+    for how, number in [*ends, (None, 0)]:
+        asked = iter(range(10**6))
+
+        def ask(how=how, number=number, asked=asked):
+            if next(asked) != number or how is None:
+                return False
+            if how == "killed":
+                raise Killed
+            return True
+
+        logged = []
+        with contextlib.suppress(Killed):
+            train(World(), kept, StopPoll(ask), rows=logged, intervals=intervals)
+        for row in logged:
+            if row["step"] in rows:
+                assert figures(rows[row["step"]]) == figures(row)
+            rows[row["step"]] = row
+    return [rows[step] for step in sorted(rows)], kept
+
+
+def figures(row):
+    return {name: row.get(name) for name in ("step", "samples", "train_loss", "val_loss", "sign_acc", "size")}
+
+
+@examples(200)
+@given(
+    ends=st.lists(st.tuples(st.sampled_from(["stopped", "killed"]), st.integers(0, 60)), max_size=5),
+    log=st.integers(1, 7),
+    validate=st.integers(1, 9),
+    save=st.integers(1, 9),
+)
+def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, log, validate, save):
+    intervals = Intervals(log=log, validate=validate, save=save)
+    rows, whole = train(World(), intervals=intervals)
+    again, resumed = interrupted(ends, intervals)
+    assert same(whole, resumed) and resumed["step"] == STEPS
+    assert [figures(row) for row in again] == [figures(row) for row in rows]
+
+
 @pytest.mark.parametrize("polls, step", [(10, 8), (17, 9)])  # inside the validation at step 8; behind it
 def test_stopped_and_resumed_equals_uninterrupted(polls, step):
     rows, whole = train(World())
@@ -126,9 +176,7 @@ def test_stopped_and_resumed_equals_uninterrupted(polls, step):
     assert (saved["position"]["unfinished"] is None) == (step != 8)
     second, resumed = train(World(), saved=saved)
     assert same(whole, resumed)
-    kept = ("step", "samples", "train_loss", "val_loss", "sign_acc", "size")
-    both = [[{name: row.get(name) for name in kept} for row in part] for part in (rows, [*first, *second])]
-    assert both[0] == both[1]
+    assert list(map(figures, rows)) == list(map(figures, [*first, *second]))
 
 
 CODE = """

@@ -96,7 +96,6 @@ def _model_lines(run: Banner) -> list[str]:
 
 def _step_lines(run: Banner) -> list[str]:
     batch, plan, world, schedule = run.settings.batch, run.plan, run.world, run.schedule
-    per = "GPU" if world.device.type == "cuda" else "GPU (CPU process here)"
     accumulation, micro_batches = plan.accumulation(0), plan.micro_batches(0)
     uneven = plan.global_batch_size != batch.batch_size * world.size * accumulation
     on = {n: BatchPlan(plan.rows, batch.total(n), n).steps_per_epoch for n in (1, 2, 4, 8)}
@@ -108,9 +107,9 @@ def _step_lines(run: Banner) -> list[str]:
         else "the linear decoder"
     )
     return [
-        f"Batch size per {per}: {'at most ' if uneven else ''}{batch.batch_size} × {world.size} processes ×"
-        f" {accumulation} accumulation steps{'; ' if uneven else ' = '}Total batch size:"
-        f" {plan.global_batch_size}",
+        f"Batch size per {kind_of(world)}: {'at most ' if uneven else ''}{batch.batch_size} ×"
+        f" {devices(world)} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
+        f"{'; ' if uneven else ' = '}Total batch size: {plan.global_batch_size}",
         *(
             [f"Micro-batches of similar length: {micro_batches} per step, for less padding"]
             if micro_batches > accumulation
@@ -170,10 +169,13 @@ def notes(world: World, plan: BatchPlan, gpus: int) -> list[str]:
     return found
 
 
+def kind_of(world: World) -> str:
+    return "GPU" if world.device.type == "cuda" else "CPU process"
+
+
 def devices(world: World) -> str:
-    kind = "GPU" if world.device.type == "cuda" else "CPU process"
-    plural = "s" if kind == "GPU" else "es"
-    return f"{world.size} {kind}{plural if world.size > 1 else ''}"
+    plural = "s" if world.device.type == "cuda" else "es"
+    return f"{world.size} {kind_of(world)}{plural if world.size > 1 else ''}"
 
 
 def say_start(epochs: int, world: World, resumed: dict | None, plan: BatchPlan) -> None:
@@ -187,5 +189,6 @@ def say_start(epochs: int, world: World, resumed: dict | None, plan: BatchPlan) 
             f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){longer}"
             + ("; first the validation that was interrupted" if resumed["position"].get("unfinished") else "")
         )
-    world.print(f"Starting training for {epochs} epochs")
+    number = f"{epochs} epoch{'s' * (epochs > 1)}"
+    world.print(f"Continuing the training of {number}" if resumed else f"Starting training for {number}")
     world.print(f"Training on {devices(world)}")

@@ -120,12 +120,12 @@ class Job:
         if strange:
             problems.append(
                 f"--threshold: the model does not know the language {', '.join(strange)}; it knows"
-                f" {', '.join(self.coder.languages)}"
+                f" {self.coder.known_for(strange)}"
             )
         if args.language and args.language not in self.coder.languages:
             problems.append(
                 f"--language: the model does not know {args.language!r}; it knows"
-                f" {', '.join(self.coder.languages)}"
+                f" {self.coder.known_for([args.language])}"
             )
         return problems
 
@@ -397,7 +397,7 @@ def say_end(
         )
         world.print(
             f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}; it"
-            f" knows {', '.join(job.coder.languages)}"
+            f" knows {job.coder.known_for(counts['unknown_languages'])}"
         )
     if job.descriptions is not None:
         without = sum(code not in job.descriptions for code in job.coder.codes)

@@ -1,7 +1,7 @@
 """Texts to codes, with a trained model: what `python -m histocc.predict` and `OccCANINE` have in common."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -47,6 +47,8 @@ class Coded(NamedTuple):
 
 
 NOTHING = Coded([], [], None)
+# ISO 639-1 → how the published models, and those that follow them, name the language
+OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
@@ -136,6 +138,16 @@ class Coder:
         """The language as the model knows it: itself, or unk."""
         language = language.strip()
         return language if language in self.languages else UNKNOWN_LANGUAGE
+
+    def known_for(self, asked: Iterable[str]) -> str:
+        """The languages that the model knows, for a message about others: "unk, ge, se; de is ge here"."""
+        meant = {language.strip().lower() for language in asked}
+        names = [
+            f"{name} is {other} here"
+            for name, other in OTHER_NAMES.items()
+            if name in meant and name not in self.languages and other in self.languages
+        ]
+        return "; ".join([", ".join(self.languages), *names])
 
     def code(
         self,

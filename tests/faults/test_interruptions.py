@@ -63,7 +63,7 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
     last = job.folder / "last.bin"
     flip_a_bit(last)
     process = job.start()
-    job.wait_for(process, "Starting training")
+    job.wait_for(process, "Continuing the training")
     output = job.said()
     assert (
         "WARNING: a newer checkpoint cannot be used" in output
