@@ -176,7 +176,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     outside = sum(not set(one.codes) <= set(coder.codes) for one in coded)
     assert outside and f"Rows with a code that is none of the model's 7: {outside}, marked" in output
     assert f"Coding 60 rows of {source} with {model}" in output
-    assert "60 rows" in output and "6 texts are empty" in output and "24 rows: xx (12), none (12)" in output
+    assert "60 rows" in output and "(empty texts: 6)" in output and "24 rows: xx (12), none (12)" in output
     assert "1 of 7 codes have no description" in output
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
 

@@ -72,10 +72,11 @@ def fingerprint(settings: PrepareSettings) -> str:
 
 def file_problems(settings: PrepareSettings) -> list[str]:
     """All that is wrong with the files and their columns."""
-    problems = []
+    problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            problems += column_problems(path, read_header(path, settings.delimiter)[0], settings.columns)
+            header = read_header(path, settings.delimiter)[0]
+            problems += column_problems(path, header, settings.columns, flags)
         except UserError as error:
             problems.append(str(error))
     return problems

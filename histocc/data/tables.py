@@ -94,8 +94,10 @@ def read_header(path: str, delimiter: str | None = None) -> tuple[list[str], str
             ) from None
 
 
-def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str]:
-    """What is wrong with the columns of a file, a line each."""
+def column_problems(
+    path: str, header: list[str], wanted: list[str], flags: dict[str, str] | None = None
+) -> list[str]:
+    """What is wrong with the columns of a file, a line each. flags: that name a column, by its name."""
     problems = []
     for name in dict.fromkeys(wanted):
         if name not in header:
@@ -103,6 +105,7 @@ def column_problems(path: str, header: list[str], wanted: list[str]) -> list[str
             problems.append(
                 f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
                 + (f". Is {near[0]!r} meant?" if near else "")
+                + (f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "")
                 + (" (several columns are parted by blanks)" if "," in name else "")
                 + (" (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "")
             )

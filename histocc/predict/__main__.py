@@ -378,7 +378,7 @@ def say_end(
         world.print(
             f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
             f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"
-            f" code ({counts.get('empty', 0):,} texts are empty)"
+            f" code (empty texts: {counts.get('empty', 0):,})"
         )
         if counts.get("outside"):
             world.print(
