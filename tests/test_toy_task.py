@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from histocc.runtime import checkpoint
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.hooks import Callbacks, Intervals, Steps, StopPoll
@@ -94,6 +95,8 @@ def train(
         state = {"model": raw_model, "optimizer": optimizer, "scheduler": scheduler}
         kept.update({name: copy.deepcopy(part.state_dict()) for name, part in state.items()})
         kept.update(step=step, position=position, names=names)
+        if checkpoint.BEST in names:
+            kept["best"] = step
 
     run = loop.Run(model, Toy(), optimizer, scheduler, world, seed=3)
     loaders = {"train": Loader(world), "val": Loader(world)}
@@ -163,7 +166,7 @@ def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, log, validate, 
     intervals = Intervals(log=log, validate=validate, save=save)
     rows, whole = train(World(), intervals=intervals)
     again, resumed = interrupted(ends, intervals)
-    assert same(whole, resumed) and resumed["step"] == STEPS
+    assert same(whole, resumed) and resumed["step"] == STEPS and resumed["best"] == whole["best"]
     assert [figures(row) for row in again] == [figures(row) for row in rows]
 
 
