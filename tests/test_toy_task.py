@@ -18,6 +18,7 @@ from histocc.trainer.hooks import Callbacks, Intervals, Steps, StopPoll
 from histocc.trainer.run_log import log_columns
 
 ROWS, STEPS = 48, 24
+BEST_EARLY = 0.1  # validated on smaller numbers the loss is least at step 10 and grows from there
 
 
 class Toy:
@@ -51,14 +52,15 @@ def batches(world=None, size=12):
 
 
 class Loader:
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, world, scale=1.0):
+        self.world, self.scale = world, scale
 
     def __len__(self):
         return ROWS // 12
 
     def __iter__(self):
-        return batches(self.world)
+        for batch in batches(self.world):
+            yield {**batch, "y": batch["y"] * self.scale}
 
     def at(self, epoch, first_batch):
         return iter(list(batches(self.world))[first_batch:])
@@ -77,7 +79,13 @@ def model_and_optimizer(saved=None):
 
 
 def train(
-    world, saved=None, stop=None, dropout=True, rows=None, intervals=Intervals(log=5, validate=8, save=6)
+    world,
+    saved=None,
+    stop=None,
+    dropout=True,
+    rows=None,
+    intervals=Intervals(log=5, validate=8, save=6),
+    val_scale=1.0,
 ):
     """(rows of the log, what was saved last); the rows also stand in `rows`, the latter in `saved`, as they
     come.
@@ -99,7 +107,7 @@ def train(
             kept["best"] = step
 
     run = loop.Run(model, Toy(), optimizer, scheduler, world, seed=3)
-    loaders = {"train": Loader(world), "val": Loader(world)}
+    loaders = {"train": Loader(world), "val": Loader(world, val_scale)}
     steps = Steps(STEPS, saved["step"] if saved else 0, STEPS)
     callbacks = Callbacks(save=save, log=rows.append, stop=stop)
     loop.train(run, loaders, steps, intervals, callbacks, saved["position"] if saved else None)
@@ -143,7 +151,7 @@ def interrupted(ends, intervals):
 
         logged = []
         with contextlib.suppress(Killed):
-            train(World(), kept, StopPoll(ask), rows=logged, intervals=intervals)
+            train(World(), kept, StopPoll(ask), rows=logged, intervals=intervals, val_scale=BEST_EARLY)
         for row in logged:
             if row["step"] in rows:
                 assert figures(rows[row["step"]]) == figures(row)
@@ -164,7 +172,7 @@ def figures(row):
 )
 def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, log, validate, save):
     intervals = Intervals(log=log, validate=validate, save=save)
-    rows, whole = train(World(), intervals=intervals)
+    rows, whole = train(World(), intervals=intervals, val_scale=BEST_EARLY)
     again, resumed = interrupted(ends, intervals)
     assert same(whole, resumed) and resumed["step"] == STEPS and resumed["best"] == whole["best"]
     assert [figures(row) for row in again] == [figures(row) for row in rows]
