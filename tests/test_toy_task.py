@@ -40,12 +40,12 @@ class Toy:
         }
 
 
-def batches(world=None, size=12):
+def batches(world=None, size=12, scale=1.0):
     """Every rank's share of batches that are the same on any number of processes."""
     world = world or World()
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(ROWS, 10, generator=generator, dtype=torch.float64)
-    y = x @ torch.arange(10, dtype=torch.float64) / 10
+    y = x @ torch.arange(10, dtype=torch.float64) / 10 * scale
     for first in range(0, ROWS, size):
         own = slice(first + world.rank, first + size, world.size)
         yield {"x": x[own], "y": y[own], "global_count": size}
@@ -59,11 +59,10 @@ class Loader:
         return ROWS // 12
 
     def __iter__(self):
-        for batch in batches(self.world):
-            yield {**batch, "y": batch["y"] * self.scale}
+        return batches(self.world, scale=self.scale)
 
     def at(self, epoch, first_batch):
-        return iter(list(batches(self.world))[first_batch:])
+        return iter(list(batches(self.world, scale=self.scale))[first_batch:])
 
 
 def model_and_optimizer(saved=None):
