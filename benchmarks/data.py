@@ -100,17 +100,18 @@ def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank:
     from histocc.data import keys
     from histocc.data.arrays import PreparedData
     from histocc.data.augment import Augmenter
-    from histocc.data.dataset import MicroBatches, RowEncoding, TextChanges
+    from histocc.data.dataset import RowEncoding, TextChanges, TextRows
     from histocc.formatter import make_formatter
-    from histocc.job.build import LENGTH_GROUP_ROWS, LENGTH_GROUPS
+    from histocc.trainer.batches import MicroBatches
     from histocc.trainer.plan import BatchPlan
+    from histocc.trainer.training import LENGTH_GROUP_ROWS, LENGTH_GROUPS
 
     data = PreparedData.open(folder)
     words = keys.read_words(os.path.join(folder, "words.csv"))
     plan = BatchPlan(len(data.train), total, processes, 0, LENGTH_GROUPS, LENGTH_GROUP_ROWS["cpu"])
     augmenter = Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None
     encoding, changes = RowEncoding(make_formatter("hisco", COLUMNS)), TextChanges(augmenter=augmenter)
-    return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=3, changes=changes)
+    return MicroBatches(TextRows(data.train, data, encoding, changes), plan, rank, 3)
 
 
 def make_batches(folder: str, noise: bool, seconds: float) -> dict:

@@ -11,15 +11,14 @@ import finetune
 from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.job import data as job_data
-from histocc.job.optimizer import LinearRate, make_optimizer
 from histocc.job.recipe import make_loss
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
-from histocc.trainer import loop
+from histocc.trainer import loop, training
 from histocc.trainer.hooks import Intervals, StepHooks, Steps
 from histocc.trainer.meter import Meter
-from histocc.trainer.schedule import Schedule, linear_schedule
+from histocc.trainer.schedule import linear_schedule
 
 FOREVER = 10**6  # steps of a schedule
 
@@ -36,27 +35,27 @@ class Training:
             self.settings, self.model, self.config = made
         self.formatter: BlockyFormatter = self.settings.formatter
         self.loss = make_loss(self.settings.loss, self.formatter)
-        self.plan = build.batch_plan(self.settings.batch, len(self.data.train), self.world)
         self.loaders = self.make_loaders(self.config)
+        self.plan = self.loaders["train"].plan
         self.use_rate(self.settings.schedule.learning_rate)
 
     def make_loaders(self, config: dict, length_groups: int | None = None) -> dict:
         """For the model of `config`; length_groups: micro-batches of similar length, None for the usual."""
         settings = replace(self.settings, batch=replace(self.settings.batch, length_groups=length_groups))
-        plan = build.batch_plan(settings.batch, len(self.data.train), self.world)
-        return build.make_loaders(settings, self.world, self.data, config, plan)
+        train, val = build.make_rows(settings, self.world, self.data, config)
+        what = training.Training(self.model, MixerTask(self.loss), train, val)
+        plan = training.batch_plan(settings.batch, train, self.world)
+        return training.make_loaders(settings, self.world, what, plan)
 
     def train_seen_rows(self) -> None:
         """Of the embeddings of characters only those that occur are trained, as in a run."""
-        if not self.settings.model.freeze_encoder:
-            characters = torch.from_numpy(self.loaders["train"].dataset.characters())
-            self.model.encoder.char_embeddings.train_rows_of(characters, self.config["max_len"])
+        frozen = self.settings.model.freeze_encoder
+        build.train_seen_characters(self.model, self.loaders["train"].dataset.rows, self.config, frozen)
 
     def use_rate(self, rate: float, warmup: int = 0) -> None:
         """A new optimizer, of one learning rate."""
-        schedule = Schedule(FOREVER, FOREVER, warmup, FOREVER, rate)
         decay = self.settings.optimizer.weight_decay
-        self.optimizer = make_optimizer(self.model, decay, schedule, LinearRate())
+        self.optimizer = training.make_optimizer(self.model, decay, rate)
         self.scheduler = linear_schedule(self.optimizer, warmup, FOREVER)
 
     def train(self, steps: int, precision: Precision | None = None) -> None:

@@ -21,6 +21,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import GreedyResult, greedy_from_memory
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime import checkpoint
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
@@ -240,7 +241,8 @@ def train(
     )
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
     steps = Steps(total_steps, current_step, stop_step, steps_per_epoch)
-    intervals = Intervals(log_interval, eval_interval, save_interval, check_interval, save_each_epoch)
+    epochs = checkpoint.EPOCH if save_each_epoch else ""
+    intervals = Intervals(log_interval, eval_interval, save_interval, check_interval, epochs)
     callbacks = Callbacks(save, log if is_main_process else None, step_done, stop)
     return loop.train(run, loaders, steps, intervals, callbacks, position)
 

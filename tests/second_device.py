@@ -121,9 +121,9 @@ class _Tensors(TorchFunctionMode):
 @contextlib.contextmanager
 def second_device(monkeypatch):
     """`DEVICE` works like a device, and is the one that the scripts choose."""
-    from histocc.job import build
     from histocc.predict import search
     from histocc.runtime import world as distributed
+    from histocc.trainer import training
 
     fused = optimizer._get_fused_kernels_supported_devices
     autocast = torch.autocast
@@ -134,7 +134,7 @@ def second_device(monkeypatch):
         lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b),
     )
     monkeypatch.setattr(distributed, "choose_device", lambda *_: DEVICE)
-    for by_device in (build.LENGTH_GROUP_ROWS, search.PREFIXES_AT_ONCE, search.ROWS_AT_ONCE):
+    for by_device in (training.LENGTH_GROUP_ROWS, search.PREFIXES_AT_ONCE, search.ROWS_AT_ONCE):
         monkeypatch.setitem(by_device, DEVICE.type, by_device["cpu"])
     waits.clear()
     with _Tensors(), _Operations():

@@ -168,7 +168,7 @@ def is_table_of_flags(name: str) -> bool:
 
 
 # The job itself, from model to last checkpoint, reads top to bottom in one function.
-ONE_PAGE = {"job.train.train": 80}
+ONE_PAGE = {"trainer.run.train": 80}
 # Signatures of published programs.
 PUBLISHED_SIGNATURES = {
     "model.mixer.Seq2SeqMixerOccCANINE.__init__",

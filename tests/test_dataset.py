@@ -11,9 +11,10 @@ from helpers import write_csv
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges, code_token_table
+from histocc.data.dataset import RowEncoding, TextChanges, TextRows, code_token_table
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.text import padded_width
+from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.plan import BatchPlan
 
 ROWS = [
@@ -59,7 +60,7 @@ def batches(data, hisco):
         seed = options.pop("shuffle_seed", 11)
         changes = TextChanges(augmenter=Augmenter(5, **noise) if noise else None)
         encoding = RowEncoding(hisco, **options)
-        return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=seed, changes=changes)
+        return MicroBatches(TextRows(data.train, data, encoding, changes), plan, rank, seed)
 
     return make
 
@@ -167,7 +168,9 @@ def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
         tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")]
     )
     # of equal length: in order
-    [batch] = epoch_of(MicroBatches(data.train, BatchPlan(len(rows), 9), 0, data, RowEncoding(formatter)))
+    [batch] = epoch_of(
+        MicroBatches(TextRows(data.train, data, RowEncoding(formatter)), BatchPlan(len(rows), 9), 0)
+    )
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
         assert (
             tokens.tolist()
@@ -286,7 +289,7 @@ def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
         ranks = [
-            epoch_of(MicroBatches(data.val, plan, rank, data, RowEncoding(hisco)))
+            epoch_of(MicroBatches(TextRows(data.val, data, RowEncoding(hisco)), plan, rank))
             for rank in range(processes)
         ]
         shares = [[text_of(ids) for batch in rank for ids, _, _ in rows_in(batch)] for rank in ranks]
@@ -294,7 +297,7 @@ def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
         assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
         for batch, again in zip(
             ranks[0],
-            epoch_of(MicroBatches(data.val, plan, 0, data, RowEncoding(hisco)), epoch=2),
+            epoch_of(MicroBatches(TextRows(data.val, data, RowEncoding(hisco)), plan, 0), epoch=2),
             strict=True,
         ):
             assert_same(batch, again)

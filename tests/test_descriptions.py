@@ -8,11 +8,12 @@ import finetune
 from histocc.data import descriptions
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import MicroBatches, RowEncoding, TextChanges
+from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 from histocc.job.flags import argument_problems
 from histocc.runtime.errors import UserError
+from histocc.trainer.batches import MicroBatches
 from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["hisco_1"])
@@ -113,15 +114,8 @@ def test_some_texts_get_it_by_seed_epoch_and_row(data, file):
 
 def test_batches_show_them(data, file):
     found = descriptions.load_descriptions(arguments(file), data, HISCO, 5)
-    [batch] = MicroBatches(
-        data.train,
-        BatchPlan(5, 5),
-        0,
-        data,
-        RowEncoding(HISCO),
-        shuffle_seed=1,
-        changes=TextChanges(descriptions=found),
-    )[0, 0]
+    texts = TextRows(data.train, data, RowEncoding(HISCO), TextChanges(descriptions=found))
+    [batch] = MicroBatches(texts, BatchPlan(5, 5), 0, 1)[0, 0]
     texts = [
         "".join(map(chr, ids[mask].tolist()[1:-1]))
         for ids, mask in zip(batch["input_ids"], batch["attention_mask"])

@@ -56,7 +56,7 @@ def test_what_it_says_and_leaves(flags, tmp_path):
 
 
 def test_little_room_on_the_disk_is_said(flags, monkeypatch):
-    monkeypatch.setattr("histocc.job.estimate._free_space", lambda folder: 10_000_000)
+    monkeypatch.setattr("histocc.trainer.estimate._free_space", lambda folder: 10_000_000)
     assert (
         "WARNING: not enough disk space for 5 checkpoints"
         in run_inside(train_mixer.main, *flags, "--dry-run")[1]

@@ -133,6 +133,7 @@ def report(trained):
 
 
 class TestFigures:
+    @pytest.mark.slow  # its fixture trains
     def test_are_those_of_training(self, trained, report):
         logged = next(
             row

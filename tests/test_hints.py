@@ -2,8 +2,8 @@
 
 import pytest
 
-from histocc.job.banner import notes
 from histocc.runtime.world import World
+from histocc.trainer.banner import notes
 from histocc.trainer.hints import Hints
 from histocc.trainer.plan import BatchPlan
 

@@ -27,7 +27,7 @@ from histocc import export
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges
+from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.joined_rows import AND, JoinedRows
 from histocc.data.settings import PrepareSettings
 from histocc.evaluate import __main__ as evaluate
@@ -37,6 +37,7 @@ from histocc.job.settings import Settings
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.runtime import checkpoint
 from histocc.text import LANGUAGES
+from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["code_1", "code_2"])
@@ -246,7 +247,7 @@ def batches(data, total, processes=1, rank=0, micro=0, groups=1, noise=NOISE, pr
     plan = BatchPlan(len(data.train), total, processes, micro, groups, 1)
     changes = TextChanges(JoinedRows(data, 3, probability), Augmenter(5, **noise) if noise else None)
     encoding = RowEncoding(HISCO, **options)
-    return MicroBatches(data.train, plan, rank, data, encoding, shuffle_seed=11, changes=changes)
+    return MicroBatches(TextRows(data.train, data, encoding, changes), plan, rank, 11)
 
 
 def rows_in(batch):
@@ -356,7 +357,7 @@ def test_all_characters_are_known(data, monkeypatch):
         for batch in BatchLoader(dataset).at(epoch)
         for i in batch["input_ids"].unique()
     }
-    assert seen <= set(dataset.characters().tolist()) and set(map(ord, "και")) <= seen
+    assert seen <= set(dataset.rows.characters().tolist()) and set(map(ord, "και")) <= seen
     assert not set(map(ord, "και")) <= set(data.alphabet)
 
 

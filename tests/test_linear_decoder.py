@@ -10,9 +10,10 @@ from helpers import TINY, run_inside, write_rows
 import finetune
 from histocc.job import build
 from histocc.job import data as job_data
-from histocc.job.optimizer import LinearRate, make_optimizer
+from histocc.job.optimizer import LinearRate, fast_parameters
 from histocc.runtime.world import World
-from histocc.trainer.schedule import Schedule, linear_schedule
+from histocc.trainer.schedule import linear_schedule
+from histocc.trainer.training import make_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,7 @@ def test_it_starts_at_the_frequencies_of_the_training_rows(setup):
 
 def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     _, model = setup
-    schedule = Schedule(10, 10, 2, 10, 1e-3)
-    optimizer = make_optimizer(model, 0.01, schedule, LinearRate(30.0))
+    optimizer = make_optimizer(model, 0.01, 1e-3, fast_parameters(model, LinearRate(30.0)))
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
     assert optimizer.param_groups[1]["params"] == list(model.linear_decoder.parameters())
     scheduler, rates = linear_schedule(optimizer, 2, 10), []
@@ -57,7 +57,7 @@ def test_its_rate_is_a_multiple_of_the_other_at_every_step(setup):
     assert max(rates)[0] == pytest.approx(1e-3) and np.allclose(
         [linear / other for other, linear in rates], 30
     )
-    assert len(make_optimizer(model, 0.01, schedule, LinearRate(1.0)).param_groups) == 1
+    assert len(make_optimizer(model, 0.01, 1e-3, fast_parameters(model, LinearRate(1.0))).param_groups) == 1
 
 
 @pytest.mark.full

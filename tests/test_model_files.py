@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job import resume
 from histocc.model import model_io
 from histocc.model.canine import CanineConfig
 from histocc.model.checkpoint_schema import build
@@ -30,6 +29,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS, with_sums
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.precision import Precision
+from histocc.trainer import resume
 from histocc.trainer.schedule import linear_schedule
 
 LONGEST = 5.0  # seconds of CPU time

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges
+from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.settings import PrepareSettings
 from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter
+from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.plan import BatchPlan
 
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
@@ -67,7 +68,7 @@ def test_every_row_comes_back_exactly_once(rows, total, processes, micro, groups
         first = data.draw(st.integers(0, plan.steps_per_epoch))
         joined, before, steps = Counter(), Counter(), set()
         for rank in range(processes):
-            dataset = MicroBatches(found.train, plan, rank, found, RowEncoding(HISCO), shuffle_seed=7)
+            dataset = MicroBatches(TextRows(found.train, found, RowEncoding(HISCO)), plan, rank, 7)
             for start, counter in ((first, joined), (0, before)):
                 batches = list(BatchLoader(dataset).at(epoch, start))
                 steps.add((start, len(batches), sum(batch["last_micro_batch"] for batch in batches)))
@@ -103,15 +104,9 @@ def noisy(tmp_path_factory):
         """Rows of each step from `start` on, whichever rank has them."""
         joined = [Counter() for _ in range(plan.steps_per_epoch - start)]
         for rank in range(plan.processes):
-            dataset = MicroBatches(
-                found.train,
-                plan,
-                rank,
-                found,
-                RowEncoding(HISCO),
-                shuffle_seed=7,
-                changes=TextChanges(augmenter=Augmenter(3, augmentation_prob=0.8)),
-            )
+            changes = TextChanges(augmenter=Augmenter(3, augmentation_prob=0.8))
+            texts = TextRows(found.train, found, RowEncoding(HISCO), changes)
+            dataset = MicroBatches(texts, plan, rank, 7)
             for number, rows in enumerate(joined):
                 for batch in dataset[epoch, start + number]:
                     rows.update(rows_in(batch, found.codes))

@@ -291,7 +291,7 @@ class Plain:
         return {"loss": batch["x"][:, 0], "part": (ones, 2 * ones)}
 
 
-def plain_run(train, val=None, steps=Steps(2), intervals=Intervals(log=1, epochs=True)):
+def plain_run(train, val=None, steps=Steps(2), intervals=Intervals(log=1, epochs=checkpoint.EPOCH)):
     """(rows of the log, names of saved files)"""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,17 +5,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter, noise_characters
 from histocc.data.descriptions import Descriptions
 from histocc.data.joined_rows import JoinedRows
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
-from histocc.runtime.world import World
 from histocc.text import SEP_ID, UNKNOWN_LANGUAGE, encode_batch, language_table, padded_width
-from histocc.trainer.loading import Loader
-from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
+from histocc.trainer.batches import Rows
 
 
 def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray:
@@ -51,8 +48,8 @@ class TextChanges:
     descriptions: Descriptions | None = None
 
 
-class Rows(Protocol):
-    """What micro-batches are made of: a `RowSet`, or rows of one. language int [N], codes int [N, K]."""
+class TextRowSet(Protocol):
+    """A `RowSet`, or rows of one. language int [N], codes int [N, K]."""
 
     language: np.ndarray
     codes: np.ndarray
@@ -64,76 +61,59 @@ class Rows(Protocol):
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
 
 
-class MicroBatches(Dataset):
-    """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
-    settings.
-
-    shuffle_seed: None is for validation, where order does not matter.
+class TextRows(Rows):
+    """Texts and codes as the trainer takes rows: input_ids int64 [B, S], attention_mask bool [B, S],
+    targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none).
     """
+
+    has_lengths = True
 
     def __init__(
         self,
-        rows: Rows,
-        plan: BatchPlan,
-        rank: int,
+        rows: TextRowSet,
         data: PreparedData,
         encoding: RowEncoding,
-        *,
-        shuffle_seed: int | None = None,
         changes: TextChanges = TextChanges(),
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
-        self.rows, self.plan, self.rank, self.encoding, self.changes = rows, plan, rank, encoding, changes
-        self.order = (
-            WindowOrder(plan, rows.lengths)
-            if shuffle_seed is None
-            else EpochOrder(plan, shuffle_seed, rows.lengths)
-        )
+        self.rows, self.encoding, self.changes = rows, encoding, changes
+        self.fingerprint = data.fingerprint
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
+        self.longest_language = max(map(len, data.languages))
         self.code_tokens = code_token_table(data.codes, formatter)
         # by characters
-        self.widths = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
+        self.positions = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
 
     def __len__(self) -> int:
-        return self.plan.steps_per_epoch
+        return len(self.rows)
 
-    def __getitem__(self, index: tuple[int, int]) -> list[dict]:
-        """Micro-batches of similar length: input_ids int64 [B, S], attention_mask bool [B, S],
-        targets_seq2seq int64 [B, T], targets_linear int64 [B, K] (indices of the row's codes, −1 for none),
-        weights float32 [B], rows int64 [B] (which ones they are), and the plain numbers global_count
-        (rows of the whole optimizer step, over all ranks) and last_micro_batch.
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        return self.rows.lengths(numbers)
 
-        A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
-        """
-        epoch, batch = index
-        rows = self.order.batch(epoch, batch)
-        share = rows[self.plan.rank_positions(batch, self.rank)]
-        weight = 1.0 if len(share) else 0.0
-        share = share if len(share) else rows[:1]
-        flat, offsets, language, codes = self._texts_and_codes(share, epoch)
-        input_ids, mask = encode_batch(
-            flat, offsets, language, self.prefixes, self.encoding.max_len, self.encoding.fixed_width
-        )
-        characters = mask.sum(axis=1) - 2  # [B]
-        width = self.widths[characters]
-        targets, parts = self._targets(codes), self.plan.micro_batches(batch)
-        pieces = cut_by_width(width, parts, self.plan.micro_batch_size)
-        return [
-            {
-                "input_ids": torch.from_numpy(input_ids[kept, : width[kept].max()]),
-                "attention_mask": torch.from_numpy(mask[kept, : width[kept].max()]),
-                "targets_seq2seq": torch.from_numpy(self._shortened(targets[kept], codes[kept])),
-                "targets_linear": torch.from_numpy(codes[kept]),
-                "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
-                "rows": torch.from_numpy(share[kept]),
-                "global_count": self.plan.batch_rows(batch),
-                "last_micro_batch": number == parts - 1,
-            }
-            for number, piece in enumerate(pieces)
-            for kept in [piece if len(piece) else np.zeros(1, dtype=np.int64)]
-        ]
+    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        return self._encoded(self._changed(self._read(numbers), numbers, epoch), self.encoding.fixed_width)
+
+    def widths(self, batch: dict[str, torch.Tensor]) -> np.ndarray:
+        return self.positions[batch["attention_mask"].sum(dim=1).numpy() - 2]
+
+    def piece(self, batch: dict[str, torch.Tensor], kept: np.ndarray) -> dict[str, torch.Tensor]:
+        width, rows = self.widths(batch)[kept].max(), torch.from_numpy(kept)
+        codes = batch["targets_linear"][rows]
+        return {
+            "input_ids": batch["input_ids"][rows, :width],
+            "attention_mask": batch["attention_mask"][rows, :width],
+            "targets_seq2seq": self._shortened(batch["targets_seq2seq"][rows], codes),
+            "targets_linear": codes,
+        }
+
+    def widest(self, numbers: np.ndarray, limit: bool) -> dict[str, torch.Tensor]:
+        max_len = self.encoding.max_len
+        everyone = np.arange(len(self.rows))
+        longest = int(self.rows.lengths(everyone).max()) + self.longest_language + len("[SEP]")
+        width = max_len if limit else padded_width(min(longest, max_len - 2), max_len)
+        return self._encoded(self._read(numbers), self.encoding.fixed_width or width)
 
     def characters(self) -> np.ndarray:
         """Every character id that an input can hold, but for words from other files; sorted int64."""
@@ -152,11 +132,15 @@ class MicroBatches(Dataset):
             own.append(self.changes.joined.characters())
         return np.unique(np.concatenate(own).astype(np.int64))
 
-    def _texts_and_codes(self, rows: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+    def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B], codes int64
-        [B, K]) with this epoch's joined rows and noise."""
-        flat, offsets = self.rows.texts(rows)
+        [B, K])."""
         language, codes = self.rows.language[rows].astype(np.int64), self.rows.codes[rows].astype(np.int64)
+        return *self.rows.texts(rows), language, codes
+
+    def _changed(self, read: tuple[np.ndarray, ...], rows: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
+        """The same with this epoch's joined rows and noise."""
+        flat, offsets, language, codes = read
         if self.changes.joined is not None:
             flat, offsets, codes = self.changes.joined.apply(flat, offsets, codes, language, rows, epoch)
         if self.changes.augmenter is not None:
@@ -166,6 +150,17 @@ class MicroBatches(Dataset):
         if self.changes.augmenter is not None:
             language[self.changes.augmenter.hide_language(rows, epoch)] = self.unknown_language
         return flat, offsets, language, codes
+
+    def _encoded(self, read: tuple[np.ndarray, ...], fixed_width: int | None) -> dict[str, torch.Tensor]:
+        flat, offsets, language, codes = read
+        max_len = self.encoding.max_len
+        input_ids, mask = encode_batch(flat, offsets, language, self.prefixes, max_len, fixed_width)
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "attention_mask": torch.from_numpy(mask),
+            "targets_seq2seq": torch.from_numpy(self._targets(codes)),
+            "targets_linear": torch.from_numpy(codes),
+        }
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
         """Token sequences of `codes` int64 [B, K]: BOS, the blocks, EOS; int64 [B, nb_blocks × block_size +
@@ -177,37 +172,9 @@ class MicroBatches(Dataset):
         targets[:, 1 : 1 + self.max_codes * block] = self.code_tokens[codes].reshape(len(codes), -1)
         return targets
 
-    def _shortened(self, targets: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    def _shortened(self, targets: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
         if not self.encoding.first_empty_block:
             return targets
-        blocks = min(self.nb_blocks, int((codes >= 0).sum(axis=1).max()) + 1)
-        return np.concatenate([targets[:, : 1 + blocks * self.code_tokens.shape[1]], targets[:, -1:]], axis=1)
-
-
-class BatchLoader:
-    """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
-
-    world: whose limit and signals end a wait for loading processes. Keyword arguments go to torch's
-    DataLoader (num_workers, prefetch_factor, pin_memory, persistent_workers).
-    """
-
-    def __init__(self, dataset: MicroBatches, world: World | None = None, **loader_arguments):
-        self.dataset, self.plan, world = dataset, dataset.plan, world or World()
-        self.sampler = BatchSampler(self.plan)
-        self.loader = Loader(
-            dataset, self.sampler, world.patience, world.stop, world.size == 1, **loader_arguments
-        )
-
-    def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
-        """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
-        self.sampler.epoch, self.sampler.first_batch = epoch, first_batch
-        return self
-
-    def __iter__(self):
-        for share in self.loader:
-            yield from share
-
-    def __len__(self) -> int:
-        """Optimizer steps from the position on."""
-        return len(self.sampler)
+        blocks = min(self.nb_blocks, int((codes >= 0).sum(dim=1).max()) + 1)
+        return torch.cat([targets[:, : 1 + blocks * self.code_tokens.shape[1]], targets[:, -1:]], dim=1)

@@ -28,7 +28,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.findings import OUTSIDE_KEY
 from histocc.data.folder import is_whole
 from histocc.data.report import report_lines
@@ -58,6 +58,7 @@ from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
+from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.hooks import StopPoll
 from histocc.trainer.plan import BatchPlan
 
@@ -511,11 +512,13 @@ def answered(
     max_len = state["config"]["max_len"]
     loader = BatchLoader(
         MicroBatches(
-            rows,
+            TextRows(
+                rows,
+                read_as,
+                RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len),
+            ),
             plan,
             world.rank,
-            read_as,
-            RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len),
         )
     )
     outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state))

@@ -1,8 +1,9 @@
-"""What a run trains with: its model, its batches and their loaders."""
+"""What a run trains: its model and its rows, and what of them a checkpoint keeps."""
 
 from dataclasses import replace
 from functools import partial
 from os.path import join
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,32 +11,26 @@ import torch
 from histocc.data import keys
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import BatchLoader, MicroBatches, RowEncoding, TextChanges
+from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.descriptions import load_descriptions
 from histocc.data.joined_rows import JoinedRows
 from histocc.job import initial_weights, new_model, recipe
 from histocc.job.ngram_fit import ngrams_of
 from histocc.job.recipe import make_loss
-from histocc.job.settings import Settings
+from histocc.job.settings import NoiseSettings, Settings
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime import checksums
 from histocc.runtime.compiling import compile_layers
-from histocc.runtime.errors import UserError
-from histocc.runtime.machine_errors import too_few_open_files
+from histocc.runtime.input_files import opened
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.text_rules import ASCII_LOWER, cleaner
-from histocc.trainer import loop
-from histocc.trainer.batch_size import BatchSettings, find_batch_size
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.training import WEIGHTS
 
-# Streams of random numbers, numbered for `derived_seed`.
-WEIGHTS, ORDER, NOISE, DROPOUT, DESCRIPTIONS, JOINED, NGRAMS = range(7)
-
-LENGTH_GROUPS = 4
-LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
+# Streams of random numbers beside those of any run, numbered for `derived_seed`.
+NOISE, DESCRIPTIONS, JOINED, NGRAMS = 2, 4, 5, 6
 
 
 def make_model(
@@ -113,18 +108,6 @@ def row_encoding(settings: Settings, config: dict) -> RowEncoding:
     )
 
 
-def batch_plan(batch: BatchSettings, rows: int, world: World) -> BatchPlan:
-    """The batch arithmetic of the training rows."""
-    return BatchPlan(
-        rows,
-        batch.total(world.size),
-        world.size,
-        batch.batch_size,
-        batch.length_groups or LENGTH_GROUPS,
-        1 if batch.length_groups else LENGTH_GROUP_ROWS[world.device.type],
-    )
-
-
 def text_changes(settings: Settings, world: World, data: PreparedData, max_len: int) -> TextChanges:
     """Noise, joined rows and descriptions of the training texts. Raises UserError."""
     noise, seed = settings.noise, settings.seed
@@ -151,76 +134,48 @@ def text_changes(settings: Settings, world: World, data: PreparedData, max_len: 
     return TextChanges(joined, augmenter, descriptions)
 
 
-def make_loaders(
-    settings: Settings, world: World, data: PreparedData, config: dict, plan: BatchPlan
-) -> dict[str, BatchLoader]:
-    """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
-    loader = settings.loader
-    workers = {"world": world, "num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
-    if loader.num_workers:
-        workers |= {
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": loader.persistent_workers,
-        }
-    encoding = row_encoding(settings, config)
-    train = MicroBatches(
-        data.train,
-        plan,
-        world.rank,
-        data,
-        encoding,
-        shuffle_seed=derived_seed(settings.seed, ORDER),
-        changes=text_changes(settings, world, data, config["max_len"]),
-    )
-    loaders = {"train": BatchLoader(train, **workers)}
-    if len(data.val):
-        at_once = settings.batch.batch_size
-        val_plan = BatchPlan(len(data.val), at_once * world.size, world.size, at_once)
-        val = MicroBatches(data.val, val_plan, world.rank, data, replace(encoding, first_empty_block=False))
-        loaders["val"] = BatchLoader(val, **workers)
-    if loader.num_workers:
-        tensors = sum(isinstance(value, torch.Tensor) for batch in train[0, 0] for value in batch.values())
-        on_their_way = (loader.prefetch_factor or 2) * tensors
-        if short := list(filter(None, world.gather(too_few_open_files(loader.num_workers, on_their_way)))):
-            raise UserError(short[0])
-    return loaders
-
-
-def choose_batch_size(
-    settings: Settings,
-    world: World,
-    data: PreparedData,
-    config: dict,
-    model: Seq2SeqMixerOccCANINE,
-    precision: Precision,
-) -> BatchSettings:
-    """--batch-size auto: a size that was tried; the total batch stays that of the default. All ranks."""
-    task = MixerTask(make_loss(settings.loss, settings.formatter), settings.formatter)
-    model.train()
-    encoding = row_encoding(settings, config)
-    # a GPU must hold the longest texts
-    width = config["max_len"] if world.device.type == "cuda" or not config["memory_mask"] else None
-
-    def take(rows: int) -> None:
-        batch = trial_batch(data, encoding, rows, width, world)
-        loop.forward_backward(model, task, batch, precision)
-
-    total = settings.batch.total(world.size)
-    most = min(-(-total // world.size), len(data.train))
-    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    # AdamW's two means, DDP's buckets
-    found = find_batch_size(take, most, world, still_to_come=3 * trained)
-    model.zero_grad(set_to_none=True)
-    world.print(f"Batch size: {found} samples at once per process, chosen automatically; total batch {total}")
-    return settings.batch.found(found, world.size)
-
-
-def trial_batch(
-    data: PreparedData, encoding: RowEncoding, rows: int, width: int | None, world: World
-) -> dict:
-    """A micro-batch of `rows` training rows on this rank's device, `width` positions wide (None: as wide as
-    they ask for).
+def make_rows(
+    settings: Settings, world: World, data: PreparedData, config: dict
+) -> tuple[TextRows, TextRows | None]:
+    """Rows for training and for validation (None where there are none), for the model of `config`. Raises
+    UserError.
     """
-    plan, encoding = BatchPlan(len(data.train), rows), replace(encoding, fixed_width=width)
-    batches = MicroBatches(data.train, plan, 0, data, encoding, shuffle_seed=0)
-    return loop.to_device(batches[0, 0][0], world.device)
+    encoding, changes = row_encoding(settings, config), text_changes(settings, world, data, config["max_len"])
+    train = TextRows(data.train, data, encoding, changes)
+    val = replace(encoding, first_empty_block=False)
+    return train, TextRows(data.val, data, val) if len(data.val) else None
+
+
+def train_seen_characters(model: Seq2SeqMixerOccCANINE, rows: TextRows, config: dict, frozen: bool) -> None:
+    """Of the embeddings of characters only those that can occur are trained. frozen: the encoder is."""
+    if not frozen:
+        characters = torch.from_numpy(rows.characters())
+        model.encoder.char_embeddings.train_rows_of(characters, config["max_len"])
+
+
+def entries(settings: Settings, data: PreparedData, config: dict, has_ngrams: bool) -> dict[str, Any]:
+    """What a checkpoint holds, so that one can code with it and without the data."""
+    formatter = settings.formatter
+    return {
+        "config": config,
+        "formatter": formatter.to_dict(),
+        "key": {code: i for i, code in enumerate(data.codes)},
+        "system": model_io.system_name(formatter),
+        "languages": data.languages,
+        "kept_codes": data.kept_codes,
+        "hisco_numbers": data.hisco_numbers,
+        **recipe.coding_entries(settings.loss.linear_loss, settings.noise.join_rows, has_ngrams, data),
+    }
+
+
+def checksums_of_files(noise: NoiseSettings) -> dict[str, int]:
+    """Of the files beside the rows that decide the result, by flag. Raises UserError."""
+    found = {}
+    for dest, path in (
+        ("fn_word_freq", noise.fn_word_freq),
+        ("descriptions_file", noise.descriptions.descriptions_file),
+    ):
+        if path:
+            with opened(path):  # a regular file that can be read
+                found[dest] = checksums.of_file(path)
+    return found

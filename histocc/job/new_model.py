@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import MicroBatches, RowEncoding
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit, ngrams_of
 from histocc.job.settings import ModelSettings
 from histocc.model.loss import LossMixer
@@ -17,6 +17,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.progress import Stage
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
+from histocc.trainer.batches import MicroBatches
 from histocc.trainer.plan import BatchPlan
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
@@ -82,14 +83,8 @@ def fit_ngrams(
     """`ngram_fit.fit` on the distinct training rows of a run. Returns the seconds. check: called with
     the number of each step and of all, before it, may raise to stop."""
     rows = DistinctRows(data.train)
-    batches = MicroBatches(
-        rows,
-        BatchPlan(len(rows), BATCH, 1, BATCH),
-        0,
-        data,
-        encoding,
-        shuffle_seed=seed,
-    )
+    texts = TextRows(rows, data, encoding)
+    batches = MicroBatches(texts, BatchPlan(len(rows), BATCH, 1, BATCH), 0, seed)
     return fit(model, batches, rows.weight, loss_fn, passes, seed, check)
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.dataset import MicroBatches
 from histocc.formatter import PAD_IDX
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
@@ -24,6 +23,7 @@ from histocc.model.ngrams import NgramHasher, Ngrams
 from histocc.runtime.rng import mix
 from histocc.seq2seq_mixer_engine import multi_hot, row_losses
 from histocc.text import encode_batch, language_table
+from histocc.trainer.batches import MicroBatches
 from histocc.trainer.loop import CLIP_NORM
 from histocc.trainer.schedule import linear_schedule
 

@@ -1,13 +1,11 @@
-"""AdamW, and the learning rate of the linear decoder, which has its own rate."""
+"""The learning rate of the linear decoder, which has its own."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from histocc.job.settings import Settings
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.trainer.schedule import Schedule
 
 # In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
 # of the rest, and what was fitted already becomes worse at it.
@@ -28,7 +26,7 @@ class LinearRate:
 
 def linear_rate(settings: Settings, model: Seq2SeqMixerOccCANINE, resumed: dict | None) -> LinearRate:
     """For decided settings, and a model with the weights that it starts from; a resumed run keeps its own."""
-    ngrams, given = model.ngrams, settings.optimizer.linear_lr_factor
+    ngrams, given = model.ngrams, settings.linear_lr_factor
     if resumed:
         groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
         own = list(ngrams.parameters()) if ngrams else []
@@ -44,20 +42,14 @@ def linear_rate(settings: Settings, model: Seq2SeqMixerOccCANINE, resumed: dict 
     return LinearRate(given or usual, ngrams_alone=new_ngrams and not new and given is None)
 
 
-def make_optimizer(
-    model: Seq2SeqMixerOccCANINE, weight_decay: float, schedule: Schedule, linear: LinearRate
-) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass; the linear decoder with its n-grams, or these
-    alone, are a group of their own where their rate is another.
+def fast_parameters(
+    model: Seq2SeqMixerOccCANINE, linear: LinearRate
+) -> tuple[list[torch.nn.Parameter], float]:
+    """What has a learning rate of its own, and its factor: the linear decoder with its n-grams, or these
+    alone.
     """
     fast: list[torch.nn.Parameter] = []
     if linear.factor != 1:
         fast += [] if linear.ngrams_alone else model.linear_decoder.parameters()
         fast += model.ngrams.parameters() if model.ngrams else []
-    apart = set(fast)
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if p.requires_grad and p not in apart]}
-    ]
-    if fast:
-        groups.append({"params": fast, "lr": schedule.rate * linear.factor})
-    return torch.optim.AdamW(groups, lr=schedule.rate, weight_decay=weight_decay, fused=True)
+    return fast, linear.factor

@@ -1,125 +1,20 @@
-"""Continuing with a run: which checkpoint, whether it fits these arguments and data, and what of it comes
-back when.
-"""
+"""Whether a run on occupations that is resumed is the one that these arguments ask for."""
 
-import torch
-
-from histocc.data.arrays import PreparedData
 from histocc.job import recipe
 from histocc.job.flags import resumable_flags
-from histocc.job.settings import FolderSettings, Settings
+from histocc.job.settings import Settings
 from histocc.model import model_io
 from histocc.model.ngrams import AUTO, NONE
-from histocc.runtime import checkpoint
-from histocc.runtime.errors import UserError
-from histocc.runtime.parallel import load_optimizer_state
-from histocc.runtime.precision import Precision
-from histocc.runtime.world import World
-from histocc.trainer.plan import BatchPlan
-from histocc.trainer.schedule import Schedule
-
-# What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made
-# now.
-OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
-OTHER = ", so the checkpoint is of another run: choose another folder, or start over with --overwrite"
-
-
-def find_resumable(settings: Settings, world: World, data: PreparedData) -> dict | None:
-    """The checkpoint to continue from, the same on every rank; None to start over. Raises UserError where it
-    does not fit.
-
-    Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to
-    another node than before. The one that has come furthest hands its state to all.
-    """
-    here, folder = {}, settings.folder
-
-    def newest() -> dict | None:
-        found, here["state"] = _newest_here(folder)
-        return found
-
-    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
-    answers = dict(zip(leaders, world.run_on("resume", leaders, newest)))
-    # a restart by the launcher starts nothing over
-    found = {
-        rank: answer
-        for rank, answer in answers.items()
-        if answer and (not folder.overwrite or launchers & set(answer["launchers"]) - {""})
-    }
-    if 0 in found:  # what another node holds of an earlier run is not for this one
-        found = {rank: answer for rank, answer in found.items() if answer["run"] == found[0]["run"]}
-    if not found:
-        return None
-    owner = max(found, key=lambda rank: (found[rank]["step"], -rank))
-    if found[owner]["wrong"]:
-        world.print(
-            "\n  ".join(
-                [
-                    "WARNING: a newer checkpoint cannot be used:",
-                    *found[owner]["wrong"],
-                    f"Continuing from {found[owner]['path']} instead.",
-                ]
-            )
-        )
-    if owner != 0 and found.get(0, {}).get("step") != found[owner]["step"]:
-        world.print(
-            f"Note: the checkpoint to continue from lies on the node of rank {owner} alone; from here on rank"
-            " 0 writes on its own node"
-        )
-    state = world.broadcast(here.get("state"), owner)
-    if owner != 0:
-        refuse_other_arguments(settings, state)
-    if state["position"]["fingerprint"] != data.fingerprint:
-        raise UserError(
-            f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give it"
-            " the same files, choose another folder, or start over with --overwrite."
-        )
-    return state
-
-
-def _newest_here(folder: FolderSettings) -> tuple[dict | None, dict | None]:
-    """(what the other processes must know of the newest good checkpoint in this node's folder, its state)"""
-    if not checkpoint.exists_in(folder.save_path):
-        return None, None
-    try:
-        path, state, wrong = model_io.newest_good(folder.save_path)
-    except UserError:
-        if folder.overwrite:
-            return None, None
-        raise
-    position = state["position"]
-    return {
-        "path": path,
-        "step": state["step"],
-        "wrong": wrong,
-        "run": position.get("run"),
-        "launchers": position.get("launchers", []),
-    }, state
+from histocc.trainer import resume
 
 
 def refuse_other_arguments(settings: Settings, state: dict) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
-    asked, before = settings.asked, state["args"]
+    before, more = state["args"], differing_model(settings, state)
+    if settings.asked["shrink_key"] and "shrink_key" not in before:
+        more.append("--shrink-key was not there, now it is")
     saved = {**recipe.BEFORE_THE_FLAG, **before}
-    different = checkpoint.differing_args(saved, settings.decided(), resumable_flags())
-    different += differing_model(settings, state)
-    if asked["shrink_key"] and "shrink_key" not in before:
-        different.append("--shrink-key was not there, now it is")
-    if settings.schedule.num_epochs < before["num_epochs"]:
-        different.append(
-            f"--num-epochs was {before['num_epochs']}, now it is {settings.schedule.num_epochs}; only more"
-            " can continue"
-        )
-    if different:
-        raise UserError(
-            "\n  ".join(
-                [
-                    f"{settings.folder.save_path} holds a run with other arguments:",
-                    *different,
-                    "Repeat them as they were, choose another folder, or start over with --overwrite.",
-                ]
-            )
-        )
+    resume.refuse_other_arguments(settings, saved, resumable_flags(), more)
 
 
 def differing_model(settings: Settings, state: dict) -> list[str]:
@@ -144,91 +39,3 @@ def differing_model(settings: Settings, state: dict) -> list[str]:
     if model.clean_text not in (None, model_io.text_rule(config)):
         different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {model.clean_text!r}")
     return different
-
-
-def check_unchanged(settings: Settings, resumed: dict, plan: BatchPlan, files: dict[str, int]) -> None:
-    """files: checksum of each file beside the rows that decides the result, by flag. Raises UserError where
-    one was changed, or the total batch.
-    """
-    folder = settings.folder.save_path
-    total = resumed["position"]["total_batch"]
-    if total != plan.global_batch_size:
-        raise UserError(
-            f"the run in {folder} has a total batch of {total}, these arguments make"
-            f" {plan.global_batch_size}; pass --global-batch-size {total}"
-        )
-    before = resumed["position"].get("files", files)  # earlier versions did not note them
-    changed = [name for name in before if before[name] != files.get(name)]
-    if changed:
-        raise UserError(
-            f"{settings.asked[changed[0]]}: was changed since the run in {folder} began"
-            f" (--{changed[0].replace('_', '-')}). Give it the same file, choose another folder, or start"
-            " over with --overwrite"
-        )
-
-
-def set_threads(resumed: dict | None, world: World) -> None:
-    """The number of threads decides the last bits of every sum: a resumed run takes that of its first
-    start.
-    """
-    if not resumed or resumed["rng"]["threads"] == torch.get_num_threads():
-        return
-    threads = resumed["rng"]["threads"]
-    if resumed["rng"]["processes"] == world.size:
-        torch.set_num_threads(threads)
-        world.print(f"Threads per process: set to {threads}, as in the interrupted run")
-    else:
-        world.print(
-            f"Note: {torch.get_num_threads()} threads per process instead of {threads} before; last digits"
-            " may differ"
-        )
-
-
-def restore(resumed: dict, optimizer: torch.optim.Optimizer, scheduler, precision: Precision) -> None:
-    """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out.
-    All ranks. Raises UserError where the checkpoint is of other parameters.
-    """
-    load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
-    held = resumed["scheduler"]
-    if len(held["base_lrs"]) != len(optimizer.param_groups):
-        raise UserError(
-            f"scheduler: base_lrs: found {len(held['base_lrs'])} rates, expected"
-            f" {len(optimizer.param_groups)}{OTHER}"
-        )
-    scheduler.load_state_dict(
-        {**scheduler.state_dict(), **{name: held[name] for name in OF_SCHEDULER if name in held}}
-    )
-    precision.load_state(resumed.get("scaler"))
-
-
-def _fitting(state: dict, optimizer: torch.optim.Optimizer) -> dict:
-    """The optimizer's state of a checkpoint; of its groups only the rates and decays, since all else is that
-    of this optimizer. Raises UserError where it is that of other parameters.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    own = optimizer.state_dict()["param_groups"]
-    if [len(group["params"]) for group in state["param_groups"]] != [len(group["params"]) for group in own]:
-        raise UserError(
-            f"optimizer: param_groups: found other groups of parameters than this run trains{OTHER}"
-        )
-    for number, entry in state["state"].items():
-        if entry["exp_avg"].shape != parameters[number].shape:
-            raise UserError(
-                f"optimizer: state: {number}: found a state of shape {list(entry['exp_avg'].shape)}, expected"
-                f" {list(parameters[number].shape)}{OTHER}"
-            )
-    groups = [
-        {**ours, **{name: theirs[name] for name in OF_GROUP if name in theirs}}
-        for ours, theirs in zip(own, state["param_groups"])
-    ]
-    return {"state": state["state"], "param_groups": groups}
-
-
-def nothing_to_do(folder: str, start: int, schedule: Schedule) -> str:
-    """What to say where a run has no step left to take. folder: of the run."""
-    if start >= schedule.total:
-        return (
-            f"The run in {folder} is finished ({start:,} steps): nothing to do. "
-            "More --num-epochs continue, --overwrite starts over."
-        )
-    return f"The run in {folder} is at step {start:,}, and --max-steps is {schedule.stop:,}: nothing to do."

@@ -3,7 +3,7 @@
 from histocc.data import keys
 from histocc.data.arrays import PreparedData
 from histocc.job import recipe
-from histocc.job.build import batch_plan, make_loaders
+from histocc.job.build import make_rows
 from histocc.job.recipe import make_loss
 from histocc.job.resume import differing_model
 from histocc.job.settings import Settings
@@ -18,6 +18,7 @@ from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.trainer import loop
 from histocc.trainer.hooks import StopPoll
 from histocc.trainer.run_log import validation_line
+from histocc.trainer.training import validation_loader
 
 
 def validate(settings: Settings, world: World, data: PreparedData) -> None:
@@ -46,15 +47,16 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
     if other := [each for each in other if asked.ngrams != AUTO or not each.startswith("--ngrams")]:
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
     settings = recipe.decide(settings, state)
-    plan = batch_plan(settings.batch, len(data.train), world)
-    loaders = make_loaders(settings, world, data, state["config"], plan)
-    if "val" not in loaders:
+    rows = make_rows(settings, world, data, state["config"])[1]
+    if rows is None:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     precision = Precision.of(settings.machine.precision, world.device)
     precision.use()
     model.to(world.device, precision.dtype)
     task = MixerTask(make_loss(settings.loss, formatter), formatter)
-    values = loop.evaluate(model, loaders["val"], task, world, precision, StopPoll(world.stop_agreed))
+    values = loop.evaluate(
+        model, validation_loader(settings, world, rows), task, world, precision, StopPoll(world.stop_agreed)
+    )
     if values is None:
         raise Stopped
     world.print(validation_line({"step": state.get("step") or 0, **values}, COLUMNS))

@@ -20,10 +20,10 @@ from histocc.model.checkpoint_schema import LACKING, check_weights
 from histocc.model.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given, Published
 from histocc.model.thresholds import PUBLISHED
-from histocc.runtime import checkpoint
+from histocc.runtime import checkpoint, run_checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import kind_of
-from histocc.runtime.schema import described, mapping, require
+from histocc.runtime.schema import mapping, require
 from histocc.text import LANGUAGES
 from histocc.text_rules import AS_IS
 
@@ -120,22 +120,11 @@ def exported(file: str, content: dict) -> dict:
     says. Raises UserError.
     """
     settings, entry = content[published.SETTINGS], published.SETTINGS
-    check_format(file, settings.get("format") if isinstance(settings, dict) else None)
+    run_checkpoint.check_format(file, settings.get("format") if isinstance(settings, dict) else None)
     require(file, checkpoint_schema.EXPORTED, settings, entry)
     weights = published.with_our_names(file, published.tensors_of(file, content))[1]
     require(file, published.kind_of(dict), content.get("key"), "key")
     return whole_state(file, {**settings, "model": weights, "key": content["key"]}, f"{entry}: ")
-
-
-def check_format(file: str, found) -> None:
-    """Raises UserError where a file of histocc is of another format than this version reads."""
-    if type(found) is int and found > checkpoint.FORMAT:
-        raise NewerFormat(
-            f"{file}: written by a newer histocc: format {found}; this version reads {checkpoint.FORMAT}. It"
-            " stays as it is: install a newer histocc, or choose another folder"
-        )
-    if type(found) is not int or found != checkpoint.FORMAT:
-        raise UserError(f"{file}: format: found {described(found)}, expected {checkpoint.FORMAT}")
 
 
 def whole_state(file: str, state: dict, where: str = "") -> dict:
@@ -338,14 +327,6 @@ def fits(formatter: BlockyFormatter, codes) -> bool:
         return False
 
 
-class ForeignCheckpoint(UserError):
-    """Weights that another program has written."""
-
-
-class NewerFormat(UserError):
-    """A file that a newer version of this program has written."""
-
-
 def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) -> dict:
     """A checkpoint of a run, its key in the order of the outputs. resumes: it must have all that a run needs
     to be resumed, too.
@@ -353,13 +334,7 @@ def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) 
     Raises UserError where it is none, an entry is not what it must be, or entries do not agree.
     """
     state = checkpoint.load(file) if state is None else state
-    if "format" not in state:
-        raise ForeignCheckpoint(
-            f"{file}: holds weights but not the settings of their model, as another program writes them. It"
-            f" is not of a run of histocc and stays as it is: start from it with --initial-checkpoint {file}"
-            " and another --save-path"
-        )
-    check_format(file, state["format"])
+    run_checkpoint.check_ours(file, state)
     require(file, checkpoint_schema.RUN, state)
     state = whole_state(file, state)
     if resumes:
@@ -373,17 +348,7 @@ def newest_good(folder: str) -> tuple[str, dict, list[str]]:
     Raises UserError where no checkpoint of it can be read, and for one that another program or a newer
     version has written.
     """
-    wrong = []
-    for path in checkpoint.newest_first(folder):
-        try:
-            return path, own_checkpoint(path, resumes=True), wrong
-        except (ForeignCheckpoint, NewerFormat):
-            raise
-        except UserError as error:
-            wrong.append(str(error))
-    raise UserError(
-        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts over", *wrong])
-    )
+    return run_checkpoint.newest_good(folder, lambda file: own_checkpoint(file, resumes=True))
 
 
 def by_part(found: list[str], among: dict) -> list[str]:

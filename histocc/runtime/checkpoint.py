@@ -24,18 +24,15 @@ from histocc.runtime.outputs import LIST, OwnFiles, kind_of, write_atomic
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
+# names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
+EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
-CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin")
+CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
 _LEFTOVER = re.compile(r"(.+)\.tmp\d*")
 
 
 def name_of_step(step: int) -> str:
     return f"{step}.bin"
-
-
-def name_of_epoch(epoch: int) -> str:
-    """epoch: 1-based."""
-    return f"epoch_{epoch}.bin"
 
 
 def to_cpu(value: Any, copy: bool = False) -> Any:

@@ -109,31 +109,36 @@ def _where(world: World) -> str:
 
 
 @contextlib.contextmanager
-def memory_advice(batch: BatchSettings, world: World) -> Generator[None]:
-    """Running out of memory ends with what to type instead, said by the process that it happened to."""
+def memory_advice(batch: BatchSettings, world: World, smaller: str = "a smaller model") -> Generator[None]:
+    """Running out of memory ends with what to type instead, said by the process that it happened to.
+
+    smaller: what to take where not even one sample fits.
+    """
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = _out_of_memory_advice(batch, world, error)
+        advice = _out_of_memory_advice(batch, world, error, smaller)
         raise TrainingError(advice, said_by_all=True) from None
 
 
 @contextlib.contextmanager
-def model_memory_advice(parallel: str, float64: bool, world: World) -> Generator[None]:
+def model_memory_advice(
+    parallel: str, float64: bool, world: World, smaller: str = "a smaller model"
+) -> Generator[None]:
     """The same where the model itself or its optimizer does not fit, whatever the batch size."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = _model_advice(parallel, float64, world, error)
+        advice = _model_advice(parallel, float64, world, error, smaller)
         raise TrainingError(advice, said_by_all=True) from None
 
 
-def _model_advice(parallel: str, float64: bool, world: World, error: BaseException) -> str:
-    others = ["a smaller --model-size"]
+def _model_advice(parallel: str, float64: bool, world: World, error: BaseException, smaller: str) -> str:
+    others = [smaller]
     if world.size > 1 and parallel != "fsdp":
         others.append(f"--parallel fsdp, with which the {world.size} processes share its weights")
     elif world.size == 1 and world.device.type == "cuda":
@@ -143,18 +148,19 @@ def _model_advice(parallel: str, float64: bool, world: World, error: BaseExcepti
     return (
         f"{_where(world)} has not enough memory for the model itself, whatever the batch size: "
         f"{memory_in_words(error)}. Take "
-        f"{', or '.join(others)}; --freeze-encoder needs less, too"
+        f"{', or '.join(others)}"
     )
 
 
-def _out_of_memory_advice(batch: BatchSettings, world: World, error: BaseException) -> str:
+def _out_of_memory_advice(
+    batch: BatchSettings, world: World, error: BaseException, smaller_model: str
+) -> str:
     """The same total batch, and so the same result, with less at once."""
     rows, total = int(batch.batch_size), batch.total(world.size)
     smaller = rows // 2
     if smaller == 0:
         return (
-            f"{memory_in_words(error)}, on {_where(world)}, with one sample at once: take a "
-            "smaller --model-size or --max-len, "
+            f"{memory_in_words(error)}, on {_where(world)}, with one sample at once: take {smaller_model}, "
             "or --bf16"
         )
     same = (
@@ -167,5 +173,5 @@ def _out_of_memory_advice(batch: BatchSettings, world: World, error: BaseExcepti
         f"{smaller} {same}: the total batch stays {total}, and so "
         "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then "
         "continues from the last checkpoint. "
-        "Where no batch size fits, the model is too large: a smaller --model-size, or --parallel fsdp"
+        "Where no batch size fits, the model is too large: {smaller_model}, or --parallel fsdp"
     )

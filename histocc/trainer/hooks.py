@@ -39,14 +39,14 @@ class Steps:
 @dataclass(frozen=True)
 class Intervals:
     """Optimizer steps between rows of the log, validations, checkpoints, and comparisons of the replicas'
-    weights; None: never. epochs: whether a checkpoint of each epoch is kept.
+    weights; None: never. epochs: name of a checkpoint of each epoch, {} for its number; "": none.
     """
 
     log: int | None = 100
     validate: int | None = None
     save: int | None = None
     check_replicas: int | None = None
-    epochs: bool = False
+    epochs: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class StepHooks:
         last, val_loss = step == self.steps.last, math.nan
         names = [checkpoint.name_of_step(step)] if _due(step, self.intervals.save) else []
         if self.intervals.epochs and self.steps.per_epoch and step % self.steps.per_epoch == 0:
-            names.append(checkpoint.name_of_epoch(step // self.steps.per_epoch))
+            names.append(self.intervals.epochs.format(step // self.steps.per_epoch))
         evaluates = self.evaluate is not None and (last or _due(step, self.intervals.validate))
         if evaluates or last or _due(step, self.intervals.log):
             open_row = self.meter.snapshot()

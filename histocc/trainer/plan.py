@@ -122,13 +122,13 @@ class EpochOrder:
 
 class WindowOrder:
     """Rows of each batch where their order does not matter, as in validation: in the order of the file,
-    sorted by length within windows of `WINDOW` batches, so that a batch holds rows of similar length. Every
-    epoch is the same.
+    sorted by length (None: as they come) within windows of `WINDOW` batches, so that a batch holds rows of
+    similar length. Every epoch is the same.
     """
 
     WINDOW = 64
 
-    def __init__(self, plan: BatchPlan, lengths: Callable[[np.ndarray], np.ndarray]):
+    def __init__(self, plan: BatchPlan, lengths: Callable[[np.ndarray], np.ndarray] | None = None):
         self.plan, self.lengths = plan, lengths
         self._window, self._rows = -1, np.zeros(0, dtype=np.int64)
 
@@ -138,7 +138,8 @@ class WindowOrder:
         if window != self._window:
             start = window * self.WINDOW * self.plan.global_batch_size
             rows = np.arange(start, min(start + self.WINDOW * self.plan.global_batch_size, self.plan.rows))
-            self._rows, self._window = rows[np.argsort(self.lengths(rows), kind="stable")], window
+            rows = rows if self.lengths is None else rows[np.argsort(self.lengths(rows), kind="stable")]
+            self._rows, self._window = rows, window
         return self._rows[place * self.plan.global_batch_size : (place + 1) * self.plan.global_batch_size]
 
 

@@ -6,22 +6,18 @@ import time
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
 import torch
 
-from histocc.data.arrays import PreparedData
-from histocc.data.dataset import BatchLoader
-from histocc.job.build import trial_batch
-from histocc.job.settings import Settings
 from histocc.runtime.console import duration
 from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.text import padded_width
 from histocc.trainer import loop
+from histocc.trainer.batches import BatchLoader, widest
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
+from histocc.trainer.settings import RunSettings
 
 STEPS = 3  # that are measured, after one that is not
 VALIDATION_BATCHES = 2
@@ -29,16 +25,15 @@ GB = 1e9
 
 
 def estimate(
-    settings: Settings,
-    data: PreparedData,
+    settings: RunSettings,
     run: loop.Run,
     loaders: dict[str, BatchLoader],
     steps: tuple[int, int],
-    fitted: bool,
+    fitted_before: str,
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. steps: done, and where the run would end; fitted: whether n-grams would be fitted before
-    the first step. All ranks.
+    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step.
+    All ranks.
     """
     world = run.world
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
@@ -46,7 +41,7 @@ def estimate(
     stop = StopPoll(world.stop_agreed)
     step_seconds, taken = _seconds_per_step(run, loaders["train"], stop)
     if not stop.agreed:
-        _longest_texts(data, run, loaders["train"])
+        _widest_rows(run, loaders["train"])
     validation_seconds = _validation_seconds(run, loaders.get("val"), stop)
     if stop.agreed:
         raise Stopped
@@ -67,7 +62,7 @@ def estimate(
         f"  Validations: {validations:,} of {validation_seconds:.3g} s:"
         f" {duration(validations * validation_seconds)}",
         f"  Time:        about {duration(total)} in all"
-        + ", and before it the fit of the n-grams, not measured" * fitted
+        + f", and before it the fit of {fitted_before}, not measured" * bool(fitted_before)
         + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
@@ -102,16 +97,14 @@ def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tup
     return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
 
 
-def _longest_texts(data: PreparedData, run: loop.Run, loader: BatchLoader) -> None:
-    """Two passes with a micro-batch that is as wide as the longest text asks for: what takes the most memory
+def _widest_rows(run: loop.Run, loader: BatchLoader) -> None:
+    """Two passes with a micro-batch that is as wide as the longest row asks for: what takes the most memory
     may come late in an epoch.
     """
-    encoding, plan, world = loader.dataset.encoding, loader.plan, run.world
-    longest = int(np.diff(data.train.offsets).max()) + max(map(len, data.languages)) + len("[SEP]")
-    needed = padded_width(min(longest, encoding.max_len - 2), encoding.max_len)
+    plan, world = loader.plan, run.world
     rows = -(-plan.global_batch_size // (world.size * plan.micro_batches(0)))
     for _ in range(2):
-        batch = trial_batch(data, encoding, rows, encoding.fixed_width or needed, world)
+        batch = loop.to_device(widest(loader.dataset.rows, rows, limit=False), world.device)
         loop.forward_backward(run.model, run.task, batch, run.number_format)
     run.model.zero_grad(set_to_none=True)
 

@@ -2,33 +2,30 @@
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from typing import Any
 
 import torch
 
-from histocc.data.arrays import PreparedData
-from histocc.job import recipe
-from histocc.job.settings import FolderSettings, NoiseSettings, Settings
-from histocc.model import model_io
-from histocc.runtime import checkpoint, checksums, console
+from histocc.runtime import checkpoint, console
 from histocc.runtime.errors import TrainingError
-from histocc.runtime.input_files import opened
 from histocc.runtime.lock import run_lock
 from histocc.runtime.parallel import is_sharded, unwrap, whole
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer import loop, run_files
 from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Steps
 from histocc.trainer.loggers import LoggedRun, Loggers
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.profiling import StepProfiler
-from histocc.trainer.run_log import RunLog
+from histocc.trainer.run_log import RunLog, log_columns
 from histocc.trainer.saver import Saver
+from histocc.trainer.settings import FolderSettings, RunSettings
+from histocc.trainer.training import Training
 
 
 @contextlib.contextmanager
-def held_folder(folder: FolderSettings, world: World) -> Iterator[None]:
+def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
     written. All ranks. Raises UserError.
     """
@@ -46,12 +43,13 @@ def held_folder(folder: FolderSettings, world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_outputs(
-    settings: Settings, world: World, data: PreparedData, state: "RunState", steps: Steps, hints: Hints
-) -> Iterator[tuple[RunLog, Saver, Callable[[], None]]]:
+    settings: RunSettings, training: Training, world: World, state: "RunState", steps: Steps, hints: Hints
+) -> Generator[tuple[RunLog, Saver, Callable[[], None]]]:
     """Clears what is started over, writes args.json and the lists of the data, and gives log, saver of
     checkpoints, and what is to be called after each step. All ranks. Raises UserError.
     """
-    folder, position, loggers = settings.folder, state.position, {}
+    folder, position = settings.folder, state.position
+    loggers: dict[str, Loggers] = {}
     own = run_files.own_files(folder.save_path, folder.overwrite)
     logged = LoggedRun(folder.save_path, state.name, steps.start, settings.decided())
 
@@ -63,11 +61,12 @@ def opened_outputs(
         world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own))
     if world.is_main:
         run_files.write_args(own, settings.asked, world.print)
-        run_files.copy_lists(data.folder, own, world.print)
+        if training.lists:
+            run_files.copy_lists(training.lists, own, world.print)
     log = RunLog(
         own,
         steps,
-        COLUMNS,
+        log_columns(tuple(training.task.columns)),
         world.is_main,
         again=bool(position.get("unfinished")),
         hints=hints,
@@ -106,54 +105,40 @@ class RunState:
     """Makes the content of checkpoints: called with (step, position) on all ranks, it is whole on rank 0
     alone.
 
-    Args:
-        run, config: what is trained, and the config of its model.
-        files: checksum of each file beside the rows that decides the result, by flag.
-        resumed: of the checkpoint that the run continues from, its position; or None.
+    resumed: the checkpoint that the run continues from, of which its position counts; or None.
 
     `name` is what all checkpoints of a run have in common; `position`: of the resumed one, or {}.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        data: PreparedData,
+        settings: RunSettings,
+        training: Training,
         run: loop.Run,
-        config: dict,
         plan: BatchPlan,
-        files: dict[str, int],
-        resumed: dict | None,
+        resumed: dict[str, Any] | None,
     ):
-        world, formatter = run.world, settings.formatter
+        world = run.world
         self.run, self.raw_model = run, unwrap(run.model)
         self.steps_per_epoch = plan.steps_per_epoch
-        self.position: dict = resumed["position"] if resumed else {}
+        self.position: dict[str, Any] = resumed["position"] if resumed else {}
         self.name: str = self.position.get("run") or uuid.uuid4().hex
-        self.fixed = {
+        self.fixed: dict[str, Any] = {
             "format": checkpoint.FORMAT,
-            "config": config,
-            "formatter": formatter.to_dict(),
-            "key": {code: i for i, code in enumerate(data.codes)},
-            "system": model_io.system_name(formatter),
-            "languages": data.languages,
             "args": settings.decided(),
-            "kept_codes": data.kept_codes,
-            "hisco_numbers": data.hisco_numbers,
-            **recipe.coding_entries(
-                settings.loss.linear_loss, settings.noise.join_rows, self.raw_model.ngrams is not None, data
-            ),
+            **training.entries,
             "rng": {"seed": settings.seed, "threads": torch.get_num_threads(), "processes": world.size},
         }
-        self.facts = {
-            "files": files,
+        self.facts: dict[str, Any] = {
+            "files": training.files,
             "total_batch": plan.global_batch_size,
             "steps_per_epoch": plan.steps_per_epoch,
-            "fingerprint": data.fingerprint,
+            "fingerprint": training.fingerprint,
             "launchers": sorted(set(world.gather(world.launcher))),
             "run": self.name,
         }
 
-    def __call__(self, step: int, position: dict) -> dict:
+    def __call__(self, step: int, position: dict[str, Any]) -> dict[str, Any]:
         run = self.run
         if not (run.world.is_main or is_sharded(self.raw_model)):
             return {}
@@ -170,16 +155,3 @@ class RunState:
             **self.fixed,
             "position": {"epoch": epoch, "batch": batch, **self.facts, **position},
         }
-
-
-def checksums_of_files(noise: NoiseSettings) -> dict[str, int]:
-    """Of the files beside the rows that decide the result, by flag. Raises UserError."""
-    found = {}
-    for dest, path in (
-        ("fn_word_freq", noise.fn_word_freq),
-        ("descriptions_file", noise.descriptions.descriptions_file),
-    ):
-        if path:
-            with opened(path):  # a regular file that can be read
-                found[dest] = checksums.of_file(path)
-    return found

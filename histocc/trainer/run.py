@@ -1,0 +1,164 @@
+"""A training run from a model and its rows to its last checkpoint: what every training script has in common,
+in one function.
+"""
+
+import os
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from histocc.runtime import checkpoint
+from histocc.runtime.compiling import missing_compiler
+from histocc.runtime.errors import UserError
+from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
+from histocc.runtime.precision import Precision
+from histocc.runtime.rng import derived_seed
+from histocc.runtime.world import World
+from histocc.trainer import loop
+from histocc.trainer.banner import Banner, say_banner, say_start
+from histocc.trainer.batch_size import memory_advice, model_memory_advice
+from histocc.trainer.estimate import estimate
+from histocc.trainer.hints import Hints
+from histocc.trainer.hooks import Callbacks, Steps, StopPoll
+from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
+from histocc.trainer.run_log import STOPPED
+from histocc.trainer.run_outputs import RunState, finish, opened_outputs
+from histocc.trainer.schedule import Schedule, linear_schedule
+from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
+from histocc.trainer.training import (
+    DROPOUT,
+    Training,
+    batch_plan,
+    choose_batch_size,
+    make_loaders,
+    make_optimizer,
+)
+
+
+def number_format(machine: MachineSettings, world: World) -> Precision:
+    """What the model computes in, set for this process. Raises UserError for what the machine lacks."""
+    precision = Precision.of(machine.precision, world.device)
+    precision.use()
+    if precision.warning():
+        world.print(f"WARNING: {precision.warning()}")
+    if machine.compile and (missing := missing_compiler(world.device)):
+        raise UserError(f"--compile needs {missing}")
+    return precision
+
+
+def train(
+    settings: RunSettings,
+    world: World,
+    precision: Precision,
+    training: Training,
+    resumed: dict[str, Any] | None,
+) -> None:
+    """Trains, or continues training; a dry run ends before the first step and writes nothing. All ranks.
+
+    resumed: the checkpoint that the run continues from, its weights already in the model. Raises UserError,
+    TrainingError.
+    """
+    machine, raw_model, task = settings.machine, training.model, training.task
+    smaller = training.smaller_model
+    model_memory = partial(model_memory_advice, machine.parallel, machine.precision.float64, world, smaller)
+
+    # Which rows a step takes, and how many steps there are.
+    if settings.batch.is_open:
+        settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
+    memory = partial(memory_advice, settings.batch, world, smaller)
+    plan = batch_plan(settings.batch, training.train, world)
+    if resumed:
+        check_unchanged(settings, resumed, plan, training.files)
+    rate = resumed["scheduler"]["base_lrs"][0] if resumed else None  # of the first start
+    schedule = Schedule.of(settings.schedule, plan.steps_per_epoch, world.size, rate)
+    start = resumed["step"] if resumed else 0
+    if start >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
+        world.print(nothing_to_do(settings.folder.save_path, start, schedule))
+        return use_model(training, raw_model)
+
+    # Loaders, and what is about to run.
+    loaders = make_loaders(settings, world, training, plan)
+    say_banner(Banner(settings, world, training.about, training.about_rate, plan, schedule, precision.name))
+
+    # DDP or FSDP.
+    with model_memory():
+        model = wrap(raw_model, world, machine.parallel)
+    with memory():
+        first = loaders["train"].dataset[0, 0][0]
+        loop.warm_up_wrapped_model(model, task, first, world, precision, compiled=machine.compile)
+
+    # The optimizer, and where the resumed run was.
+    optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
+    scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
+    if resumed:
+        with model_memory():
+            restore(resumed, optimizer, scheduler, precision)
+        # the weights need not lie in memory twice
+        resumed = {part: resumed[part] for part in ("args", "position", "step")}
+    seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
+    run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
+    if settings.dry_run:
+        with memory():
+            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
+
+    # Train.
+    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
+    state = RunState(settings, training, run, plan, resumed)
+    hints = Hints(schedule.stop, settings.loader.num_workers, start, bool(training.fitted_before))
+    with opened_outputs(settings, training, world, state, steps, hints) as (log, save, step_done):
+        say_start(settings.schedule.num_epochs, world, resumed, plan)
+        stop = StopPoll(world.stop_agreed)
+        callbacks = Callbacks(save, log.row, step_done, stop)
+        intervals = settings.intervals.intervals(training.epoch_name)
+        with memory():
+            step = loop.train(run, loaders, steps, intervals, callbacks, state.position)
+        log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
+    seconds = finish(save, step)
+    say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
+    if not stop.agreed:
+        use_model(training, model)
+
+
+def use_model(training: Training, model: nn.Module) -> None:
+    """What the script does with the trained model. All ranks."""
+    if training.finish is not None:
+        raw_model = unwrap(model)
+        with evaluating(raw_model), whole_weights(raw_model):
+            training.finish(raw_model)
+
+
+def say_end(
+    folder: FolderSettings,
+    world: World,
+    stop: StopPoll,
+    step: int,
+    schedule: Schedule,
+    save_seconds: float,
+    validates: bool,
+) -> None:
+    """Where the run ended, why, and how it continues. All ranks."""
+    without = " without --overwrite" if folder.overwrite else ""
+    if stop.agreed:
+        reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
+        world.stop.acted = True
+        world.print(
+            f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The"
+            f" same command{without} continues."
+        )
+        return
+    world.print(
+        f"Finished at step {step:,}."
+        if step == schedule.total
+        else (
+            f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with"
+            " a larger --max-steps continues."
+        )
+    )
+    best = os.path.join(folder.save_path, checkpoint.BEST)
+    has_best = validates and os.path.exists(best)
+    world.print(
+        f"Model: {os.path.join(folder.save_path, checkpoint.LAST)}"
+        + f" (lowest validation loss: {checkpoint.BEST})" * has_best
+    )
