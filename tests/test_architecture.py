@@ -109,6 +109,18 @@ def test_what_a_room_must_not_know():
     assert [(a, b) for a, b in arrows() if room_of(b) in NEVER.get(room_of(a), ())] == []
 
 
+def test_examples_need_the_trainer_alone():
+    """No occupations, no code of their own for training, and scripts that one reads in a minute."""
+    files = sorted((ROOT / "examples").glob("*.py"))
+    assert {"train_llada.py", "train_prs_med.py", "train_from_config.py"} <= {file.name for file in files}
+    for file in files:
+        content = file.read_text(encoding="utf-8")
+        own = {full for full in imports(ast.parse(content)) if full.startswith("histocc.")}
+        assert {full.split(".")[1] for full in own} <= {"runtime", "trainer"}, file.name
+        assert not re.search(r"\.backward\(|torch\.distributed\.\w+\(|torch\.save", content), file.name
+        assert len(content.splitlines()) <= (140 if file.name.startswith("train_") else 190), file.name
+
+
 def test_the_map_names_every_file():
     """docs/architecture.md, and no file that is gone."""
     named = set(

@@ -46,11 +46,13 @@ ELSEWHERE = (
 )
 FLAGS = """
 import finetune, train_mixer
+from examples import train_from_config, train_llada, train_prs_med
 from histocc import doctor, export, plot, prepare, watch
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import arguments as predict
 from histocc.sample import __main__ as sample
-for script in (finetune, train_mixer, doctor, evaluate, export, plot, predict, prepare, sample, watch):
+own = (finetune, train_mixer, train_from_config, train_llada, train_prs_med)
+for script in (*own, doctor, evaluate, export, plot, predict, prepare, sample, watch):
     for action in script.get_args_parser()._actions:
         print(*(flag for flag in action.option_strings if flag.startswith("--")))
 """
@@ -117,6 +119,8 @@ def place(tmp_path):
         "histocc",
         "scripts",
         "configs",
+        "docs",
+        "examples",
         "benchmarks",
     ):
         (folder / name).symlink_to(REPO / name)
@@ -138,7 +142,8 @@ def place(tmp_path):
     ):
         (folder / "bin" / name).write_text(
             f'#!/bin/bash\ncase "$*" in *finetune.py*|*train_mixer.py*) exec {shlex.join(start)} "$@"'
-            f" {' '.join(SMALL)} ;; esac\n"
+            f" {' '.join(SMALL)} ;; *examples/train_*) exec {shlex.join(start)}"
+            ' "$@" --device cpu --max-steps 2 ;; esac\n'
             f'exec {shlex.join(start)} "$@"\n'
         )
         (folder / "bin" / name).chmod(0o755)

@@ -67,7 +67,10 @@ def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: 
         with contextlib.suppress(UserError):  # said already
             inputs[initial_weights.initial_file(model)] = "the file of --initial-checkpoint"
     try:
-        return run_files.problems(args, inputs, run_files.own_files(args.save_path, args.overwrite))
+        own = run_files.own_files(args.save_path, args.overwrite)
+        if args.prepare_only:
+            return run_files.problems_of_lists(own, inputs)
+        return run_files.problems(args, inputs, own)
     except UserError as error:
         return [str(error)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -17,7 +18,7 @@ class Training:
     """What a process runs.
 
     Attributes:
-        script: finetune.py or train_mixer.py.
+        script: finetune.py or train_mixer.py, or a script of the user's.
         data: the data in words.
         flags: flags that the launcher chooses; those of the user come behind them and win.
         table: the file whose columns count.
@@ -51,6 +52,40 @@ def training_for(data: str) -> Training:
     return Training("finetune.py", data, ["--dataset", data], data)
 
 
+def data_flag(script: str) -> str:
+    """The flag to which a training script wants DATA given, which it names as DATA_FLAG = "--flag"; "" where
+    it names none: it takes tables as histocc's own scripts do. The script is read, not run.
+    """
+    try:
+        with open(script, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""  # the script itself says what is wrong
+    for line in body:
+        named = [target.id for target in getattr(line, "targets", ()) if isinstance(target, ast.Name)]
+        if isinstance(line, ast.Assign) and named == ["DATA_FLAG"] and isinstance(line.value, ast.Constant):
+            return str(line.value.value)
+    return ""
+
+
+def training_of(arguments: Arguments, own_script: str) -> Training | None:
+    """The training of these arguments; None where there are no data, and the sample is meant. A script that
+    names its DATA_FLAG gets DATA as it is, or nothing where it has data of its own; a file of --config
+    becomes part of the arguments.
+
+    Raises:
+        UserError: as `training_for`.
+    """
+    flag = data_flag(own_script) if own_script else ""
+    if not flag:
+        return training_for(arguments.data) if arguments.data else None
+    data = f"./{arguments.data}" if arguments.data.startswith("-") else arguments.data
+    if data and flag == "--config":
+        arguments.flags = [flag, data, *arguments.flags]
+    given = [flag, data] if data and flag != "--config" else []
+    return Training(own_script, data or f"those of {own_script}", given)
+
+
 def _table_in(folder: str, name: str) -> str:
     """The path of the table train or val in a folder."""
     base = f"{folder[:-1] if folder.endswith('/') else folder}/{name}"
@@ -73,6 +108,8 @@ def describe_columns(training: Training, arguments: Arguments, python: str, has_
         SystemExit: where the columns cannot be read or none holds codes; the reason has been printed.
     """
     wanted = []
+    if not training.table:  # the script reads its data itself
+        return
     if not arguments.has("--target-cols", "--key", "--target-col-naming"):
         wanted.append("target-cols")
     if not arguments.has("--language", "--language-col"):

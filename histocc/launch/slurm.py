@@ -7,7 +7,7 @@ import socket
 
 from histocc.launch.arguments import Arguments, parse, read_config
 from histocc.launch.command import say_plan
-from histocc.launch.data import choose_save_path, describe_columns, training_for
+from histocc.launch.data import choose_save_path, describe_columns, training_of
 from histocc.launch.launchers import (
     LAUNCHERS,
     Options,
@@ -43,12 +43,12 @@ def slurm_job(options: Options, words: list[str]) -> int:
         return say_help(launcher)
     if not os.environ.get("SLURM_JOB_ID"):
         raise UserError(f"this is a job for SLURM: sbatch {options.started_as} DATA [-- FLAGS]")
-    find_own_script()
+    own_script = find_own_script()
     arguments = parse(words)
     job = name_job(arguments)
-    if not arguments.data:
+    training = training_of(arguments, own_script)
+    if training is None:
         raise data_are_missing(launcher)
-    training = training_for(arguments.data)
     if options.check:
         return 0
     read_config(arguments)

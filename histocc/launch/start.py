@@ -7,7 +7,7 @@ import time
 
 from histocc.launch.arguments import DATA_FLAGS, Arguments, parse, read_config
 from histocc.launch.command import REPO, say_plan
-from histocc.launch.data import Training, choose_save_path, describe_columns, holds_sample_run, training_for
+from histocc.launch.data import Training, choose_save_path, describe_columns, holds_sample_run, training_of
 from histocc.launch.launchers import (
     LAUNCHERS,
     Options,
@@ -59,13 +59,13 @@ def launch(options: Options, words: list[str]) -> int:
         UserError: for a mistake of the user's.
     """
     launcher = LAUNCHERS[options.launcher]
-    find_own_script()
+    own_script = find_own_script()
     arguments = parse(words)
     if arguments.help:
         return say_help(launcher)
-    if launcher.needs_data and not arguments.data:
+    training = training_of(arguments, own_script)
+    if training is None and launcher.needs_data:
         raise data_are_missing(launcher)
-    training = training_for(arguments.data) if arguments.data else None
     if options.check:
         return 0
     read_config(arguments)

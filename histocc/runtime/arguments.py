@@ -33,6 +33,7 @@ class Parser(argparse.ArgumentParser):
     Args:
         own_flags: script → flags (dest) that no other script has, to tell whose a file of --config is.
 
+    `tables` names tables of such a file that are no flags; the script reads them (`config_file.tables_of`).
     `add_argument` takes `resumable=True` for a flag that may differ when a run is resumed; `resumable` is the
     set of these (dest).
     """
@@ -40,6 +41,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, own_flags: Mapping[str, set[str]] | None = None, **options: Any):
         self.own_flags = own_flags or {}
         self.resumable: set[str] = set()
+        self.tables: tuple[str, ...] = ()  # of a file of --config, which the script reads itself
         self.from_file: dict[str, str] = {}  # flag → file of --config, for flags that it alone gives
         super().__init__(*args, **options)
 
@@ -73,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         if len(files) > 1 and "--config" in self._option_string_actions:
             self.error(f"--config is given {len(files)} times: {', '.join(files)}; put all into one file")
         if files and "--config" in self._option_string_actions:
-            of_file = config_arguments(files[-1], self._actions, self.own_flags)
+            of_file = config_arguments(files[-1], self._actions, self.own_flags, self.tables)
             actions = self._option_string_actions
             given = {actions.get(arg.partition("=")[0]) for arg in args}
             names = (arg.partition("=")[0] for arg in of_file)

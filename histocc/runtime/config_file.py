@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from histocc.runtime.errors import UserError, raise_if_any
@@ -33,13 +33,15 @@ OF_ONE_START = (
 
 
 def config_arguments(
-    path: str, actions: list[argparse.Action], of_others: Mapping[str, set[str]]
+    path: str, actions: list[argparse.Action], of_others: Mapping[str, set[str]], tables: Collection[str] = ()
 ) -> list[str]:
     """The file's arguments as they would stand on a command line; names may be spelled with hyphens or
     underscores.
 
     of_others: script → names of flags that it alone has, to tell whose file it is where `actions` are those
     of another script.
+
+    tables: names of tables that are for `tables_of`.
 
     An args.json holds every argument of a run; what belongs to its start alone, such as the number of
     processes, is left out. Raises UserError for what cannot be read, for names that no flag has or that stand
@@ -56,6 +58,8 @@ def config_arguments(
     for name, value in content.items():
         plain = name.replace("-", "_")
         action = names.get(plain)
+        if name in tables and isinstance(value, dict):
+            continue
         if action is None:
             hint = _hint(plain, names if len(problems) < SHOWN else {}, of_others)
             problems.append(f"{name!r:.200}: there is no such flag{hint}")
@@ -73,6 +77,13 @@ def config_arguments(
             found += _on_command_line(action, value)
     raise_if_any(problems, f"--config {path}", SHOWN)
     return found
+
+
+def tables_of(path: str, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The tables of these names that a file of arguments holds. Raises UserError."""
+    return {
+        name: value for name, value in _read(path)[0].items() if name in names and isinstance(value, dict)
+    }
 
 
 def _hint(plain: str, names: dict[str, argparse.Action], of_others: Mapping[str, set[str]]) -> str:

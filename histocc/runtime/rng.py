@@ -31,8 +31,8 @@ def draw(stream: np.ndarray, number: int | np.ndarray) -> np.ndarray:
     return mix(stream + (np.atleast_1d(number).astype(np.uint64) + np.uint64(1)) * STEP)
 
 
-def chance(bits: np.ndarray, probability: float) -> np.ndarray:
-    """True with `probability`, bool, from draws."""
+def chance(bits: np.ndarray, probability: float | np.ndarray) -> np.ndarray:
+    """True with `probability` (or an array of them that broadcasts), bool, from draws."""
     return (bits >> np.uint64(11)) * 2.0**-53 < probability
 
 

@@ -21,9 +21,16 @@ EXTRAS = {
 }
 
 
-def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, save_interval: int) -> None:
+def add_run_arguments(
+    parser: Parser,
+    save_flag: str,
+    save_default: str | None,
+    save_interval: int,
+    each_epoch: bool = False,
+) -> None:
     """The folder of a run, its log and its checkpoints. save_flag: the name of --save-path that the help
-    shows; save_default: None where the flag is required; save_interval: the default.
+    shows; save_default: None where the flag is required; save_interval: the default; each_epoch: whether a
+    checkpoint of each epoch is kept unless the user says no.
     """
     group = parser.add_argument_group("files of the run")
     group.add_argument(
@@ -43,9 +50,21 @@ def add_run_arguments(parser: Parser, save_flag: str, save_default: str | None, 
         help="optimizer steps between checkpoints",
         resumable=True,
     )
-    group.add_argument(
-        "--save-each-epoch", action="store_true", help="also keep epoch_N.bin of every epoch", resumable=True
-    )
+    if each_epoch:
+        group.add_argument(
+            "--save-each-epoch",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="also keep checkpoint_epoch_N.pt of every epoch",
+            resumable=True,
+        )
+    else:
+        group.add_argument(
+            "--save-each-epoch",
+            action="store_true",
+            help="also keep epoch_N.bin of every epoch",
+            resumable=True,
+        )
     group.add_argument(
         "--keep-checkpoints",
         type=count,

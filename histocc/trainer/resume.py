@@ -37,7 +37,7 @@ def find_resumable(
     does not fit.
 
     newest_good: of a folder, as that of `histocc.runtime.run_checkpoint`; refuse: raises UserError for a
-    checkpoint with other arguments, where rank 0 has not seen it; fingerprint: of the rows.
+    checkpoint with other arguments; fingerprint: of the rows.
 
     Each node looks in its own folder, since nodes may not share one and the launcher may give rank 0 to
     another node than before. The one that has come furthest hands its state to all.
@@ -77,8 +77,7 @@ def find_resumable(
             " 0 writes on its own node"
         )
     state = world.broadcast(here.get("state"), owner)
-    if owner != 0:
-        refuse(state)
+    refuse(state)
     if state["position"]["fingerprint"] != fingerprint:
         raise UserError(
             f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give it"

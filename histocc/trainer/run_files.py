@@ -4,7 +4,7 @@ the way."""
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -68,11 +68,13 @@ def is_own_checkpoint(path: str) -> bool | None:
         return None
 
 
-def written(args: argparse.Namespace) -> list[str]:
-    """Names of the files that a run with these arguments writes, but for checkpoints of steps."""
+def written(args: argparse.Namespace, lists: Sequence[str] = LISTS) -> list[str]:
+    """Names of the files that a run with these arguments writes, but for checkpoints of steps. lists: those
+    of its data.
+    """
     if args.eval_only or args.dry_run:
         return []
-    return [ARGS, LOG, STATUS, *LISTS, LAST, BEST, *(OF_PROFILE if args.profile else ())]
+    return [ARGS, LOG, STATUS, *lists, LAST, BEST, *(OF_PROFILE if args.profile else ())]
 
 
 def of_data_alone(folder: str, overwrite: bool = False) -> OwnFiles:
@@ -92,11 +94,11 @@ def problems_of_lists(own: OwnFiles, inputs: dict[str | None, str]) -> list[str]
     )
 
 
-def problems(args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFiles) -> list[str]:
+def problems(
+    args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = LISTS
+) -> list[str]:
     """Why the run may not write its files, a line each. inputs: what each file is. One that it wrote and
     somebody has edited since is not in its way: what it would hold then gets another name."""
-    if args.prepare_only:
-        return problems_of_lists(own, inputs)
     if (
         own.is_listed
         and args.config
@@ -105,7 +107,7 @@ def problems(args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFi
     ):
         # read already, and written as it was
         inputs = {path: what for path, what in inputs.items() if path != args.config}
-    paths = [os.path.join(args.save_path, name) for name in written(args)]
+    paths = [os.path.join(args.save_path, name) for name in written(args, lists)]
     return outputs.problems(
         paths,
         inputs,

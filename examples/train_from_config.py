@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Train any model that a file names: model, task and rows by import path, and the flags of any script.
+
+    python examples/train_from_config.py --config configs/debug_config.toml
+    scripts/train_multi_gpu.sh configs/base_config.toml 4
+
+The file has the tables model, task, train and, where there is something to validate on, val: each with
+name = "package.module:name", a class or a function, and its arguments. Modules are looked for in the current
+folder, beside the file and among what is installed. The same command, given again, continues.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from histocc.runtime import signals
+
+if __name__ == "__main__":
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+
+from torch import nn
+
+from histocc.runtime.config_file import tables_of
+from histocc.runtime.entrypoint import start
+from histocc.runtime.errors import UserError
+from histocc.trainer import script
+from histocc.trainer.batches import Rows
+from histocc.trainer.training import Training
+
+DATA_FLAG = "--config"  # to which the launchers give DATA
+TABLES = ("model", "task", "train", "val")
+
+
+def get_args_parser():
+    parser = script.make_parser(
+        *("train_from_config.py", __doc__ or ""),
+        **{"num_epochs": 10, "batch_size": 32, "learning_rate": 1e-3, "save_dir": "./output"},
+    )
+    parser.tables = TABLES
+    return parser
+
+
+def found(path: str, where: str):
+    """What an import path names. Raises UserError."""
+    module, colon, name = path.partition(":")
+    if not (colon and module and name):
+        raise UserError(f"{where}: name = {path!r} is no import path: expected package.module:name")
+    try:
+        thing = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{where}: {path}: cannot be imported: {error}") from None
+    for part in name.split("."):
+        if not hasattr(thing, part):
+            raise UserError(f"{where}: {path}: the module {module} has no {name}")
+        thing = getattr(thing, part)
+    if not callable(thing):
+        raise UserError(f"{where}: {path} is a {type(thing).__name__}, not a class or a function")
+    return thing
+
+
+def made(config: str, tables: dict, table: str, kind: type | None = None) -> Any:
+    """The object that a table names, with its arguments. Raises UserError where it is none of `kind`."""
+    where, content = f"--config {config}: [{table}]", dict(tables.get(table, {}))
+    path = content.pop("name", None)
+    if not isinstance(path, str):
+        raise UserError(f'{where}: no name: give name = "package.module:name"')
+    make = found(path, where)
+    try:
+        inspect.signature(make).bind(**content)
+    except TypeError as error:
+        raise UserError(f"{where}: {path}: {error}") from None
+    except ValueError:  # what has no signature shows when it is called
+        pass
+    thing = make(**content)
+    lacking = [name for name in ("columns", "losses", "metrics") if not hasattr(thing, name)]
+    if kind is not None and not isinstance(thing, kind) or kind is None and lacking:
+        expected = f"a {kind.__module__}.{kind.__name__}" if kind else f"a task: it has no {lacking[0]}"
+        raise UserError(f"{where}: {path} gives a {type(thing).__name__}, which is not {expected}")
+    return thing
+
+
+def run(args, world):
+    """All ranks."""
+
+    def make():
+        if not args.config:
+            raise UserError("--config is missing: the file that names model, task and rows")
+        sys.path[:0] = [os.getcwd(), os.path.dirname(os.path.abspath(args.config))]
+        tables = tables_of(args.config, TABLES)
+        val = made(args.config, tables, "val", Rows) if "val" in tables else None
+        model, task = made(args.config, tables, "model", nn.Module), made(args.config, tables, "task")
+        train = made(args.config, tables, "train", Rows)
+        return Training(model, task, train, val, entries={"config": tables})
+
+    script.train(get_args_parser(), args, world, make)
+
+
+def main(argv=None):
+    start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Train a masked-diffusion language model (LLaDA) on bytes of text, or an autoregressive one to compare with.
+
+    python examples/train_llada.py --save_dir ./llada
+    torchrun --nproc_per_node=4 examples/train_llada.py --distributed --data_dir FOLDER --save_dir ./llada
+    SCRIPT=examples/train_llada.py ./launch_training.sh 2 FOLDER
+
+Without --data_dir the text is the Python code of this repository. The same command, given again, continues.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPO))
+
+from histocc.runtime import signals
+
+if __name__ == "__main__":
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from examples.text import MaskedDraws, MaskedWindows, Windows, read_text
+from examples.transformer import MASK, SIZES, Transformer, sample
+from histocc.runtime.arguments import count
+from histocc.runtime.entrypoint import start
+from histocc.runtime.errors import UserError
+from histocc.trainer import script
+from histocc.trainer.training import Training
+
+DATA_FLAG = "--data_dir"  # to which the launchers give DATA
+OWN_CODE = [str(REPO / "histocc"), str(REPO / "examples")]
+
+
+class Diffusion:
+    """Cross entropy of the masked bytes, weighted: an upper bound of that of the text, in nats per byte."""
+
+    columns = ("loss", "bits_per_byte")
+
+    def losses(self, model, batch):
+        logits = model(batch["tokens"].masked_fill(batch["masked"], MASK))
+        each = cross_entropy(logits.transpose(1, 2), batch["tokens"], reduction="none")
+        return {"loss": (each * batch["masked"]).sum(1) * batch["weight"].to(each.dtype)}
+
+    def metrics(self, model, batch):
+        loss = self.losses(model, batch)["loss"]
+        return {"loss": loss, "bits_per_byte": loss / math.log(2)}
+
+
+class Autoregressive(Diffusion):
+    """Cross entropy of each byte given those before it in its window: exact."""
+
+    def losses(self, model, batch):
+        tokens = batch["tokens"]
+        logits = model(torch.cat([torch.full_like(tokens[:, :1], MASK), tokens[:, :-1]], 1))
+        return {"loss": cross_entropy(logits.transpose(1, 2), tokens, reduction="none").mean(1)}
+
+
+def get_args_parser():
+    parser = script.make_parser(
+        "train_llada.py", __doc__ or "", num_epochs=6, batch_size=32, learning_rate=2e-3, save_dir="./llada"
+    )
+    group = parser.add_argument_group("text and model")
+    group.add_argument(
+        "--data-dir",
+        "--data-root",
+        nargs="+",
+        default=OWN_CODE,
+        help="files or folders of text",
+        resumable=True,
+    )
+    group.add_argument(
+        "--model-name",
+        default="tiny",
+        help=f"size of a new model ({', '.join(SIZES)}), or a folder or file with a checkpoint to start from",
+        resumable=True,
+    )
+    group.add_argument("--objective", choices=("diffusion", "autoregressive"), default="diffusion")
+    group.add_argument("--window", type=count, default=256, help="bytes that the model sees at once")
+    group.add_argument(
+        "--val-windows", type=count, default=64, help="windows to validate on, at most: the first ones"
+    )
+    group.add_argument(
+        "--sample", type=count, metavar="BYTES", help="print so many bytes of the model's own", resumable=True
+    )
+    return parser
+
+
+def size_of(args) -> list[int]:
+    """Width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
+    if args.model_name in SIZES:
+        return list(SIZES[args.model_name])
+    config = script.config_of(args.model_name, "--model-name")
+    if "size" not in config:
+        raise UserError(f"--model-name {args.model_name}: holds no model of this script")
+    args.initial_checkpoint = args.model_name
+    return config["size"]
+
+
+def run(args, world):
+    """All ranks."""
+
+    def make():
+        causal, (width, layers, heads) = args.objective == "autoregressive", size_of(args)
+        if args.sample and args.sample > args.window:
+            raise UserError(f"--sample {args.sample} is more than a window has: {args.window} (--window)")
+        text, held_out = read_text(args.data_dir)
+        world.print(f"Text: {len(text):,} bytes for training, {len(held_out):,} for validation")
+        train, val = (Windows, Windows) if causal else (MaskedWindows, MaskedDraws)
+        config = {"size": [width, layers, heads], "window": args.window, "objective": args.objective}
+        return Training(
+            Transformer(width, layers, heads, causal),
+            Autoregressive() if causal else Diffusion(),
+            train(text, args.window, args.seed),
+            val(held_out, args.window, most=args.val_windows),
+            entries={"config": config},
+            finish=lambda model: args.sample and world.print(sample(model, args.sample, causal, args.seed)),
+        )
+
+    script.train(get_args_parser(), args, world, make)
+
+
+def main(argv=None):
+    start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

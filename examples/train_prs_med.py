@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Train a model that finds in an image what a question asks for (after PRS-Med), on scenes or own images.
+
+    python examples/train_prs_med.py --checkpoint_dir ./scenes
+    torchrun --nproc_per_node=4 examples/train_prs_med.py --distributed --data_root FOLDER
+    SCRIPT=examples/train_prs_med.py ./run_multi_gpu_train.sh FOLDER 4
+
+FOLDER holds PNG images, their masks, and questions.csv (image, mask, question, answer). Without it scenes are
+drawn. The same command, given again, continues.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from histocc.runtime import signals
+
+if __name__ == "__main__":
+    signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
+
+import numpy as np
+from torch.nn.functional import cross_entropy
+
+from examples.scenes import Images, Scenes
+from examples.segmentation import Segmenter, overlap, structure_loss
+from histocc.runtime.arguments import count
+from histocc.runtime.entrypoint import start
+from histocc.trainer import curves, run_files, script
+from histocc.trainer.training import Training
+
+DATA_FLAG = "--data_root"  # to which the launchers give DATA
+SHOWN, PICTURES = 8, "pictures.png"
+
+
+class Segmentation:
+    """Mask, answer and, in the first epochs, modality."""
+
+    columns = ("loss", "loss_mask", "loss_answer", "loss_modality", "dice", "iou", "answer_acc")
+
+    def losses(self, model, batch):
+        return self.of(batch, *model(batch["image"], batch["question"]))
+
+    def of(self, batch, mask, answer, modality):
+        parts = {
+            "loss_mask": structure_loss(mask, batch["mask"].to(mask.dtype)),
+            "loss_answer": cross_entropy(answer, batch["answer"], reduction="none"),
+            "loss_modality": cross_entropy(modality, batch["modality"], reduction="none"),
+        }
+        weighted = parts["loss_modality"] * batch["modality_weight"].to(mask.dtype)
+        return {"loss": parts["loss_mask"] + parts["loss_answer"] + weighted, **parts}
+
+    def metrics(self, model, batch):
+        mask, answer, modality = model(batch["image"], batch["question"])
+        dice, iou = overlap(mask, batch["mask"])
+        right = answer.argmax(1) == batch["answer"]
+        return {**self.of(batch, mask, answer, modality), "dice": dice, "iou": iou, "answer_acc": right}
+
+
+def get_args_parser():
+    parser = script.make_parser(
+        *("train_prs_med.py", __doc__ or ""),
+        **{"num_epochs": 8, "batch_size": 32, "learning_rate": 2e-3, "weight_decay": 1e-5},
+        save_dir="./prs_med",
+    )
+    group = parser.add_argument_group("images and model")
+    group.add_argument(
+        "--data-root", "--data-dir", metavar="FOLDER", help="images, masks and questions.csv", resumable=True
+    )
+    group.add_argument(
+        "--scenes", type=count, default=4000, help="drawn scenes to train on, without a folder"
+    )
+    group.add_argument("--val-scenes", type=count, default=256, help="drawn scenes to validate on")
+    group.add_argument("--width", type=count, default=32, help="channels of the model, a multiple of 16")
+    group.add_argument(
+        "--shuffle-questions",
+        action="store_true",
+        help="with --eval-only: validate with the questions of other images, to see whether the model reads",
+        resumable=True,
+    )
+    return parser
+
+
+def draw(args, world, rows, model):
+    """The first validation images with truth and prediction, into the folder of the run. Rank 0 alone."""
+    if not (world.is_main and curves.available()) or args.eval_only:
+        return
+    from matplotlib.figure import Figure
+
+    device = next(model.parameters()).device
+    batch = rows.batch(np.arange(min(SHOWN, len(rows))), 0)
+    mask, answer, _ = (part.cpu() for part in model(batch["image"].to(device), batch["question"].to(device)))
+    figure = Figure(figsize=(2 * len(mask), 6), layout="constrained")
+    for i, column in enumerate(np.atleast_2d(figure.subplots(3, len(mask), squeeze=False)).T):
+        title = f"{rows.asked(i)}\n{rows.answers[answer[i].argmax()]} ({rows.answers[batch['answer'][i]]})"
+        column[0].set_title(title, fontsize="x-small")
+        column[0].imshow(batch["image"][i].permute(1, 2, 0))
+        column[1].imshow(batch["mask"][i], vmin=0, vmax=1, cmap="gray")
+        column[2].imshow(mask[i].sigmoid(), vmin=0, vmax=1, cmap="gray")
+        for axes, name in zip(column, ("image", "truth", "prediction")):
+            axes.set(xticks=[], yticks=[], ylabel=name if i == 0 else "")
+    own = run_files.own_files(args.save_path)
+    path = own.write(PICTURES, lambda file: figure.savefig(file, format="png", dpi=100))
+    world.print(f"Pictures of {len(mask)} validation images: {path}")
+
+
+def run(args, world):
+    """All ranks."""
+
+    def make():
+        shuffled = args.shuffle_questions
+        if args.data_root:
+            train, val = Images(args.data_root, False), Images(args.data_root, True, shuffled)
+        else:
+            train, val = (
+                Scenes(args.scenes, 2 * args.seed),
+                Scenes(args.val_scenes, 2 * args.seed + 1, shuffled),
+            )
+        sizes = {"width": args.width, "answers": len(train.answers), "modalities": len(train.modalities)}
+        finish = partial(draw, args, world, val)
+        return Training(
+            Segmenter(**sizes), Segmentation(), train, val, entries={"config": sizes}, finish=finish
+        )
+
+    script.train(get_args_parser(), args, world, make)
+
+
+def main(argv=None):
+    start(get_args_parser(), run, argv)
+
+
+if __name__ == "__main__":
+    main()

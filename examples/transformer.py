@@ -1,0 +1,75 @@
+"""A transformer over bytes, and how text is sampled from it."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+MASK = 256  # the token in the place of a masked byte; before the first one of an autoregressive model
+SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward network, each behind a norm; x [B, S, width]."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """bias: of the attention, [heads, S, S]."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+        x = x + self.out(found.transpose(1, 2).flatten(2))
+        return x + self.feed_forward(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """Tokens int64 [B, S] → logits [B, S, 256] of a byte at each place. causal: a place sees itself and those
+    before it alone. Attention has a bias that grows with the distance, another one in each head
+    (ALiBi, arXiv 2108.12409); without causal every second head looks ahead instead of back.
+    """
+
+    def __init__(self, width: int, layers: int, heads: int, causal: bool = False):
+        super().__init__()
+        self.embedding = nn.Embedding(MASK + 1, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, MASK)
+        self.heads, self.causal = heads, causal
+        for name, weight in self.named_parameters():
+            if weight.dim() > 1:
+                last = name.endswith(("out.weight", "feed_forward.2.weight"))
+                nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if last else 0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        after = places[None, :] - places[:, None]  # [S, S]
+        slopes = 2.0 ** -torch.linspace(0, 8, self.heads, device=tokens.device)
+        ahead = torch.arange(self.heads, device=tokens.device) % 2 * (not self.causal)
+        hidden = torch.where(ahead[:, None, None] == 1, after < 0, after > 0)
+        bias = (-slopes[:, None, None] * after.abs()).masked_fill(hidden, -torch.inf)
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return self.head(self.norm(x))
+
+
+def sample(model: nn.Module, length: int, causal: bool, seed: int, temperature: float = 0.7) -> str:
+    """A text of `length` bytes. Autoregressive: byte by byte. Masked diffusion: all bytes are masked; each of
+    `length` steps proposes all that are, and keeps the one that it is surest of.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.full((1, length), MASK)
+    for step in range(length):
+        shown = torch.cat([torch.full((1, 1), MASK), tokens[:, :step]], 1) if causal else tokens
+        logits = model(shown.to(device))[0].double().cpu() / temperature
+        if causal:
+            tokens[0, step] = torch.multinomial(logits[-1].softmax(0), 1, generator=generator)
+            continue
+        proposed = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+        sure = logits.softmax(1).gather(1, proposed[:, None])[:, 0].masked_fill(tokens[0] != MASK, -1.0)
+        tokens[0, sure.argmax()] = proposed[sure.argmax()]
+    return bytes(tokens[0].tolist()).decode("utf-8", "replace")

@@ -1,0 +1,218 @@
+"""A training script for any model: its flags, and from its arguments to its run.
+
+parser = script.make_parser("train_mine.py", __doc__, num_epochs=10, batch_size=32, learning_rate=1e-3)
+
+def run(args, world):
+    script.train(parser, args, world, lambda: Training(Net(), Classify(), TrainRows(), ValRows()))
+
+start(parser, run)      # of histocc.runtime.entrypoint
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from histocc.runtime import arguments, checkpoint, run_checkpoint
+from histocc.runtime.arguments import Parser
+from histocc.runtime.compiling import compile_layers
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.outputs import save_path_problem
+from histocc.runtime.precision import Precision
+from histocc.runtime.rng import derived_seed
+from histocc.runtime.schema import dense, mapping, plain, require
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+from histocc.trainer import flags, loop, resume, run, run_files
+from histocc.trainer.batch_size import memory_advice, model_memory_advice
+from histocc.trainer.batches import Rows
+from histocc.trainer.hooks import StopPoll
+from histocc.trainer.run_log import log_columns, validation_line
+from histocc.trainer.run_outputs import held_folder
+from histocc.trainer.settings import RunSettings
+from histocc.trainer.training import WEIGHTS, Training, validation_loader
+
+
+def make_parser(
+    prog: str,
+    description: str,
+    *,
+    num_epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    weight_decay: float = 0.01,
+    save_dir: str = "./output",
+) -> Parser:
+    """The flags of any training script, with these defaults; `add_argument` takes those of its own, with
+    resumable=True for what may differ when a run is resumed.
+    """
+    parser = arguments.make_parser(prog, description.strip().split("\n", 1)[0])
+    flags.add_run_arguments(parser, "--save-dir", save_dir, save_interval=1000, each_epoch=True)
+    flags.add_loader_arguments(parser)
+    flags.add_training_arguments(parser, num_epochs, batch_size, learning_rate)
+    flags.add_machine_arguments(parser)
+    parser.add_argument(
+        "--initial-checkpoint",
+        metavar="PATH",
+        default=None,
+        help="a checkpoint, or the folder of a run, to take the first weights from; not used when resuming",
+        resumable=True,
+    )
+    parser.set_defaults(weight_decay=weight_decay)
+    return parser
+
+
+def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable[[], Training]) -> None:
+    """Trains what `make` returns as the arguments ask: a run, or its continuation, a dry run, a validation.
+    All ranks.
+
+    make: called on every rank once the arguments are checked, with torch's generator seeded, so that the
+    weights are the same everywhere; raises UserError for data that are none. Nothing is written before.
+    Raises UserError, TrainingError.
+    """
+    world.run_on_main("arguments", lambda: raise_if_any(_problems(args)))
+    settings: RunSettings = RunSettings.of_run(args)
+    torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
+    training = _complete(make(), parser, world)
+    precision = run.number_format(settings.machine, world)
+    training.model.to(precision.dtype)
+    if settings.eval_only:
+        return _validate(settings, world, training, precision)
+
+    def refuse(state: dict[str, Any]) -> None:
+        more = _other_entries(state, training.entries)
+        resume.refuse_other_arguments(settings, state["args"], parser.resumable, more)
+
+    machine, folder = settings.machine, settings.folder
+    memory = model_memory_advice(machine.parallel, machine.precision.float64, world, training.smaller_model)
+    with contextlib.ExitStack() as held:
+        if not settings.dry_run:
+            held.enter_context(held_folder(folder, world))
+        held.enter_context(memory_advice(settings.batch, world, training.smaller_model))
+        with memory:
+            resumed = resume.find_resumable(folder, world, newest_good, refuse, training.fingerprint)
+            resume.set_threads(resumed, world)
+            if resumed:
+                _load(training.model, resumed["model"], folder.save_path)
+            elif args.initial_checkpoint:
+                _load(training.model, *_weights(args.initial_checkpoint, "--initial-checkpoint"))
+            if machine.compile:
+                compile_layers(training.model)
+            training.model.to(world.device)
+        run.train(settings, world, precision, training, resumed)
+
+
+def _problems(args: argparse.Namespace) -> list[str]:
+    """All that is wrong with the arguments, and all that stands in the way of what the run writes."""
+    problem = save_path_problem(args.save_path)
+    found = flags.argument_problems(args) + ([problem] if problem else [])
+    try:
+        own = run_files.own_files(args.save_path, args.overwrite)
+        return found + run_files.problems(args, {args.config: "the file of --config"}, own, lists=())
+    except UserError as error:
+        return [*found, str(error)]
+
+
+def _complete(training: Training, parser: Parser, world: World) -> Training:
+    """With what any script's checkpoints hold. All ranks. Raises ValueError for what are no rows, UserError
+    where the nodes have other data.
+    """
+    given = [rows for rows in (training.train, training.val) if rows is not None]
+    for rows in given:
+        if not isinstance(rows, Rows):
+            raise ValueError(f"rows must be a histocc.trainer.batches.Rows; found {type(rows).__name__}")
+        if not len(rows):
+            raise UserError(f"{type(rows).__name__}: there is no row")
+    loop.check_columns(training.task)
+    fingerprint = training.fingerprint or " ".join(rows.fingerprint or str(len(rows)) for rows in given)
+    if others := world.differing(fingerprint):
+        raise UserError(
+            f"ranks {', '.join(map(str, others))} have other data than rank 0: copy the same to every node"
+        )
+    entries = {"config": {}, **training.entries, "script": os.path.basename(parser.prog)}
+    digest = hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+    return replace(training, entries=entries, fingerprint=digest, epoch_name=checkpoint.EPOCH_OF_ANY)
+
+
+def newest_good(folder: str) -> tuple[str, dict[str, Any], list[str]]:
+    """As that of `histocc.runtime.run_checkpoint`, of a run of any model."""
+    return run_checkpoint.newest_good(folder, _read)
+
+
+def _read(file: str) -> dict[str, Any]:
+    """The checkpoint of a run. Raises UserError."""
+    state = checkpoint.load(file)
+    run_checkpoint.check_ours(file, state)
+    require(file, mapping({"model": mapping({}, rest=dense)}), state)
+    run_checkpoint.check_resumable(file, state)
+    return state
+
+
+def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:
+    """What another script or another model has written, a line each."""
+    if state.get("script") != entries["script"]:
+        script = state.get("script") or "another script"
+        return [f"it is a run of {script}, not of {entries['script']}"]
+    before, now = state.get("config", {}), entries["config"]
+    return [
+        f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
+        for name in sorted({*before, *now}, key=str)
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _weights(path: str, said: str) -> tuple[dict[str, Any], str]:
+    """(weights, file) of a checkpoint: of a run of any script, or a plain state dict. Raises UserError."""
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
+    if file is None:
+        raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
+    state = checkpoint.load_plain(file)
+    weights = state.get("model", state.get(checkpoint.SECOND_NAME, state))
+    require(file, mapping({}, rest=dense), weights)
+    return weights, file
+
+
+def _load(model: nn.Module, weights: dict[str, Any], file: str) -> None:
+    """Copies all weights. Raises UserError where they are those of another model."""
+    new, unused = checkpoint.load_matching(model, weights)
+    if new or unused:
+        lacks = [f"it lacks {', '.join(new[:4])}"] if new else []
+        has = [f"it has {', '.join(unused[:4])}"] if unused else []
+        raise UserError(f"{file}: holds the weights of another model: {'; '.join(lacks + has)}")
+
+
+def _validate(settings: RunSettings, world: World, training: Training, precision: Precision) -> None:
+    """--eval-only: validates, prints the figures, and does what the script does with a trained model. All
+    ranks. Raises UserError.
+    """
+    if training.val is None:
+        raise UserError("--eval-only needs rows to validate on")
+    path = settings.asked["initial_checkpoint"] or settings.folder.save_path
+    weights, file = _weights(path, "--eval-only:")
+    _load(training.model, weights, file)
+    model = training.model.to(world.device)
+    loader = validation_loader(settings, world, training.val)
+    values = loop.evaluate(model, loader, training.task, world, precision, StopPoll(world.stop_agreed))
+    if values is None:
+        raise Stopped
+    step = checkpoint.step_of(file) or 0
+    world.print(validation_line({"step": step, **values}, log_columns(tuple(training.task.columns))))
+    run.use_model(training, model)
+
+
+def config_of(path: str, said: str) -> dict[str, Any]:
+    """The entry `config` of a checkpoint of a script's run: what its model was made of. said: what a message
+    begins with. Raises UserError.
+    """
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
+    if file is None:
+        raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
+    config = checkpoint.load(file).get("config")
+    require(file, mapping({}, rest=plain), config, "config")
+    return config or {}
