@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 MASK = 256  # the token in the place of a masked byte; before the first one of an autoregressive model
-SIZES = {"tiny": (128, 4, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
+NEAR = 9  # bytes that the first layer sees at once
+SIZES = {"tiny": (128, 4, 8), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
 
 
 class Layer(nn.Module):
@@ -28,13 +29,15 @@ class Layer(nn.Module):
 
 class Transformer(nn.Module):
     """Tokens int64 [B, S] → logits [B, S, 256] of a byte at each place. causal: a place sees itself and those
-    before it alone. Attention has a bias that grows with the distance, another one in each head
-    (ALiBi, arXiv 2108.12409); without causal every second head looks ahead instead of back.
+    before it alone. A convolution over the nearest bytes comes first. Attention has a bias that grows with
+    the distance, another one in each head (ALiBi, arXiv 2108.12409); without causal every second head looks
+    ahead instead of back.
     """
 
     def __init__(self, width: int, layers: int, heads: int, causal: bool = False):
         super().__init__()
         self.embedding = nn.Embedding(MASK + 1, width)
+        self.near = nn.Conv1d(width, width, NEAR)
         self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, MASK)
         self.heads, self.causal = heads, causal
@@ -42,15 +45,20 @@ class Transformer(nn.Module):
             if weight.dim() > 1:
                 last = name.endswith(("out.weight", "feed_forward.2.weight"))
                 nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if last else 0.02)
+        nn.init.normal_(self.embedding.weight, std=0.3)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
         after = places[None, :] - places[:, None]  # [S, S]
-        slopes = 2.0 ** -torch.linspace(0, 8, self.heads, device=tokens.device)
-        ahead = torch.arange(self.heads, device=tokens.device) % 2 * (not self.causal)
-        hidden = torch.where(ahead[:, None, None] == 1, after < 0, after > 0)
+        head = torch.arange(self.heads, device=tokens.device)
+        steps = head if self.causal else head // 2  # one of a pair looks back, the other ahead
+        slopes = 2.0 ** (-8 * steps / steps.max().clamp(min=1))
+        looks_ahead = (head % 2 == 1) & (not self.causal)
+        hidden = torch.where(looks_ahead[:, None, None], after < 0, after > 0)
         bias = (-slopes[:, None, None] * after.abs()).masked_fill(hidden, -torch.inf)
         x = self.embedding(tokens)
+        around = (NEAR - 1, 0) if self.causal else (NEAR // 2, NEAR // 2)
+        x = x + self.near(pad(x.transpose(1, 2), around)).transpose(1, 2)
         for layer in self.layers:
             x = layer(x, bias)
         return self.head(self.norm(x))

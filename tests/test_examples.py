@@ -292,7 +292,7 @@ class TestImages:
     [
         (train_llada.main, ["--data_dir", "{}/empty"], "empty: no text there"),
         (train_llada.main, ["--data_dir", "{}/nothing"], "nothing: no such file or folder"),
-        (train_llada.main, ["--data_dir", "{}/short.txt"], "fewer than a window of 256"),
+        (train_llada.main, ["--data_dir", "{}/short.txt"], "fewer than a window of 64"),
         (train_llada.main, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
         (train_llada.main, ["--epochs", "0"], "--num-epochs/--epochs: '0' is not a whole number"),
         (train_prs_med.main, ["--data_root", "{}/empty"], "no questions.csv there"),
