@@ -66,8 +66,9 @@ def flags_of(name, corpus):
     elif name == "train_prs_med":
         own = ["--scenes", 60, "--val-scenes", 10, "--width", 16]
     else:
-        (corpus / "config.toml").write_text(CONFIG)
-        own = ["--config", corpus / "config.toml"]
+        config = corpus.with_suffix(".toml")  # beside the texts
+        config.write_text(CONFIG)
+        own = ["--config", config]
     return EXAMPLES / f"{name}.py", [*own, *COMMON]
 
 
@@ -211,9 +212,9 @@ class TestText:
         for objective in ("autoregressive", "diffusion"):
             more = ["--objective", objective, "--sample", 30, "--save-dir"]
             said = run(script, *flags, *more, tmp_path / objective)
-            assert "bits_per_byte" in said and len(said.rstrip().split("best.bin)\n")[-1].encode()) >= 30
+            assert "bits_per_byte" in said and len(said.split("best.bin)\n")[-1].encode()) > 30
             again = run(script, *flags, *more, tmp_path / objective)  # nothing left to train
-            assert "nothing to do" in again and again.splitlines()[-1] == said.splitlines()[-1]
+            assert "nothing to do" in again and again[-30:] == said[-30:]
             further = run(
                 script, *flags, *more, tmp_path / f"{objective}2", "--model-name", tmp_path / objective
             )

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from histocc.job.settings import Settings
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 
@@ -42,14 +40,11 @@ def linear_rate(settings: Settings, model: Seq2SeqMixerOccCANINE, resumed: dict 
     return LinearRate(given or usual, ngrams_alone=new_ngrams and not new and given is None)
 
 
-def fast_parameters(
-    model: Seq2SeqMixerOccCANINE, linear: LinearRate
-) -> tuple[list[torch.nn.Parameter], float]:
-    """What has a learning rate of its own, and its factor: the linear decoder with its n-grams, or these
-    alone.
+def fast_parameters(model: Seq2SeqMixerOccCANINE, linear: LinearRate) -> tuple[list[str], float]:
+    """Names of what has a learning rate of its own, and its factor: the linear decoder with its n-grams, or
+    these alone.
     """
-    fast: list[torch.nn.Parameter] = []
-    if linear.factor != 1:
-        fast += [] if linear.ngrams_alone else model.linear_decoder.parameters()
-        fast += model.ngrams.parameters() if model.ngrams else []
-    return fast, linear.factor
+    apart = [] if linear.ngrams_alone else ["linear_decoder"]
+    apart += ["ngrams"] if model.ngrams else []
+    fast = [f"{part}.{name}" for part in apart for name, _ in model.get_submodule(part).named_parameters()]
+    return fast if linear.factor != 1 else [], linear.factor

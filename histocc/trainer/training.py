@@ -38,7 +38,8 @@ class Training:
         entries: what its checkpoints hold beside what those of any run do: enough to use the model.
         fingerprint: of the rows; a run is resumed on the same alone.
         files: checksum of each file beside the rows that decides the result, by flag.
-        fast: parameters that have a learning rate of their own, and its factor on that of the rest.
+        fast: names of the parameters that have a learning rate of their own, and its factor on that of the
+            rest. Names, since sharding replaces the parameters.
         about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
         lists: folder of small files that are copied for the user to look at; "" for none.
         epoch_name: of the checkpoint of an epoch, {} for its number.
@@ -55,7 +56,7 @@ class Training:
     entries: dict[str, Any] = field(default_factory=dict[str, Any])
     fingerprint: str = ""
     files: dict[str, int] = field(default_factory=dict[str, int])
-    fast: tuple[Sequence[nn.Parameter], float] = ((), 1.0)
+    fast: tuple[Sequence[str], float] = ((), 1.0)
     about: list[str] = field(default_factory=list[str])
     about_rate: str = ""
     lists: str = ""
@@ -111,17 +112,16 @@ def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
 
 
 def make_optimizer(
-    model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[nn.Parameter], float] = ((), 1.0)
+    model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass. fast: parameters that are a group of their own,
-    and the factor on their rate.
+    """AdamW over what is trained, all tensors in one pass. fast: names of parameters that are a group of
+    their own, and the factor on their rate.
     """
-    parameters, factor = fast
-    apart = set(parameters)
-    rest = [p for p in model.parameters() if p.requires_grad and p not in apart]
+    names, factor = fast
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]
-    if parameters:
-        groups.append({"params": list(parameters), "lr": rate * factor})
+    if names:
+        groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
     return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
 
 
