@@ -1,18 +1,13 @@
-"""Images with a question about a place in them: drawn scenes, or PNG files with masks and questions.
+"""Images with a question about a place in them, drawn.
 
-A batch of either holds image float32 [B, 3, H, W] (0 … 1), question int64 [B, Q] (bytes, 0 behind the end),
-mask float32 [B, H, W] (0 or 1: the pixels of what is asked for), answer int64 [B] and modality int64 [B]
-(indices), and modality_weight float32 [B]: of its loss in this epoch.
+A batch, as one of `examples.images`, holds image float32 [B, 3, H, W] (0 … 1), question int64 [B, Q]
+(bytes, 0 behind the end), mask float32 [B, H, W] (0 or 1: the pixels of what is asked for), answer int64 [B]
+and modality int64 [B] (indices), and modality_weight float32 [B]: of its loss in this epoch.
 """
-
-import csv
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from histocc.runtime.checksums import of_file
-from histocc.runtime.errors import UserError
 from histocc.runtime.rng import below, draw, streams
 from histocc.trainer.batches import Rows
 
@@ -111,76 +106,3 @@ class Scenes(Questions):
         stripes = (np.arange(SIZE) // 4 % 2 * 50 / 255)[None, None, None, :]
         found = np.where(style[:, None, None, None] == 1, grain, 25 / 255)
         return np.where(style[:, None, None, None] == 2, stripes, found) * np.ones((1, 3, 1, 1))
-
-
-class Images(Questions):
-    """Rows of `folder`/questions.csv: columns image, mask (PNG files in the folder), question, answer and,
-    where there is one, modality. A tenth of the images is for validation. Raises UserError.
-    """
-
-    def __init__(self, folder: str, validation: bool, shuffled: bool = False):
-        self.folder, self.shuffled, table = Path(folder), shuffled, Path(folder) / "questions.csv"
-        if not table.is_file():
-            raise UserError(f"{folder}: no questions.csv there (columns image, mask, question, answer)")
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-        lacking = {"image", "mask", "question", "answer"} - set(rows[0] if rows else ())
-        if lacking:
-            raise UserError(f"{table}: {'no row' if not rows else 'no column ' + ', '.join(sorted(lacking))}")
-        self.answers = sorted({row["answer"] for row in rows})
-        self.modalities = sorted({row.get("modality") or "" for row in rows})
-        self.size = self.check_files(rows)
-        held_out = {name for i, name in enumerate(sorted({row["image"] for row in rows})) if i % 10 == 9}
-        self.rows = [row for row in rows if (row["image"] in held_out) == validation]
-        if not self.rows:
-            raise UserError(f"{table}: ten images or more are needed: each tenth is for validation")
-        self.fingerprint = f"{of_file(str(table))} {validation}"
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def check_files(self, rows: list[dict[str, str]]) -> tuple[int, int]:
-        """The size of all images and masks, (width, height). Raises UserError for the first that is missing,
-        no PNG, or of another size.
-        """
-        size = None
-        for row in rows:
-            for name in (row["image"], row["mask"]):
-                path = self.folder / (name or "")
-                if not name or not path.is_file():
-                    raise UserError(f"{path}: no such file, which questions.csv names")
-                found = self.opened(path).size
-                size = size or found
-                if found != size or found[0] % 4 or found[1] % 4:
-                    raise UserError(
-                        f"{path}: has {found[0]} × {found[1]} pixels, the first image {size[0]} × {size[1]};"
-                        " all must have the same size, in multiples of 4"
-                    )
-        assert size is not None
-        return size
-
-    def opened(self, path: Path):
-        try:
-            from PIL import Image
-        except ImportError:
-            raise UserError("images need the package Pillow: pip install pillow") from None
-        try:
-            return Image.open(path)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read as an image: {error}") from None
-
-    def asked(self, number: int) -> str:
-        return self.rows[number]["question"]
-
-    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
-        rows = [self.rows[number] for number in numbers.tolist()]
-        images = [np.asarray(self.opened(self.folder / row["image"]).convert("RGB")) for row in rows]
-        masks = [np.asarray(self.opened(self.folder / row["mask"]).convert("L")) for row in rows]
-        return {
-            "image": torch.from_numpy(np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255),
-            "question": self.texts(numbers),
-            "mask": torch.from_numpy((np.stack(masks) > 127).astype(np.float32)),
-            "answer": torch.tensor([self.answers.index(row["answer"]) for row in rows]),
-            "modality": torch.tensor([self.modalities.index(row.get("modality") or "") for row in rows]),
-            "modality_weight": self.weights(numbers, epoch),
-        }

@@ -11,13 +11,16 @@ def block(before: int, after: int, stride: int = 1) -> nn.Sequential:
 
 
 class Segmenter(nn.Module):
-    """image [B, 3, H, W], question int64 [B, Q] → logits of mask [B, H, W], answer [B, A] and modality
-    [B, M].
+    """image [B, 3, H, W], question int64 [B, Q], not empty → logits of mask [B, H, W], answer [B, A] and
+    modality [B, M].
+
+    What a place of the image reads in the question changes its features by a factor, too (FiLM,
+    arXiv 1709.07871): sums alone hardly learn what holds for a place and a question together.
     """
 
     def __init__(self, width: int, answers: int, modalities: int):
         super().__init__()
-        self.fine = nn.Sequential(block(5, width // 2), block(width // 2, width // 2, 2))
+        self.fine = nn.Sequential(block(3, width // 2), block(width // 2, width // 2, 2))
         self.coarse = nn.Sequential(block(width // 2, width, 2), block(width, width))
         self.characters = nn.Embedding(256, width)
         self.words = nn.Sequential(
@@ -25,24 +28,27 @@ class Segmenter(nn.Module):
             *(nn.Conv1d(width, width, 5, padding=2), nn.GroupNorm(8, width), nn.GELU()),
         )
         self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.norm = nn.LayerNorm(width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.place, self.factor = nn.Linear(2, width), nn.Linear(width, width)
         self.decoder = nn.Sequential(block(width, width), block(width, width))
         self.up = block(width + width // 2, width // 2)
         self.mask = nn.Conv2d(width // 2, 1, 1)
         self.answer, self.modality = nn.Linear(width, answers), nn.Linear(width, modalities)
 
     def forward(self, image: Tensor, question: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        image = image.to(self.mask.weight.dtype)
-        batch, _, height, width = image.shape
-        y, x = (torch.linspace(-1, 1, n, dtype=image.dtype, device=image.device) for n in (height, width))
-        places = torch.stack([y[:, None].expand(height, width), x[None, :].expand(height, width)])
-        fine = self.fine(torch.cat([image, places.expand(batch, -1, -1, -1)], 1))  # a half
+        fine = self.fine(image.to(self.mask.weight.dtype))  # a half
         coarse = self.coarse(fine)  # a quarter
+        y, x = (torch.linspace(-1, 1, n, dtype=fine.dtype, device=fine.device) for n in coarse.shape[2:])
+        places = torch.stack(torch.meshgrid(x, y, indexing="xy"), 2).flatten(0, 1)  # [H W / 16, 2]
+        seen = coarse.flatten(2).transpose(1, 2) + self.place(places)  # [B, H W / 16, width], as below
         words = self.words(self.characters(question).transpose(1, 2)).transpose(1, 2)  # [B, Q, width]
-        queries = self.norm(coarse.flatten(2).transpose(1, 2))  # [B, H W / 16, width]
-        read, _ = self.attention(queries, words, words, key_padding_mask=question == 0, need_weights=False)
-        joined = coarse + read.transpose(1, 2).unflatten(2, coarse.shape[2:])
-        found = self.decoder(joined)
+        behind = question == 0
+        of_place, of_words, of_all = self.norms
+        read, _ = self.attention(of_place(seen), words, words, key_padding_mask=behind, need_weights=False)
+        whole = words.masked_fill(behind[..., None], -torch.inf).amax(1, keepdim=True)  # of the question
+        read = of_words(read) + of_all(whole)
+        joined = seen * (1 + self.factor(read)) + read
+        found = self.decoder(joined.transpose(1, 2).unflatten(2, coarse.shape[2:]))
         up = self.up(torch.cat([interpolate(found, scale_factor=2.0), fine], 1))
         mask = interpolate(self.mask(up), scale_factor=2.0, mode="bilinear", align_corners=False)[:, 0]
         where = avg_pool2d(mask[:, None], 4).flatten(1).sigmoid()  # of the answer: what the mask shows
@@ -54,7 +60,8 @@ def structure_loss(logits: Tensor, mask: Tensor) -> Tensor:
     """Weighted cross entropy and weighted intersection over union, [B], of logits and masks [B, H, W]: pixels
     near an edge count up to six times (PRS-Med, arXiv 2505.11872).
     """
-    weight = 1 + 5 * (avg_pool2d(mask[:, None], 31, 1, 15)[:, 0] - mask).abs()
+    rows = avg_pool2d(mask[:, None], (31, 1), 1, (15, 0))  # then columns: the mean of a square costs more
+    weight = 1 + 5 * (avg_pool2d(rows, (1, 31), 1, (0, 15))[:, 0] - mask).abs()
     each = binary_cross_entropy_with_logits(logits, mask, reduction="none")
     entropy = (weight * each).sum((1, 2)) / weight.sum((1, 2))
     shown = logits.sigmoid()

@@ -61,7 +61,9 @@ class Autoregressive(Diffusion):
 
 def get_args_parser():
     parser = script.make_parser(
-        "train_llada.py", __doc__ or "", num_epochs=2, batch_size=32, learning_rate=2e-3, save_dir="./llada"
+        *("train_llada.py", __doc__ or ""),
+        **{"num_epochs": 5, "batch_size": 32, "learning_rate": 4e-3, "eval_interval": 500},
+        save_dir="./llada",
     )
     group = parser.add_argument_group("text and model")
     group.add_argument(

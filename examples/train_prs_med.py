@@ -23,7 +23,8 @@ if __name__ == "__main__":
 import numpy as np
 from torch.nn.functional import cross_entropy
 
-from examples.scenes import Images, Scenes
+from examples.images import Images
+from examples.scenes import Scenes
 from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
@@ -61,18 +62,20 @@ class Segmentation:
 def get_args_parser():
     parser = script.make_parser(
         *("train_prs_med.py", __doc__ or ""),
-        **{"num_epochs": 8, "batch_size": 32, "learning_rate": 2e-3, "weight_decay": 1e-5},
-        save_dir="./prs_med",
+        **{"num_epochs": 8, "batch_size": 16, "learning_rate": 3e-3, "eval_interval": 125},
+        **{"weight_decay": 1e-5, "save_dir": "./prs_med"},
     )
     group = parser.add_argument_group("images and model")
     group.add_argument(
         "--data-root", "--data-dir", metavar="FOLDER", help="images, masks and questions.csv", resumable=True
     )
     group.add_argument(
-        "--scenes", type=count, default=4000, help="drawn scenes to train on, without a folder"
+        "--scenes", type=count, default=2000, help="drawn scenes to train on, without a folder"
     )
     group.add_argument("--val-scenes", type=count, default=256, help="drawn scenes to validate on")
-    group.add_argument("--width", type=count, default=32, help="channels of the model, a multiple of 16")
+    group.add_argument(
+        "--width", type=int, choices=(16, 32, 64, 128), default=32, help="channels of the model"
+    )
     group.add_argument(
         "--shuffle-questions",
         action="store_true",

@@ -6,7 +6,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 MASK = 256  # the token in the place of a masked byte; before the first one of an autoregressive model
 NEAR = 9  # bytes that the first layer sees at once
-SIZES = {"tiny": (128, 4, 8), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
+BLOCK = 8  # bytes that are sampled together
+SIZES = {"tiny": (64, 2, 4), "small": (384, 6, 6), "base": (768, 12, 12)}  # width, layers, heads
 
 
 class Layer(nn.Module):
@@ -64,20 +65,24 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 
-def sample(model: nn.Module, length: int, causal: bool, seed: int, temperature: float = 0.7) -> str:
-    """A text of `length` bytes. Autoregressive: byte by byte. Masked diffusion: all bytes are masked; each of
-    `length` steps proposes all that are, and keeps the one that it is surest of.
+def sample(model: nn.Module, length: int, causal: bool, seed: int) -> str:
+    """A text of `length` bytes. Autoregressive: byte by byte. Masked diffusion: block by block; each step
+    proposes all bytes of the block that are still masked, and keeps the one that it is surest of (LLaDA's
+    low-confidence remasking).
     """
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.full((1, length), MASK)
     for step in range(length):
         shown = torch.cat([torch.full((1, 1), MASK), tokens[:, :step]], 1) if causal else tokens
-        logits = model(shown.to(device))[0].double().cpu() / temperature
+        chances = model(shown.to(device))[0].double().cpu().softmax(1)
         if causal:
-            tokens[0, step] = torch.multinomial(logits[-1].softmax(0), 1, generator=generator)
+            tokens[0, step] = torch.multinomial(chances[-1], 1, generator=generator)
             continue
-        proposed = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-        sure = logits.softmax(1).gather(1, proposed[:, None])[:, 0].masked_fill(tokens[0] != MASK, -1.0)
-        tokens[0, sure.argmax()] = proposed[sure.argmax()]
+        first = step // BLOCK * BLOCK
+        block = slice(first, min(first + BLOCK, length))
+        proposed = torch.multinomial(chances, 1, generator=generator)
+        sure = chances.gather(1, proposed)[block, 0].masked_fill(tokens[0, block] != MASK, -1.0)
+        place = first + sure.argmax()
+        tokens[0, place] = proposed[place, 0]
     return bytes(tokens[0].tolist()).decode("utf-8", "replace")

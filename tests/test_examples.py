@@ -296,7 +296,18 @@ class TestImages:
         (train_llada.main, ["--data_dir", "{}/short.txt"], "fewer than a window of 64"),
         (train_llada.main, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
         (train_llada.main, ["--epochs", "0"], "--num-epochs/--epochs: '0' is not a whole number"),
-        (train_prs_med.main, ["--data_root", "{}/empty"], "no questions.csv there"),
+        (train_prs_med.main, ["--data_root", "{}/empty"], "empty/questions.csv: no such file"),
+        (
+            train_prs_med.main,
+            ["--data_root", "{}/latin"],
+            "latin/questions.csv: cannot be read as CSV in UTF-8",
+        ),
+        (
+            train_prs_med.main,
+            ["--data_root", "{}/short"],
+            "short/questions.csv, row 2: no value question, answer",
+        ),
+        (train_prs_med.main, ["--width", "20"], "--width: invalid choice: 20"),
         (train_from_config.main, [], "--config is missing"),
         (train_from_config.main, ["--config", '"nowhere:Net"'], "[model]: nowhere:Net: cannot be imported"),
         (train_from_config.main, ["--config", '"os:nothing"'], "the module os has no nothing"),
@@ -317,6 +328,10 @@ class TestImages:
 def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("short")
+    for name, line in (("short", b"b.png,c.png"), ("latin", b"b.png,c.png,o\xf9?,left")):
+        (tmp_path / name).mkdir()
+        table = b"image,mask,question,answer\na.png,b.png,where?,left\n" + line
+        (tmp_path / name / "questions.csv").write_bytes(table)
     if flags[:1] == ["--config"]:
         (tmp_path / "c.toml").write_text(CONFIG.replace('"examples.segmentation:Segmenter"', flags[1]))
         flags = ["--config", "{}/c.toml"]

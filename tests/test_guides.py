@@ -93,15 +93,18 @@ def blocks(page: str, language: str) -> list[tuple[int, str]]:
 
 def commands(page: str) -> list[tuple[int, str]]:
     """(line of the page, command)."""
+    return [each for number, block in blocks(page, "bash") for each in commands_of(number, block)]
+
+
+def commands_of(number: int, block: str) -> list[tuple[int, str]]:
+    """(line of the page, command) of a block that begins in line `number`."""
     found = []
-    for first, block in blocks(page, "bash"):
-        joined = re.sub(r"\\\n", lambda _: "\0", block)  # keeps the number of the line
-        number = first
-        for line in joined.splitlines(keepends=True):
-            command = re.sub("\0\\s*", "", line)
-            if command.strip() and not command.startswith(ELSEWHERE):
-                found.append((number, command.strip()))
-            number += 1 + line.count("\0")
+    joined = re.sub(r"\\\n", lambda _: "\0", block)  # keeps the number of the line
+    for line in joined.splitlines(keepends=True):
+        command = re.sub("\0\\s*", "", line)
+        if command.strip() and not command.startswith(ELSEWHERE):
+            found.append((number, command.strip()))
+        number += 1 + line.count("\0")
     return found
 
 
@@ -112,6 +115,7 @@ def place(tmp_path):
     """
     folder = tmp_path
     for name in (
+        "README.md",
         "finetune.py",
         "train_mixer.py",
         "launch_training.sh",
@@ -196,7 +200,7 @@ def test_what_a_page_names_is_there(page):
     files = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text_of(page)))
     assert [
         path
-        for path in files - {"report.md"}
+        for path in files - {"report.md", "mine.py"}
         if not any(at.exists() for at in (REPO / path, REPO / "histocc" / path))
     ] == []
     links = re.findall(r"\]\(([^)#]+)(#[^)]*)?\)", text_of(page))
@@ -242,6 +246,22 @@ def test_short_commands_run(place):
 
 @pytest.mark.processes
 @pytest.mark.full
+def test_a_script_of_ones_own_has_the_same_losses_on_two_processes(place):
+    page = "docs/your-own-model.md"
+    [(_, first)] = blocks(page, "python")
+    (place / "mine.py").write_text(first)
+    for _, step in blocks(page, "diff"):
+        run_on(place, ["patch", "--fuzz=0"], step)
+    lines = [(number, line) for number, line in commands(page) if "--float64" in line]
+    assert [line.split()[-1] for _, line in lines] == ["./one", "./two"]
+    for number, line in lines:
+        check(place, page, number, line)
+    one, two = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
+    assert len(one) > 2 and one == pytest.approx(two, rel=1e-9) and one[-1] < one[0] - 1
+
+
+@pytest.mark.processes
+@pytest.mark.full
 def test_the_two_commands_that_compare_losses_agree(place):
     page = "docs/training.md"
     lines = [(number, line) for number, line in commands(page) if "--float64" in line]
@@ -260,16 +280,25 @@ def test_every_command_runs(place, request, page):
         pytest.skip("--guides and --all run them: some minutes")
     if page in NEED_A_RUN:
         check(place, page, 0, TRAINING)
-    for number, line in commands(page):
-        print(f"{page}:{number}: {line}", flush=True)
-        check(place, page, number, line)
-    for number, block in blocks(page, "python"):
-        done = subprocess.run(
-            [sys.executable, "-c", block],
-            cwd=place,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"{page}, line {number}:\n{block}\n{done.stderr}"
+    found = [
+        (*block, language) for language in ("bash", "python", "diff") for block in blocks(page, language)
+    ]
+    for number, block, language in sorted(found):
+        if language == "bash":
+            for at, line in commands_of(number, block):
+                print(f"{page}:{at}: {line}", flush=True)
+                check(place, page, at, line)
+        elif language == "diff":
+            run_on(place, ["patch", "--fuzz=0"], block)
+        elif script := re.match(r"# (\w+\.py): ", block):
+            (place / script[1]).write_text(block)
+        else:
+            run_on(place, [sys.executable, "-c", block])
+
+
+def run_on(place: Path, command: list[str], given: str = "") -> None:
+    """Runs a command on what is given."""
+    done = subprocess.run(
+        command, cwd=place, env=environment(), input=given, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{given}\n{done.stdout}{done.stderr}"

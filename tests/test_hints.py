@@ -23,7 +23,7 @@ def test_waiting_for_data_in_three_rows_running():
             5,
             (
                 "20% of the time goes into waiting for data: --num-workers 6 instead of 3 (per process), or a"
-                " faster disk for the save folder's prepared/"
+                " faster disk for the data"
             ),
         )
     ]

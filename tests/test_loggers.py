@@ -15,6 +15,8 @@ from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.outputs import OwnFiles
 from histocc.trainer import flags as trainer_flags
 from histocc.trainer import loggers
+from histocc.trainer.curves import panels
+from histocc.trainer.run_log import OWN_COLUMNS
 
 RUN = loggers.LoggedRun("folder", "name", 0, {})
 
@@ -202,3 +204,11 @@ def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
         and "broken" in output
         and json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "ended by an error"
     )
+
+
+def test_figures_of_any_task_have_a_panel():
+    of_ours = (*OWN_COLUMNS, "train_loss", "val_loss", "val_loss_linear", "seq_acc", "flat_acc")
+    assert [title for title, _ in panels(of_ours)] == ["loss", "accuracy, %", "learning rate", "samples/s"]
+    found = dict(panels((*OWN_COLUMNS, "val_loss", "dice", "iou", "answer_acc")))
+    assert found["dice, iou"] == ["dice", "iou"] and found["accuracy, %"] == ["answer_acc"]
+    assert "bits_per_byte" in dict(panels(["step", "bits_per_byte"]))

@@ -2,23 +2,36 @@
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from histocc.runtime.outputs import OwnFiles
+from histocc.trainer.run_log import OWN_COLUMNS
 
-PANELS = (
-    ("loss", ("train_loss", "val_loss")),
-    ("accuracy, %", None),  # all columns …_acc
-    ("learning rate", ("lr",)),
-    ("samples/s", ("samples_per_sec",)),
-)
-
-
-STYLES = ("-", "--", ":")  # of the columns of a panel; colours are runs
+STYLES = ("-", "--", ":", "-.")  # of the columns of a panel; colours are runs
 
 
 def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def panels(columns: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """(title, columns) of each panel, for the columns of logs.csv: a task's accuracies (…_acc) in one, its
+    other figures of validation in one.
+    """
+    of_task = [
+        name for name in columns if name not in OWN_COLUMNS and not name.startswith(("train_", "val_"))
+    ]
+    accuracies = [name for name in of_task if name.endswith("_acc")]
+    others = [name for name in of_task if name not in accuracies]
+    found = [
+        ("loss", ["train_loss", "val_loss"]),
+        ("accuracy, %", accuracies),
+        (", ".join(others[: len(STYLES)]), others),
+        ("learning rate", ["lr"]),
+        ("samples/s", ["samples_per_sec"]),
+    ]
+    return [(title, names) for title, names in found if names]
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: str, own: OwnFiles) -> str:
@@ -34,11 +47,14 @@ def figure_of(runs: dict[str, list[dict[str, Any]]]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    shown_panels = panels(dict.fromkeys(column for rows in runs.values() for column in rows[0]))
     figure = Figure(figsize=(12, 8), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (title, columns) in zip(figure.subplots(2, 2).flat, PANELS):
+    places = list(figure.subplots(2, (len(shown_panels) + 1) // 2).flat)
+    for axes in places[len(shown_panels) :]:
+        axes.remove()
+    for axes, (title, shown) in zip(places, shown_panels):
         for number, (name, rows) in enumerate(runs.items()):
-            shown = columns or [name for name in rows[0] if name.endswith("_acc")]
             for style, column in zip(STYLES, shown):
                 points = [
                     (row["step"], row[column] * (100 if "%" in title else 1))

@@ -57,8 +57,8 @@ class Hints:
             return None
         return (
             f"{row['data_share']:.0%} of the time goes into waiting for data: --num-workers"
-            f" {max(2, 2 * self.workers)} instead of {self.workers} (per process), or a faster disk for the"
-            " save folder's prepared/"
+            f" {max(2, 2 * self.workers)} instead of {self.workers} (per process), or a faster disk for"
+            " the data"
         )
 
     def _peers(self, row: dict[str, Any]) -> str | None:

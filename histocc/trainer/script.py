@@ -47,6 +47,7 @@ def make_parser(
     batch_size: int,
     learning_rate: float,
     weight_decay: float = 0.01,
+    eval_interval: int = 1000,
     save_dir: str = "./output",
 ) -> Parser:
     """The flags of any training script, with these defaults; `add_argument` takes those of its own, with
@@ -64,7 +65,7 @@ def make_parser(
         help="a checkpoint, or the folder of a run, to take the first weights from; not used when resuming",
         resumable=True,
     )
-    parser.set_defaults(weight_decay=weight_decay)
+    parser.set_defaults(weight_decay=weight_decay, eval_interval=eval_interval)
     return parser
 
 

@@ -200,3 +200,34 @@ def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tm
     assert "goes back into the queue" in second.read_text() and "Resuming from step" in second.read_text()
     runs = [torch.load(tmp_path / f"run{task}" / "last.bin", weights_only=True) for task in range(2)]
     assert [(run["args"]["seed"], run["step"]) for run in runs] == [(0, 300), (1, 300)]
+
+
+@pytest.mark.parametrize(
+    "script, data, flags",
+    [
+        ("train_llada.py", "docs", ["--val-windows", 2]),
+        ("train_prs_med.py", "", ["--scenes", 40, "--val-scenes", 8, "--width", 16]),
+        ("train_from_config.py", "configs/debug_config.toml", []),
+    ],
+)
+def test_a_script_of_another_model_on_two_nodes(slurm, tmp_path, script, data, flags):
+    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
+        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+        "SCRIPT": f"examples/{script}",
+    }
+    output = ["--output", tmp_path / "out", "--error", tmp_path / "out"]
+    job = submit(
+        env,
+        *["--gres=none", "--cpus-per-task=1", "--time=10", *output, JOB, 1, *([data] if data else [])],
+        *["--", "--device", "cpu", "--max-steps", 3, *flags, "--save-dir", tmp_path / "run"],
+    )
+    wait_for(
+        lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
+        "end of the job",
+        300,
+    )
+    text = (tmp_path / "out").read_text()
+    print(text)
+    assert state_of(env, job)[0] == "COMPLETED", text
+    assert "Number of processes: 2" in text and "Nodes: 2" in text and "at step 3 of" in text
