@@ -61,20 +61,21 @@ def measure(size: list[int], processes: int, steps: int) -> dict:
             time.sleep(0.1)
             said = Path(f"{folder}/out").read_text()
             taken = said.count("\nstep ")
-            for number, pid in enumerate(ranks(done.pid) if taken else []):
+            for pid in ranks(done.pid) if taken else []:
                 try:
-                    now, most[number] = held(pid)
+                    now, peak = held(pid)
                 except (OSError, KeyError):
                     continue  # it has ended
-                if 0 < taken < steps:
-                    at_steps[number] = max(now, at_steps.get(number, 0))
+                most[pid] = max(peak, most.get(pid, 0))
+                if taken < steps:
+                    at_steps[pid] = max(now, at_steps.get(pid, 0))
         out.seek(0)
         if done.returncode:
             raise SystemExit(out.read())
         size_of_file = os.path.getsize(f"{folder}/run/last.bin") / 1e9
     return {
         "steps": [round(gb, 2) for _, gb in sorted(at_steps.items())],
-        "most": [round(gb, 2) for _, gb in sorted(most.items())],
+        "most": [round(most[pid], 2) for pid in sorted(at_steps)],
         "checkpoint": round(size_of_file, 2),
     }
 

@@ -35,16 +35,16 @@ def name_of_step(step: int) -> str:
     return f"{step}.bin"
 
 
-def to_cpu(value: Any, copy: bool = False) -> Any:
-    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the
-    original.
+def to_cpu(value: Any, copy: bool = False, drop: bool = False) -> Any:
+    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the original.
+    drop: dicts are emptied on the way, so that tensors that nobody else has are never in memory twice.
     """
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=copy)
     if isinstance(value, dict):
-        return type(value)((k, to_cpu(v, copy)) for k, v in value.items())
+        return type(value)((k, to_cpu(value.pop(k) if drop else value[k], copy, drop)) for k in list(value))
     if isinstance(value, (list, tuple)):
-        return type(value)(to_cpu(v, copy) for v in value)
+        return type(value)(to_cpu(v, copy, drop) for v in value)
     return value
 
 

@@ -28,7 +28,8 @@ class Saver:
     finite: the files from before stay. `close` waits for the last save; call it however the training ends.
 
     state: makes what to save out of (step, position), a nested dict with tensors, on rank 0; called on all
-    ranks. failed: the error of the last save, "" where it succeeded; waited: seconds that the last save kept
+    ranks. Its dicts under "model" and "optimizer" are emptied: tensors that were put together from shares are
+    nobody else's, and so lie in memory once. failed: the error of the last save, "" where it succeeded; waited: seconds that the last save kept
     the training, for the copy and for the save before it; seconds: what it took altogether.
     """
 
@@ -52,14 +53,16 @@ class Saver:
         state = self.state(step, position)
         if not self.world.is_main:
             return
+        size = _bytes(state)
         try:
-            copy = checkpoint.to_cpu(state, copy=True)
+            copy = {
+                name: checkpoint.to_cpu(part, copy=True, drop=name in ("model", "optimizer"))
+                for name, part in state.items()
+            }
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._has_failed(
-                step, names, f"{in_words(error)}; its copy in memory takes {size_words(_bytes(state))}"
-            )
+            self._has_failed(step, names, f"{in_words(error)}; its copy in memory takes {size_words(size)}")
             return
         self.waited = time.monotonic() - started
         self._writing = threading.Thread(target=self._write, args=(step, names, copy, started), name="saving")
