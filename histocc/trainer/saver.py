@@ -29,8 +29,9 @@ class Saver:
 
     state: makes what to save out of (step, position), a nested dict with tensors, on rank 0; called on all
     ranks. Its dicts under "model" and "optimizer" are emptied: tensors that were put together from shares are
-    nobody else's, and so lie in memory once. failed: the error of the last save, "" where it succeeded; waited: seconds that the last save kept
-    the training, for the copy and for the save before it; seconds: what it took altogether.
+    nobody else's, and so lie in memory once. failed: the error of the last save, "" where it succeeded;
+    waited: seconds that the last save kept the training, for the copy and for the save before it; seconds:
+    what it took altogether.
     """
 
     def __init__(
