@@ -20,24 +20,24 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 PREPARED_ROWS, CODED_ROWS = (10_000, 100_000, 1_000_000), (1_000, 10_000, 100_000)
 QUICK_ROWS = (1_000, 4_000)
-# part → (script, arguments, arguments of --quick)
+# part → (script, arguments, arguments of --quick: one thread, because a trial runs beside other tests)
 PARTS = {
     "small": (
         "reference.py",
         "--size small --rounds 4",
-        "--size tiny --batch 8 --rounds 1 --steps 1 --learn 2 --rows 8 --decode-batch 8",
+        "--size tiny --batch 8 --rounds 1 --steps 1 --learn 2 --rows 8 --decode-batch 8 --threads 1",
     ),
     "base": (
         "reference.py",
         "--size base --batch 32 --rounds 2 --steps 3 --rows 64 --decode-batch 32",
-        "--size tiny --batch 8 --rounds 1 --steps 1 --learn 2 --rows 8 --decode-batch 8",
+        "--size tiny --batch 8 --rounds 1 --steps 1 --learn 2 --rows 8 --decode-batch 8 --threads 1",
     ),
     "length": (
         "cost.py",
         "length",
-        "length --size tiny --values 8 32 --batch 8 --rounds 1 --rows 16 --learn 2",
+        "length --size tiny --values 8 32 --batch 8 --rounds 1 --rows 16 --learn 2 --threads 1",
     ),
-    "batch": ("cost.py", "batch", "batch --size tiny --values 8 16 --rounds 1"),
+    "batch": ("cost.py", "batch", "batch --size tiny --values 8 16 --rounds 1 --threads 1"),
     "processes": (
         "processes.py",
         "--ways ddp",
@@ -50,7 +50,8 @@ QUICK = {
     **{name: (script, quick) for name, (script, _, quick) in PARTS.items() if quick},
     **{f"data {rows}": ("data.py", f"--rows {rows} --seconds 0.5") for rows in QUICK_ROWS},
     **{
-        f"predict {rows}": ("predict.py", f"--rows {rows} --decoders greedy --steps 5") for rows in QUICK_ROWS
+        f"predict {rows}": ("predict.py", f"--rows {rows} --decoders greedy --steps 5 --threads 1")
+        for rows in QUICK_ROWS
     },
 }
 
