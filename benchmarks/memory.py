@@ -20,6 +20,8 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
+from processes import launcher
+
 from examples import train_llada
 from examples.transformer import SIZES, Transformer
 
@@ -34,25 +36,26 @@ def held(pid: int) -> tuple[float, float]:
     return kilobytes["VmRSS"] / 1e6, kilobytes["VmHWM"] / 1e6
 
 
-def ranks(launcher: int) -> list[int]:
-    """The processes of the ranks below a launcher, or itself where there is none."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(pid) for pid in children] or [launcher]
+def ranks(pid: int) -> list[int]:
+    """The processes of the ranks below a launcher, or the process itself where there is none."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children] or [pid]
 
 
 def measure(size: list[int], processes: int, steps: int) -> dict:
-    """The memory of each process, GB: `steps`, while steps are taken, and `most`; and seconds per step."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    with tempfile.TemporaryDirectory() as folder:
+    """The memory of each process, GB: `steps`, while steps are taken, and `most`; and the size of the
+    checkpoint.
+    """
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/out", "w+") as out:
         flags = f"--parallel fsdp --global-batch-size 4 --window {WINDOW} --val-windows 1 --max-steps {steps}"
         flags += (
             f" --log-interval 1 --eval-interval 1000000 --no-save-each-epoch --device cpu --model-name {NAME}"
         )
         done = subprocess.Popen(
-            [sys.executable, *(launcher if processes > 1 else []), __file__, "--size", *map(str, size)]
+            [sys.executable, *launcher(processes), __file__, "--size", *map(str, size)]
             + ["--flags", f"{flags} --save-dir {folder}/run" + " --distributed" * (processes > 1)],
             env=os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))},
-            stdout=(out := open(f"{folder}/out", "w+")),  # noqa: SIM115
+            stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
         )

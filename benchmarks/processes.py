@@ -34,17 +34,18 @@ WAYS = {
 }
 
 
+def launcher(processes: int) -> list[str]:
+    """What stands between the interpreter and the script: nothing for one process."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return torchrun if processes > 1 else []
+
+
 def rate(folder: Path, processes: int, threads: int, flags: list) -> float:
     """Samples per second over all processes."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        if processes > 1
-        else []
-    )
     run = folder / "run"
     command = [
         sys.executable,
-        *launcher,
+        *launcher(processes),
         str(REPO / "train_mixer.py"),
         *["--distributed"] * (processes > 1),
         "--train-data",

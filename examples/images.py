@@ -58,8 +58,8 @@ class Images(Questions):
         size = None
         for row in rows:
             for name in (row["image"], row["mask"]):
-                path = self.folder / (name or "")
-                if not name or not path.is_file():
+                path = self.folder / name
+                if not path.is_file():
                     raise UserError(f"{path}: no such file, which questions.csv names")
                 found = self.opened(path).size
                 size = size or found

@@ -47,10 +47,14 @@ FLAGS = [
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
+    """The environment of jobs."""
     if not available():
         pytest.skip("needs root and munged, slurmctld, slurmd, sbatch, srun: apt-get install slurm-wlm munge")
     with cluster(tmp_path_factory.mktemp("slurm")) as env:
-        yield env
+        yield environment(**{name: value for name, value in env.items() if name.startswith("SLURM")}) | {
+            "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 def submit(env, *arguments):
@@ -67,6 +71,10 @@ def state_of(env, job):
     return re.search(r"JobState=(\w+)", done.stdout)[1], int(re.search(r"Restarts=(\d+)", done.stdout)[1])
 
 
+def has_ended(env, job):
+    return state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+
 def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(slurm, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -79,12 +87,8 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
     flags = [*FLAGS, "--max-steps", steps]
 
     logs = str(tmp_path / "%j.out")
-    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
-        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
-        "OMP_NUM_THREADS": "1",
-    }
     job = submit(
-        env,
+        slurm,
         "--gres=none",
         "--cpus-per-task=2",
         "--time=3",
@@ -102,14 +106,10 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
         tmp_path / "job",
     )
     log = tmp_path / f"{job}.out"
-    wait_for(
-        lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
-        "end of the job",
-        900,
-    )
+    wait_for(lambda: has_ended(slurm, job), "end of the job", 900)
     text = log.read_text()
     print(text)
-    state, restarts = state_of(env, job)
+    state, restarts = state_of(slurm, job)
     assert state == "COMPLETED" and restarts >= 1, text
     assert "one,two" in text and "Number of processes: 2" in text and "Nodes: 2" in text
     assert (
@@ -128,7 +128,6 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
 
 
 def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
-    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")})
     done = subprocess.run(
         [
             "sbatch",
@@ -143,7 +142,7 @@ def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
             str(JOB),
             "data.csv",
         ],
-        env=env,
+        env=slurm,
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -154,12 +153,8 @@ def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
 
 def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tmp_path):
     write_rows(tmp_path / "data.csv", 160)
-    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
-        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
-        "OMP_NUM_THREADS": "1",
-    }
     job = submit(
-        env,
+        slurm,
         "--array=0-1",
         "--nodes=1",
         "--gres=none",
@@ -186,17 +181,14 @@ def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tm
     first, second = (tmp_path / f"{task}.out" for task in range(2))
     wait_for(lambda: second.exists() and "step 20/" in second.read_text(), "step of the second task", 180)
     # as SLURM does before the time limit
-    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=env, check=True)
+    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=slurm, check=True)
     wait_for(
-        lambda: all(
-            state_of(env, f"{job}_{task}")[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-            for task in range(2)
-        ),
+        lambda: all(has_ended(slurm, f"{job}_{task}") for task in range(2)),
         "end of both",
         400,
     )
     print(first.read_text(), second.read_text())
-    assert [state_of(env, f"{job}_{task}") for task in range(2)] == [("COMPLETED", 0), ("COMPLETED", 1)]
+    assert [state_of(slurm, f"{job}_{task}") for task in range(2)] == [("COMPLETED", 0), ("COMPLETED", 1)]
     assert "The time limit is near" not in first.read_text() and "Stopped by" not in first.read_text()
     assert "goes back into the queue" in second.read_text() and "Resuming from step" in second.read_text()
     runs = [torch.load(tmp_path / f"run{task}" / "last.bin", weights_only=True) for task in range(2)]
@@ -212,22 +204,14 @@ def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tm
     ],
 )
 def test_a_script_of_another_model_on_two_nodes(slurm, tmp_path, script, data, flags):
-    env = environment(**{name: value for name, value in slurm.items() if name.startswith("SLURM")}) | {
-        "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
-        "OMP_NUM_THREADS": "1",
-        "SCRIPT": f"examples/{script}",
-    }
+    env = slurm | {"SCRIPT": f"examples/{script}"}
     output = ["--output", tmp_path / "out", "--error", tmp_path / "out"]
     job = submit(
         env,
         *["--gres=none", "--cpus-per-task=1", "--time=10", *output, JOB, 1, *([data] if data else [])],
         *["--", "--device", "cpu", "--max-steps", 3, *flags, "--save-dir", tmp_path / "run"],
     )
-    wait_for(
-        lambda: state_of(env, job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
-        "end of the job",
-        300,
-    )
+    wait_for(lambda: has_ended(env, job), "end of the job", 300)
     text = (tmp_path / "out").read_text()
     print(text)
     assert state_of(env, job)[0] == "COMPLETED", text
