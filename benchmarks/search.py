@@ -30,7 +30,7 @@ from reference_model import Reference
 import finetune
 from histocc.formatter import BOS_IDX
 from histocc.model import model_io
-from histocc.predict.search import CodeSearch, CodeTrie
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.sample.files import write
 from histocc.sample.generate import rows
 from histocc.text import encode

@@ -37,7 +37,17 @@ from histocc.runtime.file_sums import SUMS, sums_of, with_sums
 from histocc.text_rules import AS_IS, ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
-CODING = ("kind", "formatter", "system", "languages", "thresholds", "linear_share", "source", "hisco_numbers")
+CODING = (
+    "kind",
+    "formatter",
+    "system",
+    "languages",
+    "thresholds",
+    "linear_share",
+    "confidence",
+    "source",
+    "hisco_numbers",
+)
 # Arguments of the training that an evaluation takes for its own where it is not told otherwise.
 OF_TRAINING = (
     "input_col",

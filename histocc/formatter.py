@@ -347,6 +347,17 @@ class BlockyFormatter:
         return formatter
 
 
+def cut(code: str, digits: int, separator: str | None = None) -> str:
+    """The first `digits` tokens of a code: characters, or what stands between separators.
+
+    −1, −2, −3 and ? are whole codes: they stay what they are at every number of digits, and are a prefix of
+    nothing else. A code that is shorter stays whole, too.
+    """
+    if code in NEVER_SHORT:
+        return code
+    return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
+
+
 def is_missing(value: Any) -> bool:
     """Whether it is None or NaN, as pandas has them."""
     return (

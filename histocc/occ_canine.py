@@ -76,6 +76,7 @@ OF_THE_MODEL = {
     "model_type": optional(one_of(*MODEL_TYPES.values())),
     "use_within_block_sep": FLAG,
     "target_cols": optional(COLUMNS),
+    "raw_confidence": FLAG,
 }
 OF_PREDICT = {
     "what": either(one_of(*WHAT), COUNT),
@@ -120,6 +121,8 @@ class OccCANINE:
         force_download: load from the hub again.
         model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
         use_within_block_sep, target_cols: of a published general-purpose model, where it does not say it.
+        raw_confidence: probabilities are those of the decoders themselves, not what the checkpoint has fitted
+            to how often they are right.
 
     Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device,
     batch_size.
@@ -145,6 +148,7 @@ class OccCANINE:
         model_type: str | None = None,
         use_within_block_sep: bool = False,
         target_cols: Sequence[str] | None = None,
+        raw_confidence: bool = False,
     ):
         given = checked(
             OF_THE_MODEL,
@@ -160,12 +164,14 @@ class OccCANINE:
                 "target_cols": target_cols,
                 "model_type": model_type,
                 "use_within_block_sep": use_within_block_sep,
+                "raw_confidence": raw_confidence,
             },
         )
         self._lock = threading.RLock()  # held while codes are computed or the model changes
         self.name, self.device, self.verbose = given["name"] or HUB_NAME, device_of(device), given["verbose"]
         self._batch_size, self._key_file, system = given["batch_size"], given["key"], given["system"]
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
+        self._raw_confidence = given["raw_confidence"]
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
             keys.key_reader(given["key"]),
@@ -216,7 +222,8 @@ class OccCANINE:
             raise UserError(
                 f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than"
             )
-        coder = Coder(model.to(self.device), formatter, state, batch_size=self._batch_size)
+        how = {"batch_size": self._batch_size, "raw_confidence": self._raw_confidence}
+        coder = Coder(model.to(self.device), formatter, state, **how)
         words = self._words(coder)
         with self._lock:
             self.file, self.coder, self.model, self.formatter = file, coder, model, formatter

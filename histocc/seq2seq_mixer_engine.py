@@ -118,8 +118,8 @@ class MixerTask:
             memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
             padding = model.memory_padding_mask(batch["attention_mask"])
             outputs = model.decode(memory, targets[:, :-1], padding), model.classify(pooled)
-            sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
-            decoded = greedy_from_memory(model, memory, padding, **sizes)
+            most, size = formatter.max_num_codes, formatter.block_size
+            decoded = greedy_from_memory(model, memory, padding, max_codes=most, block_size=size)
         with torch.autocast(outputs[0].device.type, enabled=False):
             right, counted = metrics.token_counts(outputs[0], targets, PAD_IDX)
             linear = batch["targets_linear"]

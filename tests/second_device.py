@@ -121,7 +121,7 @@ class _Tensors(TorchFunctionMode):
 @contextlib.contextmanager
 def second_device(monkeypatch):
     """`DEVICE` works like a device, and is the one that the scripts choose."""
-    from histocc.predict import search
+    from histocc.model import search
     from histocc.runtime import world as distributed
     from histocc.trainer import training
 

@@ -15,13 +15,12 @@ from histocc.evaluate import figures as report
 from histocc.evaluate import measures as report_metrics
 from histocc.evaluate.measures import SHARES, Candidates
 from histocc.formatter import hisco_blocky5
-from histocc.model import model_io
+from histocc.model import model_io, search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import NgramHasher
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict import __main__ as predict
-from histocc.predict import search
 from histocc.predict.coder import Coder
-from histocc.predict.search import CodeSearch, CodeTrie
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles

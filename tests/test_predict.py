@@ -22,10 +22,10 @@ from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given
+from histocc.model.search import CodeTrie, full
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.search import CodeTrie, full
 from histocc.runtime import checkpoint, progress, signals
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
@@ -452,8 +452,8 @@ def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
 
 
 def test_a_confidence_that_is_no_number_asks_for_review():
-    args = types.SimpleNamespace(min_prob=0.0)
-    job = types.SimpleNamespace(key={"22222"}, most=1, descriptions=None, args=args)
+    args = types.SimpleNamespace(back_off=None)
+    job = types.SimpleNamespace(key={"22222"}, most=1, descriptions=None, args=args, least=0.0)
     assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [
         0,
         0,

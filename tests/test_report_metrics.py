@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from histocc.evaluate import measures as rm
+from histocc.formatter import cut
 
 CODES = ["61110", "61220", "61115", "75400", "-1", "-2", "07540"]
 
@@ -13,7 +14,7 @@ def random_sets(rng, n, most=3):
 
 
 def as_pairs(sets, digits=5):
-    number, _ = rm.numbered([rm.cut(code, digits) for code in CODES])
+    number, _ = rm.numbered([cut(code, digits) for code in CODES])
     place = dict(zip(CODES, number.tolist()))
     rows = [(row, place[code]) for row, codes in enumerate(sets) for code in codes]
     rows, codes = (
@@ -43,10 +44,10 @@ class TestCutting:
         ],
     )
     def test_prefixes(self, code, digits, separator, expected):
-        assert rm.cut(code, digits, separator) == expected
+        assert cut(code, digits, separator) == expected
 
     def test_a_whole_code_is_a_prefix_of_nothing(self):
-        number, names = rm.numbered([rm.cut(code, 1) for code in ("-1", "-2", "12345", "-1")])
+        number, names = rm.numbered([cut(code, 1) for code in ("-1", "-2", "12345", "-1")])
         assert names == ["-1", "-2", "1"] and number.tolist() == [0, 1, 2, 0]
 
     def test_codes_of_a_row_that_become_equal_are_one(self):
@@ -59,7 +60,7 @@ class TestCounts:
     def test_sets(self, digits):
         rng = np.random.default_rng(digits)
         pred, true = random_sets(rng, 200), random_sets(rng, 200)
-        short = [[{rm.cut(code, digits) for code in codes} for codes in sets] for sets in (pred, true)]
+        short = [[{cut(code, digits) for code in codes} for codes in sets] for sets in (pred, true)]
         found = rm.row_counts(200, as_pairs(pred, digits), as_pairs(true, digits))
         assert found.tolist() == [list(map(float, brute(p, t))) for p, t in zip(*short)]
 
@@ -72,12 +73,12 @@ class TestCounts:
     def test_a_group(self):
         rng = np.random.default_rng(5)
         pred, true = random_sets(rng, 100), random_sets(rng, 100)
-        group_of, names = rm.numbered([rm.cut(code, 1) for code in sorted(CODES)])
+        group_of, names = rm.numbered([cut(code, 1) for code in sorted(CODES)])
         right = np.array([p == t for p, t in zip(pred, true)])
         for group, name in enumerate(names):
             found = rm.group_counts(100, as_pairs(pred), as_pairs(true), group_of, group, right)
             for row, p, t in zip(found, pred, true):
-                inside = [{code for code in codes if rm.cut(code, 1) == name} for codes in (p, t)]
+                inside = [{code for code in codes if cut(code, 1) == name} for codes in (p, t)]
                 assert row.tolist() == [bool(inside[1]), bool(inside[1]) and p == t, *brute(*inside)[2:]]
 
     def test_ratios(self):

@@ -12,9 +12,9 @@ from histocc.formatter import (
     hisco_blocky5,
     occ1950_blocky2,
 )
+from histocc.model import search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.predict import search
-from histocc.predict.search import CodeSearch, CodeTrie
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.text import encode
 
 SMALL = {

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Hashable
 from typing import Any
 
-from histocc.evaluate.measures import cut
+from histocc.formatter import cut
 from histocc.predict.tables import column_of, names_of
 from histocc.runtime.call_arguments import COUNT, FLAG, TABLE, TEXT, checked, optional, shown
 

@@ -76,7 +76,7 @@ class TextRows(Rows):
         changes: TextChanges = TextChanges(),
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
-        self.rows, self.encoding, self.changes = rows, encoding, changes
+        self.rows, self.encoding, self.changes, self.languages = rows, encoding, changes, data.languages
         self.fingerprint = data.fingerprint
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet

@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -28,30 +27,31 @@ from histocc.data import arguments as table_arguments
 from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.findings import OUTSIDE_KEY
 from histocc.data.folder import is_whole
 from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.evaluate import baseline
 from histocc.evaluate import markdown as report_text
-from histocc.evaluate.answers import RANKED, Outcomes
-from histocc.evaluate.figures import LEAST_ROWS, decoders_report
+from histocc.evaluate.answers import RANKED, Both, Outcomes
+from histocc.evaluate.figures import decoders_report
+from histocc.evaluate.fitted import fit_confidence, known_languages, store_thresholds, text_rows
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import recipe
 from histocc.job.data import on_every_node
 from histocc.job.settings import LossSettings
 from histocc.model import model_io
-from histocc.model.decoding import sets_of
+from histocc.model.code_trie import CodeTrie
+from histocc.model.confidence import Confidence
+from histocc.model.decoding import greedy_from_memory, sets_of
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
+from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
-from histocc.predict.search import CodeSearch, CodeTrie
-from histocc.runtime import arguments, checkpoint, checksums, entrypoint, outputs
+from histocc.runtime import arguments, checksums, entrypoint, outputs
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError
-from histocc.runtime.lock import run_lock
 from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
@@ -112,6 +112,20 @@ def get_args_parser() -> arguments.Parser:
             " the linear decoder counts where both rank the codes together (--decoder topk and full). The"
             " rows should be none that it was trained on: --share-val"
         ),
+    )
+    group.add_argument(
+        "--fit-confidence",
+        action="store_true",
+        help=(
+            "fit the probabilities of the checkpoint that was evaluated to how often they are right on these"
+            " rows, and store that in it, as the training does on its validation rows; the report is still on"
+            " those before"
+        ),
+    )
+    group.add_argument(
+        "--raw-confidence",
+        action="store_true",
+        help="report on the probabilities as the decoders give them, not as they were fitted",
     )
     group.add_argument(
         "--baseline",
@@ -353,13 +367,6 @@ def nothing_left(report: dict, args: argparse.Namespace) -> str:
     return "\n  ".join(lines)
 
 
-def known_languages(data: PreparedData, languages: list[str]) -> PreparedData:
-    """The data with languages that the model was not trained on read as unk."""
-    return replace(
-        data, languages=[name if name in languages else UNKNOWN_LANGUAGE for name in data.languages]
-    )
-
-
 def prepared_of_run(file: str, state: dict) -> str:
     """The folder of the data that a checkpoint was trained on; it need not be there."""
     return os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
@@ -478,25 +485,37 @@ def ranks_together(state: dict) -> bool:
 
 
 def collector(
-    outcomes: Outcomes, model: Seq2SeqMixerOccCANINE, formatter: BlockyFormatter, state: dict
+    outcomes: Outcomes,
+    model: Seq2SeqMixerOccCANINE,
+    formatter: BlockyFormatter,
+    state: dict,
+    confidence: Confidence,
 ) -> Callable[..., None]:
     """What the task gives every batch to."""
-    search = (
-        None if state.get("kind") == "flat" else CodeSearch(model, CodeTrie(list(state["key"]), formatter))
-    )
-    together = ranks_together(state)
+    together, share = ranks_together(state), state.get("linear_share") or 0.0
+    search = None
+    if state.get("kind") != "flat":
+        tree = CodeTrie(list(state["key"]), formatter)
+        search = CodeSearch(model, tree, share, confidence.ranking) if together else CodeSearch(model, tree)
+    writing, sizes = confidence.written, (formatter.max_num_codes, formatter.block_size)
 
     def each(batch: dict, memory, padding, decoded, linear_logits) -> None:
-        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter)
-        written = None
+        if writing is not None:
+            decoded = greedy_from_memory(
+                model, memory, padding, max_codes=sizes[0], block_size=sizes[1], writing=writing
+            )
+        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter, writing)
+        both = None
         if search is None:
             ranking = torch.full((len(blocks), RANKED), -1, device=blocks.device)
         elif together:
-            written, _ = search.log_probs(batch["input_ids"], batch["attention_mask"])
+            written, linear = search.log_probs(batch["input_ids"], batch["attention_mask"])
             ranking = written.sort(dim=1, descending=True, stable=True).indices[:, :RANKED]
+            scores = search.scores(written, linear)
+            both = Both(written, scores.argmax(1), search.probs_of(scores).max(1).values)
         else:
             ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
-        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, written)
+        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, both)
 
     return each
 
@@ -509,22 +528,14 @@ def answered(
     Precision("float32", world.device).use()  # as in training
     read_as = known_languages(data, state["languages"])
     plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
-    max_len = state["config"]["max_len"]
-    loader = BatchLoader(
-        MicroBatches(
-            TextRows(
-                rows,
-                read_as,
-                RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len),
-            ),
-            plan,
-            world.rank,
-        )
+    loader = BatchLoader(MicroBatches(text_rows(loaded, data, rows), plan, world.rank))
+    confidence = Confidence() if args.raw_confidence else Confidence.of(state)
+    outcomes = Outcomes(
+        formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state), confidence.outputs
     )
-    outcomes = Outcomes(formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state))
     trained_with = argparse.Namespace(**LOSS | state.get("args", {}))
     loss_fn = recipe.make_loss(arguments.settings_of(LossSettings, trained_with), formatter)
-    task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state))
+    task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state, confidence))
     figures = loop.evaluate(model, loader, task, world, stop=StopPoll(world.stop_agreed))
     if figures is None:
         raise Stopped
@@ -542,6 +553,7 @@ def make_report(
             "step": state.get("step"),
             "system": state["system"],
             "codes": len(state["key"]),
+            "confidence_texts": 0 if args.raw_confidence else Confidence.of(state).texts,
         },
         "data": facts,
         "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in lacking},
@@ -571,9 +583,8 @@ def run(args: argparse.Namespace, world: World) -> None:
     args.output = args.output or os.path.join(
         os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
     )
-    evaluated = (
-        checksums.of_file(file) if args.fit_thresholds and world.is_main and os.path.isfile(file) else 0
-    )
+    stores = args.fit_thresholds or args.fit_confidence
+    evaluated = checksums.of_file(file) if stores and world.is_main and os.path.isfile(file) else 0
     loaded = load(args, file, world)
     _, formatter, state = loaded
     kind = state.get("kind", "mixer")
@@ -588,7 +599,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     compared = baseline_figures(args, world, file, state, data, rows)
     found = outcomes.gathered(world)
     if found is None:  # on the other ranks
-        return
+        return fit_confidence(args, file, evaluated, loaded, data, rows, world)
     decoders = decoders_report(found, formatter, data, rows, args.resamples, args.seed, kind)
     if "linear" in decoders:
         decoders["linear"]["codes_above"] = str(Thresholds.of(state))
@@ -603,7 +614,8 @@ def run(args: argparse.Namespace, world: World) -> None:
             if name in ("all", *state["languages"])
         }
         share = decoders["both"]["linear_share"] if "both" in decoders else None
-        store_thresholds(file, evaluated, fitted, share, facts["texts_trained_on"], world)
+        evaluated = store_thresholds(file, evaluated, fitted, share, facts["texts_trained_on"], world)
+    fit_confidence(args, file, evaluated, loaded, data, rows, world)
 
 
 def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
@@ -619,48 +631,17 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
         content,
         Given(args.formatter, keys.key_reader(key), args.target_cols, args.use_within_block_sep),
     )
-    if args.fit_thresholds and (not own or file.endswith(".safetensors")):
+    stores = [
+        f"--{name}" for name in ("fit-thresholds", "fit-confidence") if getattr(args, name.replace("-", "_"))
+    ]
+    if stores and (not own or file.endswith(".safetensors")):
         raise UserError(
-            f"--fit-thresholds: {file} is not a .bin of histocc, so it is not written to; python -m"
+            f"{stores[0]}: {file} is not a .bin of histocc, so it is not written to; python -m"
             " histocc.export makes one of it"
         )
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
     return model.to(world.device), formatter, state
-
-
-def store_thresholds(
-    file: str, evaluated: int, found: dict, share: float | None, texts_trained_on: int | None, world: World
-) -> None:
-    """Puts the fitted thresholds, and the fitted share of the linear decoder where there is one, into the
-    checkpoint; evaluated: its checksum when it was read. Rank 0 only. Raises UserError.
-    """
-    fitted = {
-        "default": found["all"]["threshold_f1"],
-        "source": "fitted",
-        "by_language": {name: each["threshold_f1"] for name, each in found.items() if name != "all"},
-    }
-    with run_lock(os.path.dirname(file) or "."):  # no run may put another one there meanwhile
-        if checksums.of_file(file) != evaluated:
-            raise UserError(
-                f"--fit-thresholds: {file} is no longer the file that was evaluated; evaluate it again"
-            )
-        content = checkpoint.load_plain(file)
-        settings = content.get(SETTINGS, content)
-        held = settings.get("thresholds") or {}
-        fitted |= {name: held[name] for name in ("at_least_one", "at_most") if name in held}
-        settings |= {"thresholds": fitted, **({} if share is None else {"linear_share": share})}
-        checkpoint.replace(file, content)
-    world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
-    if share is not None:
-        world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
-    if found["all"]["rows"] < LEAST_ROWS:
-        world.print(f"WARNING: they are fitted on {found['all']['rows']:,} rows; take {LEAST_ROWS} or more")
-    if texts_trained_on:
-        world.print(
-            f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give"
-            " better ones"
-        )
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,14 +2,15 @@
 0.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from histocc.evaluate.measures import SHARES, threshold_counts
+from histocc.evaluate.measures import threshold_counts
 from histocc.formatter import BlockyFormatter
+from histocc.model.confidence import Outputs, features
 from histocc.model.decoding import upcast_half
 from histocc.model.thresholds import Thresholds
 from histocc.runtime.world import World
@@ -20,15 +21,36 @@ MOST_FLAT_CODES = 50  # of one row, the most probable ones; a row with more is w
 CANDIDATES = 20  # codes of a row that each decoder proposes for the ranking by both
 
 
+class Both(NamedTuple):
+    """written: log-probability of writing each code, float [B, C]; best int64 [B]: the best code by both
+    decoders with the share that the model holds; confidence float [B]: its probability.
+    """
+
+    written: Tensor
+    best: Tensor
+    confidence: Tensor
+
+
 class Outcomes:
     """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows
-    of all ranks]; languages: their names; thresholds: which codes of the linear decoder count.
+    of all ranks]; languages: their names; thresholds: which codes of the linear decoder count; outputs: how
+    its confidence is fitted.
     """
 
     def __init__(
-        self, formatter: BlockyFormatter, language: np.ndarray, languages: list[str], thresholds: Thresholds
+        self,
+        formatter: BlockyFormatter,
+        language: np.ndarray,
+        languages: list[str],
+        thresholds: Thresholds,
+        outputs: Outputs | None = None,
     ):
-        self.formatter, self.language, self.number_of_codes = formatter, language, thresholds.number
+        self.formatter, self.language, self.thresholds, self.outputs = (
+            formatter,
+            language,
+            thresholds,
+            outputs,
+        )
         self.least = np.array([thresholds.least(each) for each in languages], dtype=np.float64)
         self.parts: dict[str, list[np.ndarray]] = {}
         self.counts: dict[int, np.ndarray] = {}
@@ -40,16 +62,16 @@ class Outcomes:
         set_probs: Tensor,
         ranking: Tensor,
         linear_logits: Tensor,
-        written: Tensor | None = None,
+        both: "Both | None" = None,
     ) -> None:
         """A batch of the engine's evaluation; rows that only fill it up are left out.
 
         blocks [B, M, block_size] and set_probs [B] as `decoding.sets_of` gives them: the confidence of the
         seq2seq decoder is the probability of its set of codes, in any order. ranking: numbers of the RANKED
         most probable codes by the search, int64 [B, RANKED]. Confidence of the linear decoder: the
-        probability that exactly its codes, those above the threshold, are right and no other is, its outputs
-        taken as independent. written: log-probability of writing each code, float [B, C], for the ranking by
-        both decoders; None where that is not asked for.
+        probability that exactly its codes, those above the threshold, are right and no other is: as it is
+        fitted, or with its outputs taken as independent. both: for the ranking by both decoders; None where
+        that is not asked for.
         """
         kept = batch["weights"] > 0
         logits, codes = upcast_half(linear_logits)[kept], batch["targets_linear"][kept]  # [B, C], [B, K]
@@ -58,7 +80,8 @@ class Outcomes:
         of_true = place.gather(1, codes.clamp(min=0))
         least = self.least[self.language[batch["rows"][kept].cpu().numpy()]]  # [B]
         least = torch.from_numpy(least).logit().to(logits)
-        on = place < self.number_of_codes((logits > least[:, None]).sum(1))[:, None]  # [B, C]
+        on = self.thresholds.answered(logits, least)  # [B, C]
+        alone = -torch.nn.functional.softplus(torch.where(on, -logits, logits).double()).sum(1)
         row, code = (on & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
         hit = ranking[kept][:, None] == codes[..., None]  # [B, K, RANKED]
         ranked = torch.where(hit.any(-1), hit.int().argmax(-1), hit.shape[-1])  # [B, K]
@@ -68,17 +91,19 @@ class Outcomes:
             seq_confidence=set_probs[kept].double(),
             seq_best=ranked.masked_fill(~has, hit.shape[-1]).amin(1),
             seq_worst=ranked.masked_fill(~has, -1).amax(1),
-            flat_confidence=(
-                -torch.nn.functional.softplus(torch.where(on, -logits, logits).double()).sum(1)
-            ).exp(),
+            flat_confidence=alone.exp() if self.outputs is None else self.outputs.conf(features(logits, on)),
             best=of_true.masked_fill(~has, logits.shape[1]).amin(1),
             worst=of_true.masked_fill(~has, -1).amax(1),
             flat_rows=batch["rows"][kept][row],
             flat_codes=code,
         )
         self._count_thresholds(logits.sigmoid(), codes, batch["rows"][kept], place)
-        if written is not None:
-            self._keep_candidates(written[kept], logits.log_softmax(1), on.sum(1))
+        if both is not None:
+            self._keep(
+                both_best_right=(both.best[kept][:, None] == codes).any(1),
+                both_confidence=both.confidence[kept].double(),
+            )
+            self._keep_candidates(both.written[kept], logits.log_softmax(1), on.sum(1))
 
     def _keep_candidates(self, written: Tensor, linear: Tensor, number: Tensor) -> None:
         """written, linear: log-probabilities [B, C] by either decoder; number: codes of the linear decoder's
@@ -88,12 +113,10 @@ class Outcomes:
         # [B, 2 · most]
         codes = torch.cat([written.topk(most).indices, linear.topk(most).indices], dim=1).sort(1).values
         again = torch.nn.functional.pad(codes[:, 1:] == codes[:, :-1], (1, 0))
-        norms = [((1 - share) * written + share * linear).logsumexp(1) for share in SHARES.tolist()]
         self._keep(
             both_codes=codes.masked_fill(again, -1).int(),
             both_written=written.gather(1, codes),
             both_linear=linear.gather(1, codes),
-            both_norms=torch.stack(norms, dim=1),
             both_number=number,
         )
 
@@ -109,7 +132,7 @@ class Outcomes:
         above = torch.bucketize(probs, grid)  # [B, C], how many thresholds
         counts = torch.zeros(len(probs), len(grid) + 1, dtype=torch.long, device=probs.device)
         counts.scatter_add_(1, above, torch.ones_like(above))
-        predicted = self.number_of_codes(counts.flip(1).cumsum(1).flip(1)[:, 1:])  # [B, T]
+        predicted = self.thresholds.number(counts.flip(1).cumsum(1).flip(1)[:, 1:])  # [B, T]
         has = codes >= 0
         true = place.gather(1, codes.clamp(min=0)).masked_fill(~has, probs.shape[1])  # [B, K]
         hits = (true[..., None] < predicted[:, None]).sum(1)  # [B, T]
@@ -128,11 +151,11 @@ class Outcomes:
         [N], best and worst int64 [N] (how many codes are more probable than the most and the least probable
         true one), seq_best and seq_worst the same by the search, at most RANKED; flat_rows, flat_codes int64
         [P], the codes with a probability above the threshold; thresholds: {language: threshold_counts}. Where
-        `add` was given `written`, also for each
-        row: both_codes int32 [N, M], the CANDIDATES most probable codes of either decoder in their order, -1
-        instead of a second time; both_written, both_linear float [N, M], their log-probabilities by either
-        decoder; both_norms float [N, S], the logarithm of what the weighted products of both sum to over all
-        codes, for each of SHARES; both_number int64 [N], codes of the linear decoder's set.
+        `add` was given `both`, also for each row: both_best_right bool [N] and both_confidence float64 [N],
+        whether the best code is a true one, and its probability; both_codes int32 [N, M], the CANDIDATES most
+        probable codes of either decoder in their order, -1 instead of a second time; both_written,
+        both_linear float [N, M], their log-probabilities by either decoder; both_number int64 [N], codes of
+        the linear decoder's set.
         """
         own = {name: np.concatenate(values) for name, values in self.parts.items()}
         shares = world.gather_on_main((own, self.counts))

@@ -63,6 +63,23 @@ class Report(dict):
         columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
         return as_table({name: np.array(each) if name != by else each for name, each in columns.items()})
 
+    def coverage(self, decoder: str | None = None) -> Any:
+        """How many of the distinct texts keep an answer where 90, 95, 98 and 99 % of the answers are to be
+        right, and how many then are, as fractions; a DataFrame or a list of dicts. Raises UserError.
+        """
+        found = self._decoder(decoder)["coverage"]["targets"]
+        nothing = [float("nan")] * 3
+        columns = {
+            "accuracy": [each["accuracy"] for each in found],
+            "confidence": [each["threshold"] for each in found],
+            **{
+                name + part: [(each[name]["over_texts"] or nothing)[i] for each in found]
+                for name in ("stay", "right")
+                for i, part in enumerate(("", "_low", "_high"))
+            },
+        }
+        return as_table({name: np.array(each, dtype=np.float64) for name, each in columns.items()})
+
     def confusions(self, decoder: str | None = None) -> Any:
         """The most frequent mistakes, with texts; a DataFrame or a list of dicts. Raises UserError."""
         found = self._decoder(decoder)["confusions"]
@@ -75,7 +92,7 @@ class Report(dict):
         where matplotlib is not installed.
         """
         try:
-            return figures_of(self)
+            return figures_of(self)[:2]
         except ImportError:
             raise UserError("figures need matplotlib: pip install matplotlib") from None
 

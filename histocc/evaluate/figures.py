@@ -9,8 +9,9 @@ from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.findings import OUTSIDE_KEY
 from histocc.evaluate import measures as report_metrics
 from histocc.evaluate.answers import CANDIDATES, GRID, RANKED
+from histocc.evaluate.coverage import Coverage
 from histocc.evaluate.measures import SHARES, Candidates
-from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.formatter import PAD_IDX, BlockyFormatter, cut
 
 LEAST_ROWS = 100  # of a language, below which no threshold is chosen for it
 
@@ -18,7 +19,8 @@ LEAST_ROWS = 100  # of a language, below which no threshold is chosen for it
 @dataclass(frozen=True)
 class Answers:
     """One decoder's codes for `n` rows. codes: every code that stands or was written anywhere; pred, true:
-    (rows, numbers of `codes`).
+    (rows, numbers of `codes`). confidence float [n]: the probability of what `certain` bool [n] says is
+    right of each row; None: that its whole set of codes is.
     """
 
     codes: list[str]
@@ -26,15 +28,14 @@ class Answers:
     pred: tuple[np.ndarray, np.ndarray]
     true: tuple[np.ndarray, np.ndarray]
     confidence: np.ndarray
+    certain: np.ndarray | None
     text: np.ndarray
     resamples: int
     seed: int
 
     def pairs(self, digits: int, separator: str | None) -> tuple[np.ndarray, np.ndarray]:
         """`distinct_pairs` of the predicted and of the true codes, cut to so many digits."""
-        number, _ = report_metrics.numbered(
-            [report_metrics.cut(code, digits, separator) for code in self.codes]
-        )
+        number, _ = report_metrics.numbered([cut(code, digits, separator) for code in self.codes])
         pred, true = (
             report_metrics.distinct_pairs(rows, number[codes]) for rows, codes in (self.pred, self.true)
         )
@@ -46,6 +47,11 @@ class Answers:
         return report_metrics.row_counts(
             self.n, *(report_metrics.distinct_pairs(*pairs) for pairs in (self.pred, self.true))
         )
+
+    @cached_property
+    def sure(self) -> np.ndarray:
+        """What confidence is about, bool [n]."""
+        return self.columns[:, 1] > 0 if self.certain is None else self.certain
 
     def measured(self, columns: np.ndarray) -> dict:
         return report_metrics.measured(columns, self.text, self.resamples, self.seed)
@@ -67,9 +73,7 @@ class Answers:
 
     def by_major_group(self, separator: str | None) -> dict:
         """Groups of codes with the same first digit, those that stand in a row."""
-        group_of, names = report_metrics.numbered(
-            [report_metrics.cut(code, 1, separator) for code in self.codes]
-        )
+        group_of, names = report_metrics.numbered([cut(code, 1, separator) for code in self.codes])
         pred, true = (report_metrics.distinct_pairs(*pairs) for pairs in (self.pred, self.true))
         right = self.columns[:, 1] > 0
         return {
@@ -77,6 +81,24 @@ class Answers:
                 report_metrics.group_counts(self.n, pred, true, group_of, group, right)
             )
             for group in np.unique(group_of[self.true[1]])
+        }
+
+    def coverage(self, rows: RowSet, languages: list[str], separator: str | None) -> dict:
+        """How many answers stay where so many of these are to be right: see `coverage.Coverage`."""
+        group_of, names = report_metrics.numbered([cut(code, 1, separator) for code in self.codes])
+        row, code = self.true
+        of_group = {
+            names[each]: np.isin(np.arange(self.n), row[group_of[code] == each])
+            for each in np.unique(group_of[code])
+        }
+        language = np.asarray(rows.language)
+        of_language = {languages[each]: language == each for each in np.unique(language)}
+        found = Coverage(self.confidence, self.sure, np.asarray(rows.text_hash), self.measured)
+        return {
+            "curve": found.curve(),
+            "targets": found.targets(),
+            "by_language": found.by(of_language),
+            "by_major_group": found.by(of_group),
         }
 
     def confusions(self, rows: RowSet) -> list[dict]:
@@ -98,6 +120,7 @@ class Answers:
         self, formatter: BlockyFormatter, rows: RowSet, languages: list[str], outside_key: int
     ) -> dict:
         separator, right = formatter.within_block_sep, self.columns[:, 1] > 0
+        over = 1 / np.bincount(self.text)[self.text]
         return {
             "right_rows": int(right.sum()),
             "accuracy": float(right.mean()),
@@ -105,7 +128,8 @@ class Answers:
             "by_digits": self.by_digits(formatter.block_size, separator),
             "by_language": self.by_language(np.asarray(rows.language), languages),
             "by_major_group": self.by_major_group(separator),
-            "calibration": report_metrics.calibration(self.confidence, right),
+            "calibration": report_metrics.calibration(self.confidence, self.sure, over),
+            "coverage": self.coverage(rows, languages, separator),
             "confusions": self.confusions(rows),
         }
 
@@ -157,22 +181,20 @@ def distinct_codes(codes: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True)
 class Both:
     """What both decoders answer together, see `search`. share: of the linear decoder, fitted on all rows;
-    halves: fitted on each half of the texts, of which the rows of the other half are counted; pred,
-    confidence: as of `Answers`; best, worst: as of `report_metrics.top_k`, at most RANKED.
+    halves: fitted on each half of the texts, of which the rows of the other half are counted; pred:
+    as of `Answers`; best, worst: as of `report_metrics.top_k`, at most RANKED.
     """
 
     share: float
     halves: list[float]
     pred: tuple[np.ndarray, np.ndarray]
-    confidence: np.ndarray
     best: np.ndarray
     worst: np.ndarray
 
     @classmethod
     def of(cls, found: dict, rows: RowSet) -> "Both":
         """From `Outcomes.gathered` with candidates. A row has as many codes as the linear decoder's set, at
-        least one; its confidence is the probability of these codes, each as if it were the only one, added
-        up.
+        least one.
         """
         candidates = Candidates(
             found["both_codes"],
@@ -186,8 +208,6 @@ class Both:
         used = np.array(halves)[1 - half]  # [N], fitted on the other half
         order, scores = candidates.ranking(SHARES[used])
         codes, on = np.take_along_axis(candidates.codes, order, axis=1), candidates.answered(scores)
-        norm = np.take_along_axis(found["both_norms"], used[:, None], axis=1)
-        confidence = np.where(on, np.exp(scores - norm), 0.0).sum(1).clip(max=1.0)
         hit = (true[..., None] == codes[:, None, :RANKED]) & (true >= 0)[..., None]  # [N, K, RANKED]
         place = np.where(hit.any(2), hit.argmax(2), RANKED)
         best = np.where(true >= 0, place, RANKED).min(1)
@@ -197,7 +217,6 @@ class Both:
             float(SHARES[share]),
             [float(SHARES[each]) for each in halves],
             (row, codes[row, column].astype(np.int64)),
-            confidence,
             best,
             worst,
         )
@@ -222,8 +241,10 @@ def decoders_report(
     text = np.unique(rows.text_hash, return_inverse=True)[1]
     codes, written = written_codes(found["seq_blocks"], formatter, key)
 
-    def answers(names: list[str], pred: tuple, confidence: np.ndarray) -> dict:
-        each = Answers(names, len(rows), pred, true, confidence, text, resamples, seed)
+    def answers(
+        names: list[str], pred: tuple, confidence: np.ndarray, sure: np.ndarray | None = None
+    ) -> dict:
+        each = Answers(names, len(rows), pred, true, confidence, sure, text, resamples, seed)
         return each.report(formatter, rows, languages, outside_key)
 
     seq = answers(codes, written, found["seq_confidence"])
@@ -237,7 +258,7 @@ def decoders_report(
     if "both_codes" not in found:
         return {"seq2seq": seq, "linear": linear}
     together = Both.of(found, rows)
-    both = answers(key, together.pred, together.confidence)
+    both = answers(key, together.pred, found["both_confidence"], found["both_best_right"])
     both |= {
         "linear_share": together.share,
         "linear_share_of_halves": together.halves,

@@ -11,7 +11,7 @@ NAMES = {
     "both": "Both decoders together (linear share {linear_share:g})",
 }
 MEASURES = ("accuracy", "precision", "recall", "f1")
-PLOTS = ("digits.png", "calibration.png")
+PLOTS = ("digits.png", "calibration.png", "coverage.png")
 
 METHOD = """\
 ## How it is counted
@@ -31,8 +31,12 @@ METHOD = """\
 - Top k: the k most probable codes of the linear decoder, or of the search over the key with the seq2seq
   decoder{or_both}, hold one, or all, of the true codes. With more than k codes a row cannot have all.
 - Confidence of the seq2seq decoder: the probability that it writes this set of codes, in any order, and no
-  other; of the linear decoder: the probability of exactly its set of codes. Expected calibration error: the
-  mean over rows of the distance between confidence and accuracy of their bin.
+  other; of the linear decoder: the probability of exactly its set of codes{fitted}. Expected
+  calibration error: the mean over rows, or over distinct texts, of the distance between confidence and
+  accuracy of their bin. Few texts alone make it some points even where confidence is what it says.
+- To be right in so many percent: only answers from some confidence on are given. The confidence is chosen on
+  one half of the texts, and the rows of the other half are counted with it. The one that is named was chosen
+  on all of them.
 - Best threshold: the one of 0.02, 0.04 … 0.98 with the highest F1, and with the highest accuracy, on these
   very rows: test it on others. Languages with fewer than 100 rows get none.
 """
@@ -41,8 +45,9 @@ METHOD = """\
 METHOD_OF_BOTH = """\
 - Both decoders together rank the codes by (1 - share) times the log-probability of the seq2seq decoder plus
   share times that of the softmax of the linear one, among the {candidates} best codes of each. A row gets the
-  best ones, as many as the linear decoder has above its threshold, at least one. Confidence: the sum of their
-  probabilities by that ranking. The share is the one of 0, 0.1 … 1 with the highest accuracy over distinct
+  best ones, as many as the linear decoder has above its threshold, at least one. Confidence, and what stays
+  of the answers, are about the best code alone, with the share that the model holds: whether it is one of the
+  true codes. The share is the one of 0, 0.1 … 1 with the highest accuracy over distinct
   texts, chosen on these texts; the figures are those of two halves of the texts, each counted with the share
   chosen on the other.
 """
@@ -108,7 +113,8 @@ def _decoder(name: str, found: dict) -> list[str]:
         )
     if "thresholds" in found:
         lines += _thresholds(found["thresholds"])
-    return lines + _calibration(found["calibration"]) + _confusions(found["confusions"])
+    lines += _calibration(found["calibration"]) + _coverage(found["coverage"])
+    return lines + _confusions(found["confusions"])
 
 
 def _what_it_got_right(name: str, found: dict) -> list[str]:
@@ -159,7 +165,8 @@ def _thresholds(found: dict[str, dict]) -> list[str]:
 
 def _calibration(found: dict) -> list[str]:
     lines = [
-        f"Expected calibration error: {percent(found['expected_calibration_error'])} percentage points.",
+        f"Expected calibration error: {percent(found['expected_calibration_error'])} percentage points over"
+        f" rows, {percent(found['expected_calibration_error_over_texts'])} over distinct texts.",
         "",
     ]
     return lines + table(
@@ -174,6 +181,50 @@ def _calibration(found: dict) -> list[str]:
             for each in found["bins"]
         ],
     )
+
+
+def _coverage(found: dict) -> list[str]:
+    """How many answers stay where so many are to be right, of all rows and by group."""
+
+    def threshold(value: float | None) -> str:
+        return "none" if value is None else f"{value:.3f}"
+
+    lines = table(
+        [
+            "to be right in, %",
+            "confidence from",
+            "rows that stay, %",
+            "texts, %",
+            "right of these rows, %",
+            "texts, %",
+        ],
+        [
+            [
+                f"{100 * each['accuracy']:g}",
+                threshold(each["threshold"]),
+                *(
+                    cell(each[what][over])
+                    for what in ("stay", "right")
+                    for over in ("over_rows", "over_texts")
+                ),
+            ]
+            for each in found["targets"]
+        ],
+    )
+    for name, groups in (("language", found["by_language"]), ("major group", found["by_major_group"])):
+        lines += table(
+            [
+                name,
+                *(f"texts that stay: right, %, at {100 * each['accuracy']:g}" for each in found["targets"]),
+            ],
+            [[label, *(_stay_and_right(each) for each in targets)] for label, targets in groups.items()],
+        )
+    return lines
+
+
+def _stay_and_right(found: dict) -> str:
+    stay, right = (found[what]["over_texts"] for what in ("stay", "right"))
+    return f"{percent(stay[0]) if stay else ''}: {cell(right) or 'none'}"
 
 
 def _confusions(found: list[dict]) -> list[str]:
@@ -305,7 +356,9 @@ def markdown(report: dict) -> str:
     if report["plots"]:
         lines += ["## Plots", "", *(f"![{name}]({name})" for name in report["plots"]), ""]
     or_both = ", or of both" if "both" in report["decoders"] else ""
-    method = METHOD.format(resamples=report["resamples"], seed=report["seed"], or_both=or_both)
+    texts = model.get("confidence_texts")
+    fitted = f", both\n  as they were fitted on {texts:,} texts" if texts else ""
+    method = METHOD.format(resamples=report["resamples"], seed=report["seed"], or_both=or_both, fitted=fitted)
     if "both" in report["decoders"]:
         method += METHOD_OF_BOTH.format(**report["decoders"]["both"])
     return "\n".join(lines) + "\n" + method
@@ -318,12 +371,12 @@ def plots(report: dict) -> dict[str, Callable] | None:
     return dict(zip(PLOTS, map(_writer, figures_of(report))))
 
 
-def figures_of(report: dict) -> tuple[Any, Any]:
-    """Figures of matplotlib: accuracy by digits, and accuracy by confidence."""
+def figures_of(report: dict) -> tuple[Any, Any, Any]:
+    """Figures of matplotlib: accuracy by digits, by confidence, and by the share of texts that stay."""
     from matplotlib.figure import Figure
 
-    digits, bins = (Figure(figsize=(6, 4), layout="constrained") for _ in PLOTS)
-    left, right = digits.subplots(), bins.subplots()
+    digits, bins, stay = (Figure(figsize=(6, 4), layout="constrained") for _ in PLOTS)
+    left, right, last = (figure.subplots() for figure in (digits, bins, stay))
     for name, found in report["decoders"].items():
         places = [each["digits"] for each in found["by_digits"]]
         values = [[100 * value for value in each["over_texts"]["accuracy"]] for each in found["by_digits"]]
@@ -343,12 +396,16 @@ def figures_of(report: dict) -> tuple[Any, Any]:
             marker="o",
             label=name_of(name, found),
         )
+        points = [point for point in found["coverage"]["curve"] if point[1] >= 0.02]
+        last.plot(*zip(*((point[1], point[2]) for point in points)), label=name_of(name, found))
+    last.set(xlabel="share of texts, the surest first", ylabel="accuracy", xlim=(0, 1), ylim=(0.5, 1.01))
+    last.legend()
     left.set(xlabel="digits", ylabel="accuracy over distinct texts, %", ylim=(0, 100), xticks=places)
     right.plot([0, 1], [0, 1], color="grey", linewidth=1)
     right.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     left.legend()
     right.legend()
-    return digits, bins
+    return digits, bins, stay
 
 
 def _writer(figure) -> Callable:

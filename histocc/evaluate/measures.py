@@ -11,26 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from histocc.formatter import NEVER_SHORT
+from histocc.model.confidence_fit import BINS, bin_of, calibration_error
 
 COLUMNS = ("counted", "right", "tp", "fp", "fn")  # of the counts of a row, float64 [N, 5]
 MEASURES = ("accuracy", "precision", "recall", "f1")
 LOWER, UPPER = 2.5, 97.5  # percentiles of the bootstrap: 95 % intervals
-BINS = 10  # of confidence, equally wide
 EXAMPLES = 3  # texts shown of a confusion
 SHARES = np.arange(11) / 10  # of the linear decoder in the ranking by both that are compared
 ROWS_AT_ONCE = 1 << 16
-
-
-def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """The first `digits` tokens of a code: characters, or what stands between separators.
-
-    −1, −2, −3 and ? are whole codes: they stay what they are at every number of digits, and are a prefix of
-    nothing else. A code that is shorter stays whole, too.
-    """
-    if code in NEVER_SHORT:
-        return code
-    return code[:digits] if separator is None else separator.join(code.split(separator)[:digits])
 
 
 def numbered(names: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -143,15 +131,16 @@ def measured(columns: np.ndarray, text: np.ndarray, resamples: int, seed: int) -
     return found
 
 
-def calibration(confidence: np.ndarray, right: np.ndarray) -> dict:
+def calibration(confidence: np.ndarray, right: np.ndarray, weight: np.ndarray | None = None) -> dict:
     """How often predictions of so much confidence are right.
 
-    confidence: float [N], 0…1; right: bool [N]. Returns {"bins": [{"from", "to", "rows", "confidence",
+    confidence: float [N], 0…1; right: bool [N]; weight: float [N], of each row where each text weighs the
+    same. Returns {"bins": [{"from", "to", "rows", "confidence",
     "accuracy"}] for the bins that have rows, "expected_calibration_error": Σ rows/N · |accuracy − mean
     confidence| (Guo et al., 2017, arXiv 1706.04599, section 2)}. A bin holds from < confidence ≤ to; the
     first also 0.
     """
-    place = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    place = bin_of(confidence)
     rows = np.bincount(place, minlength=BINS)
     sums = [
         np.bincount(place, weights=values, minlength=BINS)
@@ -167,9 +156,13 @@ def calibration(confidence: np.ndarray, right: np.ndarray) -> dict:
         }
         for i in np.flatnonzero(rows)
     ]
+    everyone = np.ones(len(confidence))
     return {
         "bins": bins,
-        "expected_calibration_error": float(np.abs(sums[1] - sums[0]).sum() / max(len(confidence), 1)),
+        "expected_calibration_error": calibration_error(confidence, right, everyone),
+        "expected_calibration_error_over_texts": calibration_error(
+            confidence, right, everyone if weight is None else weight
+        ),
     }
 
 

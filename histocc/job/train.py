@@ -6,7 +6,7 @@ import contextlib
 from functools import partial
 
 from histocc.data.arrays import PreparedData
-from histocc.job import banner, build
+from histocc.job import banner, build, confidence
 from histocc.job.optimizer import fast_parameters, linear_rate
 from histocc.job.recipe import make_loss
 from histocc.job.resume import refuse_other_arguments
@@ -72,5 +72,6 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         lists=data.folder,
         fitted_before="the n-grams" if linear.fitted else "",
         smaller_model=SMALLER_MODEL,
+        finish=lambda _: confidence.fit_run(settings, world, data),
     )
     run.train(settings, world, precision, training, resumed)

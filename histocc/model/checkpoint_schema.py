@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from histocc.formatter import BlockyFormatter
-from histocc.model import encoder_sizes, ngrams, thresholds
+from histocc.model import confidence, encoder_sizes, ngrams, thresholds
 from histocc.model.canine import ACTIVATIONS, CanineConfig
 from histocc.model.linear_loss import LINEAR_LOSSES
 from histocc.model.loss import BLOCK_LOSSES
@@ -125,6 +125,7 @@ _MORE = {
     "hisco_numbers": flag,
     "kept_codes": COUNT,
     "linear_share": maybe(real(0, 1)),
+    "confidence": maybe(confidence.TABLE),
 }
 RUN = both(
     mapping(

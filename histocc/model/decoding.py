@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
+from histocc.model.confidence import Writing
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
@@ -63,18 +64,19 @@ def greedy_from_memory(
     *,
     max_codes: int,
     block_size: int,
+    writing: Writing | None = None,
 ) -> GreedyResult:
     """As `greedy`, from an encoding that is already there; `linear_logits` is None.
 
     memory [B, S, H] from `model.encode` in evaluation mode; memory_padding_mask from
-    `model.memory_padding_mask`.
+    `model.memory_padding_mask`. writing: how the probabilities are fitted; the tokens are the same.
     """
     batch, number = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
     if not model.target_mask:
-        return _greedy_to_the_end(model, memory, memory_padding_mask, tokens, block_size)
+        return _greedy_to_the_end(model, memory, memory_padding_mask, tokens, block_size, writing)
     block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=number, device=memory.device)
     end_log_probs = torch.zeros(batch, dtype=number, device=memory.device)
     rows = torch.arange(batch, device=memory.device)  # those that are not finished
@@ -82,7 +84,7 @@ def greedy_from_memory(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(1, max_codes * block_size + 1):
             logits = model.decoder.step(tokens[rows, position - 1], cache)  # [rows, V]
-            log_prob, token = upcast_half(logits).log_softmax(dim=-1).max(dim=-1)  # [rows], [rows]
+            log_prob, token = _best(upcast_half(logits), writing, block_size, position - 1)
             block, within = divmod(position - 1, block_size)
             if within == 0:
                 ends = token == PAD_IDX
@@ -105,6 +107,7 @@ def _greedy_to_the_end(
     memory_padding_mask: Tensor | None,
     tokens: Tensor,
     block_size: int,
+    writing: Writing | None,
 ) -> GreedyResult:
     """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in
     sequence_probs alone.
@@ -114,7 +117,7 @@ def _greedy_to_the_end(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
         for position in range(1, tokens.shape[1]):
             logits = model.decoder.step(tokens[:, position - 1], cache)  # [B, V]
-            log_prob, token = upcast_half(logits).log_softmax(dim=-1).max(dim=-1)  # [B], [B]
+            log_prob, token = _best(upcast_half(logits), writing, block_size, position - 1)
             log_probs.append(log_prob)
             if position < tokens.shape[1] - 1:
                 tokens[:, position] = token
@@ -128,12 +131,24 @@ def _greedy_to_the_end(
     return GreedyResult(tokens, block_log_probs.exp(), None, ends.exp(), written.sum(1).exp())
 
 
+def _best(logits: Tensor, writing: Writing | None, block_size: int, place: int) -> tuple[Tensor, Tensor]:
+    """(log-probability, token), [B] each, of the most probable token at a place behind BOS."""
+    best = logits.argmax(-1, keepdim=True)  # [B, 1]
+    log_probs = (
+        logits.log_softmax(-1)
+        if writing is None
+        else writing.log_softmax(logits[:, None], block_size, place)[:, 0]
+    )
+    return log_probs.gather(1, best)[:, 0], best[:, 0]
+
+
 def greedy_sets(
     model: Seq2SeqMixerOccCANINE,
     input_ids: Tensor,
     attention_mask: Tensor,
     formatter: BlockyFormatter,
     in_any_order: bool = True,
+    writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no
     code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
@@ -144,12 +159,12 @@ def greedy_sets(
     with evaluating(model):
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
-        written = greedy_from_memory(model, memory, padding, **sizes)
+        written = greedy_from_memory(model, memory, padding, **sizes, writing=writing)
         if in_any_order:
-            blocks, probs = sets_of(model, memory, padding, written, formatter)
+            blocks, probs = sets_of(model, memory, padding, written, formatter, writing)
         else:
             blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-            probs = written.sequence_probs
+            probs = _of_sets(written.sequence_probs, writing)
         if not model.target_mask:
             blocks = formatter.canonical_blocks(written.tokens)
     return blocks, written.block_probs, probs
@@ -169,8 +184,11 @@ def sets_of(
     padding: Tensor | None,
     written: GreedyResult,
     formatter: BlockyFormatter,
+    writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(distinct blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory."""
+    """(distinct blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory and
+    `writing`.
+    """
     with evaluating(model):
         blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
         at_first = torch.full_like(blocks, PAD_IDX)
@@ -184,13 +202,21 @@ def sets_of(
         rows = (~plain).nonzero()[:, 0]
         if len(rows):
             found[rows] = set_probs(
-                model, memory[rows], None if padding is None else padding[rows], blocks[rows]
+                model, memory[rows], None if padding is None else padding[rows], blocks[rows], writing
             )
-    return blocks, found
+    return blocks, _of_sets(found, writing)
+
+
+def _of_sets(probs: Tensor, writing: Writing | None) -> Tensor:
+    return probs if writing is None else writing.log_set(probs.double().log()).exp().to(probs)
 
 
 def set_probs(
-    model: Seq2SeqMixerOccCANINE, memory: Tensor, memory_padding_mask: Tensor | None, blocks: Tensor
+    model: Seq2SeqMixerOccCANINE,
+    memory: Tensor,
+    memory_padding_mask: Tensor | None,
+    blocks: Tensor,
+    writing: Writing | None = None,
 ) -> Tensor:
     """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
     orders of the codes.
@@ -212,7 +238,7 @@ def set_probs(
             for rows in (number == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
                 parts = [
                     _log_probs(
-                        model, memory, memory_padding_mask, rows, front[rows][:, some].flatten(2), room * size
+                        model, memory, memory_padding_mask, rows, front[rows][:, some], room, writing
                     ).logsumexp(1)
                     for some in orders.split(SEQUENCES_AT_ONCE)
                 ]
@@ -227,18 +253,30 @@ def _log_probs(
     rows: Tensor,
     codes: Tensor,
     room: int,
+    writing: Writing | None,
 ) -> Tensor:
     """Log-probability, float [R, orders], that the rows numbered `rows` are written as `codes` [R, orders,
-    tokens] and no more; room: tokens at most.
+    codes, block_size] and no more; room: codes at most.
     """
-    of, flat = rows.repeat_interleave(codes.shape[1]), codes.flatten(0, 1)
-    begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
-    follows = torch.cat([flat, end], dim=1)[:, :room]  # nothing ends what fills the room
-    written = torch.cat([begin, flat], dim=1)[:, :room]
-    logits = model.decode(memory[of], written, None if padding is None else padding[of])
-    return (
-        upcast_half(logits).log_softmax(-1).gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+    of, size = rows.repeat_interleave(codes.shape[1]), codes.shape[-1]
+    logits, follows = code_logits(
+        model, memory[of], None if padding is None else padding[of], codes.flatten(0, 1), room
     )
+    log_probs = logits.log_softmax(-1) if writing is None else writing.log_softmax(logits, size)
+    return log_probs.gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+
+
+def code_logits(
+    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, codes: Tensor, room: int
+) -> tuple[Tensor, Tensor]:
+    """(logits float [B, T, V], tokens int64 [B, T]) at each place of the writing of `codes` [B, codes,
+    block_size], in this order and no more; room: codes at most.
+    """
+    flat, most = codes.flatten(1), room * codes.shape[-1]
+    begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
+    follows = torch.cat([flat, end], dim=1)[:, :most]  # nothing ends what fills the room
+    written = torch.cat([begin, flat], dim=1)[:, :most]
+    return upcast_half(model.decode(memory, written, padding)), follows
 
 
 def upcast_half(x: Tensor) -> Tensor:

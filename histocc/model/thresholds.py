@@ -82,6 +82,13 @@ class Thresholds(NamedTuple):
         threshold; integers of any shape."""
         return above.clamp(int(self.at_least_one), self.at_most)
 
+    def answered(self, logits: Tensor, least: Tensor) -> Tensor:
+        """Which outputs are answered, bool [B, C]: those of the `number` most probable. logits [B, C]; least
+        [B]: log-odds of the threshold of each row.
+        """
+        place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the most probable
+        return place < self.number((logits > least[:, None]).sum(1))[:, None]
+
     def __str__(self) -> str:
         others = self.by_language[None]
         named = [

@@ -63,13 +63,20 @@ class Job:
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
+            raw_confidence=args.raw_confidence,
+            back_off=args.back_off,
         )
         self.weights = model_io.find_weights(args.model, args.model)
         self.step = f", step {self.coder.step:,}" if self.coder.step is not None else ""
         self.key = set(self.coder.codes)
         self.coder.need(args.decoder)
-        if args.decoder in ("topk", "full"):
+        if args.back_off is not None:
+            self.coder.need("full")
+        if args.decoder in ("topk", "full") or args.back_off is not None:
             self.coder.search()
+        self.least, self.reach = args.min_prob, 1.0
+        if args.target_accuracy is not None:
+            self.least, self.reach = self.coder.confidence.limit(args.decoder, args.target_accuracy)
         self.system = args.system or self.coder.system
         self.thresholds = self.coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
         self.descriptions = (
@@ -89,7 +96,8 @@ class Job:
                 *([f"desc_{i}"] if self.descriptions is not None else []),
             )
         ]
-        return [*names, "conf", "needs_review"]
+        prefix = [] if self.args.back_off is None else [f"{self.system}_prefix", "prob_prefix"]
+        return [*names, *prefix, "conf", "needs_review"]
 
     @property
     def most(self) -> int:
@@ -202,7 +210,10 @@ class Job:
                 [self.descriptions.get(code, "")] if self.descriptions is not None else []
             )
         found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
-        sure = coded.codes and coded.conf >= self.args.min_prob  # NaN is no confidence
+        if self.args.back_off is not None:
+            prefix, prob = coded.prefix or ("", 0.0)
+            found += [prefix, f"{prob:.6g}" if prefix else ""]
+        sure = coded.codes and coded.conf is not None and coded.conf >= self.least  # NaN is no confidence
         review = int(not sure or not self.key.issuperset(coded.codes))  # written digit by digit
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
@@ -358,6 +369,15 @@ def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, res
     ]
     if args.decoder in ("topk", "full") and job.coder.linear_share:
         lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")
+    if args.target_accuracy is not None:
+        texts = f"{job.coder.confidence.texts:,} texts that the confidence was fitted on"
+        lines.append(
+            f"Rows with conf below {job.least:.3g} get needs_review: of the answers above it"
+            f" {args.target_accuracy:.4g} were right, on {job.reach:.1%} of the {texts}"
+            if job.reach
+            else f"All rows get needs_review: no answers of this model were right as often as"
+            f" --target-accuracy {args.target_accuracy:.4g} asks for, on the {texts}"
+        )
     return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
 
 

@@ -31,7 +31,7 @@ DECIDES = (
 )
 
 # The same of flags that came later: outputs that were begun before do not have them.
-DECIDES_SINCE = ("target_cols", "use_within_block_sep")
+DECIDES_SINCE = ("target_cols", "use_within_block_sep", "target_accuracy", "back_off", "raw_confidence")
 
 
 def probability(text: str) -> float:
@@ -128,6 +128,27 @@ def get_args_parser() -> arguments.Parser:
         " that is none of the model's",
     )
     how.add_argument(
+        "--target-accuracy",
+        type=probability,
+        default=None,
+        metavar="P",
+        help="instead of --min-prob: the conf above which this share of the model's answers was right on the"
+        " texts that its confidence was fitted on, for example 0.98",
+    )
+    how.add_argument(
+        "--back-off",
+        type=probability,
+        default=None,
+        metavar="P",
+        help="also the longest prefix of the first code whose probability, that of all codes of the key below"
+        " it together, is at least P",
+    )
+    how.add_argument(
+        "--raw-confidence",
+        action="store_true",
+        help="probabilities as the decoders give them, not as they were fitted to how often they are right",
+    )
+    how.add_argument(
         "--system",
         default=None,
         metavar="NAME",
@@ -182,6 +203,14 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (
             len(dict(args.threshold or [])) < len(args.threshold or []),
             "--threshold: a language is listed twice",
+        ),
+        (
+            args.target_accuracy is not None and args.min_prob > 0,
+            "--min-prob and --target-accuracy are mutually exclusive",
+        ),
+        (
+            args.target_accuracy is not None and args.raw_confidence,
+            "--target-accuracy is for the fitted confidence: leave --raw-confidence out",
         ),
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding, model_io
+from histocc.model.code_trie import CodeTrie
+from histocc.model.confidence import Confidence, features
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import Given
+from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
-from histocc.predict.search import CodeSearch, CodeTrie
+from histocc.predict.back_off import Prefixes
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
@@ -38,12 +41,16 @@ class Coded(NamedTuple):
     at_least_one always count; conf is the probability that these outputs and no others are on. topk, full:
     the most probable first, each as if it were written first; conf is the probability of the best one. With a
     linear share above 0 the probabilities of topk and full are those by both decoders together, see `search`,
-    which sum to 1 over the codes of the key.
+    which sum to 1 over the codes of the key. Where the confidence of the model is fitted, conf is how often
+    such an answer is right: of greedy and flat, exactly these codes; of topk and full, the best one among the
+    true ones. prefix: where `back_off` asks for it, the longest prefix of the first code that is sure enough,
+    and its probability, see `Prefixes`.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
+    prefix: tuple[str, float] | None = None
 
 
 NOTHING = Coded([], [], None)
@@ -74,7 +81,8 @@ class Coder:
     Texts are cleaned by the model's rule, see `text_rules`; one of blanks alone gets no code. Languages are
     those that the model was trained on; see `known`. thresholds: of the linear decoder, where none are given;
     linear_share: of the checkpoint, 0…1, how much the linear decoder counts in topk and full; 0 where there
-    is none.
+    is none. confidence: as the checkpoint has it fitted, none with raw_confidence: probabilities are then the
+    decoders' own. back_off: least probability of `Coded.prefix`; None: there is none.
     """
 
     def __init__(
@@ -86,6 +94,8 @@ class Coder:
         batch_size: int = 256,
         precision: Precision | None = None,
         check: Callable[[], None] = never_stop,
+        raw_confidence: bool = False,
+        back_off: float | None = None,
     ):
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
         self.precision = precision or Precision("float32")
@@ -99,9 +109,14 @@ class Coder:
         self.text_rule = model_io.text_rule(state["config"])
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)
+        self.confidence = Confidence() if raw_confidence else Confidence.of(state)
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
+        self.back_off, self._prefixes = (
+            back_off,
+            None if back_off is None else Prefixes(self.codes, formatter),
+        )
         self._search: CodeSearch | None = None
         self._code_of: dict[tuple[int, ...], str] = {}
 
@@ -173,7 +188,8 @@ class Coder:
         thresholds = self.thresholds.with_given(threshold)
 
         def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> Iterator[Coded]:
-            return self._batch(ids, mask, languages, decoder, k, thresholds, in_any_order)
+            found = self._batch(ids, mask, languages, decoder, k, thresholds, in_any_order)
+            return found if self._prefixes is None else self._with_prefixes(found, ids, mask, self._prefixes)
 
         return self._each(texts, languages, deduplicate, batch, NOTHING, cleaned)
 
@@ -193,7 +209,9 @@ class Coder:
 
         def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
             found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask)
-            return list((found if decoder == "full" or logits else found.sigmoid()).float().cpu().numpy())
+            if decoder == "flat" and not logits:
+                found = self._each_output(found)
+            return list(found.float().cpu().numpy())
 
         return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
 
@@ -215,7 +233,10 @@ class Coder:
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     self._search = CodeSearch(
-                        self.model, CodeTrie(self.codes, self.formatter), self.linear_share
+                        self.model,
+                        CodeTrie(self.codes, self.formatter),
+                        self.linear_share,
+                        self.confidence.ranking,
                     )
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
@@ -304,8 +325,18 @@ class Coder:
             for row, of_row in zip(numbers.tolist(), probs.tolist())
         )
 
+    def _with_prefixes(
+        self, coded: Iterator[Coded], ids: Tensor, mask: Tensor, prefixes: Prefixes
+    ) -> Iterator[Coded]:
+        probs = self.search().full(ids, mask).float().cpu().numpy()
+        for each, row in zip(coded, probs):
+            first = prefixes.longest(each.codes[0], row, self.back_off or 0.0) if each.codes else ("", 0.0)
+            yield each._replace(prefix=first)
+
     def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
-        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
+        blocks, probs, sets = decoding.greedy_sets(
+            self.model, ids, mask, self.formatter, in_any_order, self.confidence.written
+        )
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
             there = [
                 (self._name(tuple(block)), prob)
@@ -332,7 +363,17 @@ class Coder:
         above = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]
         counts = thresholds.number(above.sum(1))
         on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
-        none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
-        conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
+        outputs = self.confidence.outputs
+        if outputs is None:
+            none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
+            conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
+        else:
+            answered = torch.zeros_like(logits, dtype=torch.bool).scatter(1, number, on)
+            conf, prob = outputs.conf(features(logits, answered)), self._each_output(logit)
         for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), counts.tolist(), conf.tolist()):
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
+
+    def _each_output(self, logits: Tensor) -> Tensor:
+        """Probability of each output of the linear decoder."""
+        outputs = self.confidence.outputs
+        return logits.sigmoid() if outputs is None else outputs.probs(logits)

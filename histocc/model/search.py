@@ -14,19 +14,25 @@ of the key. What `topk` then needs of the codes below a prefix it knows
 beforehand: none has a score above (1 − a) · log p(prefix) + a · the best log p of the linear decoder among
 them, and all of them together no more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a
 (Hölder's inequality).
+
+Where the confidence of the model is fitted (`Ranking`), a temperature T divides the scores, which are then
+normalised in any case. n codes below a prefix whose probabilities without T sum to q have q^(1 / T) together
+at most, or n^(1 − 1 / T) · q^(1 / T) where T is above 1.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from histocc.model.code_trie import CodeTrie
+from histocc.model.confidence import Ranking
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
 from histocc.model.decoding import evaluating, upcast_half
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.predict.code_trie import CodeTrie
 
 # of all rows together, in `full`; more would leave a CPU's caches
 PREFIXES_AT_ONCE = {
@@ -114,11 +120,18 @@ class CodeSearch:
     new one when the weights have changed.
 
     linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
-    Above 0 the codes of the tree are the outputs of the linear decoder, in their order. Raises ValueError
-    where they are not as many, or the share is another number.
+    Above 0 the codes of the tree are the outputs of the linear decoder, in their order. ranking: how the
+    probabilities are fitted; the codes and their order are the same. Raises ValueError where they are not as
+    many, or the share is another number.
     """
 
-    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
+    def __init__(
+        self,
+        model: Seq2SeqMixerOccCANINE,
+        tree: CodeTrie,
+        linear_share: float = 0.0,
+        ranking: Ranking | None = None,
+    ):
         if not 0 <= linear_share <= 1:
             raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
         outputs = model.linear_decoder.out_features
@@ -126,7 +139,8 @@ class CodeSearch:
             raise ValueError(
                 f"the linear decoder has {outputs:,} outputs, and the tree {len(tree.codes):,} codes"
             )
-        self.model, self.linear_share = model, linear_share
+        self.model, self.linear_share, self.ranking = model, linear_share, ranking
+        self.temperature: float = 1.0 if ranking is None else ranking.temperature
         self.layers = model.decoder.decoder.layers
         self.tree = tree.to(next(model.parameters()).device)
         with evaluating(model):
@@ -147,8 +161,8 @@ class CodeSearch:
         Without a linear_share that of writing the code in the first block, which all codes together have less
         than 1 of; with one that by both decoders, which sums to 1 over the codes.
         """
-        if self.linear_share:
-            return self._scores(input_ids, attention_mask).softmax(1)
+        if self.linear_share or self.ranking is not None:
+            return self.probs_of(self.scores(*self.log_probs(input_ids, attention_mask)))
         with evaluating(self.model):
             memory, _ = self._encode(input_ids, attention_mask)
             return torch.cat([self._by_code(part.exp()) for part in self._parts(memory, len(input_ids))])
@@ -178,7 +192,8 @@ class CodeSearch:
             for i in range(0, len(input_ids), step):
                 part = slice(i, i + step)
                 parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
-        return torch.cat([codes for codes, _ in parts]), torch.cat([probs for _, probs in parts])
+        codes, log_probs = (torch.cat(each) for each in zip(*parts))
+        return codes, log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
 
     def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
         """What both decoders look at."""
@@ -187,10 +202,16 @@ class CodeSearch:
         visible = visible_memory(self.model.memory_padding_mask(attention_mask))
         return _Memory(list(keys), list(values), visible), pooled
 
-    def _scores(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Weighted mean of both decoders' log-probabilities, float [B, codes]."""
-        written, linear = self.log_probs(input_ids, attention_mask)
-        return (1 - self.linear_share) * written + self.linear_share * linear
+    def scores(self, written: Tensor, linear: Tensor) -> Tensor:
+        """Weighted mean of both decoders' log-probabilities, which are as of `log_probs`."""
+        return (
+            written if not self.linear_share else torch.lerp(written, linear.to(written), self.linear_share)
+        )
+
+    def probs_of(self, scores: Tensor) -> Tensor:
+        """Probability of every code, from `scores` [B, codes]."""
+        log_probs = (scores / self.temperature).log_softmax(1)
+        return log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
 
     def _by_code(self, by_leaf: Tensor) -> Tensor:
         """Leaves [B, codes] in the order of the tree's codes."""
@@ -269,8 +290,11 @@ class CodeSearch:
         rows, tree = len(pooled), self.tree
         log_prob = self.x.new_zeros(rows, 1, dtype=upcast_half(self.x).dtype)
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
-        if not self.linear_share:
+        if not self.linear_share and self.ranking is None:
             return _Queue(log_prob, nodes, slots)
+        if not self.linear_share:
+            nothing = log_prob.new_zeros(rows, tree.levels[-1])
+            return _JointQueue(log_prob, nodes, slots, self._weights(), nothing, nothing)
         best = log_prob.new_empty(rows, tree.levels[-1])  # [B, nodes]
         best[:, tree.inner :] = upcast_half(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
         mass = best.exp()
@@ -282,7 +306,11 @@ class CodeSearch:
                 1, parent, best[:, last:end], "amax"
             )
             mass[:, first:last] = mass.new_zeros(rows, last - first).scatter_add(1, parent, mass[:, last:end])
-        return _JointQueue(log_prob, nodes, slots, self.linear_share, best, torch.maximum(mass.log(), best))
+        return _JointQueue(log_prob, nodes, slots, self._weights(), best, torch.maximum(mass.log(), best))
+
+    def _weights(self) -> "_Weights":
+        more = max(0.0, 1 - 1 / self.temperature) * self.tree.leaves.to(self.x.dtype).log()
+        return _Weights(self.linear_share, self.temperature, more)
 
     def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
         tree, device, rows = self.tree, self.x.device, len(queue.node)
@@ -298,14 +326,14 @@ class CodeSearch:
             if 4 * finished >= len(active):
                 codes[active[done]], log_probs[active[done]] = queue.rows(done).best_codes(k, tree)
                 if finished == len(active):
-                    return codes, log_probs.exp()
+                    return codes, log_probs
                 active = active[~done]
                 memory = memory.rows(~done)
                 queue = queue.rows(~done)
                 is_open = is_open[~done]
             if isinstance(queue, _JointQueue) and MOST_OPENED * used > rows * tree.inner:
                 codes[active], log_probs[active] = self._joint_best(memory, queue, k)
-                return codes, log_probs.exp()
+                return codes, log_probs
             best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)  # [b, P] each
             depth = tree.depth[nodes].flatten()
             own = used + torch.arange(nodes.numel(), device=device)
@@ -322,8 +350,7 @@ class CodeSearch:
     def _joint_best(self, memory: _Memory, queue: "_JointQueue", k: int) -> tuple[Tensor, Tensor]:
         """(codes, log-probabilities) as `topk` gives them, by way of all codes."""
         linear = queue.best[:, self.tree.inner :]
-        written = torch.cat(list(self._parts(memory, len(linear))))
-        scores = (1 - self.linear_share) * written + self.linear_share * linear
+        scores = self.scores(torch.cat(list(self._parts(memory, len(linear)))), linear) / self.temperature
         best, codes = self._by_code(scores.log_softmax(1)).sort(dim=1, descending=True, stable=True)
         return codes[:, :k], best[:, :k]
 
@@ -398,24 +425,34 @@ class _Queue:
         return code.gather(1, again)[:, :k], log_prob[:, :k]
 
 
+class _Weights(NamedTuple):
+    """share: of the linear decoder; temperature: of the scores; more: log-probability that all codes below a
+    node may have together beyond that of their sum without a temperature, float [nodes].
+    """
+
+    share: float
+    temperature: float
+    more: Tensor
+
+
 class _JointQueue(_Queue):
-    """As `_Queue`, for both decoders together; codes stay in it, since all count for the sum. share: of the
-    linear decoder; best,
-    together: log-probability by it of the best code below each node, and of all of them, float [B, nodes].
+    """As `_Queue`, where the probabilities are normalised over the codes; codes stay in it, since all count
+    for the sum. best, together: log-probability by the linear decoder of the best code below each node, and
+    of all of them, float [B, nodes].
     """
 
     def __init__(
-        self, log_prob: Tensor, node: Tensor, slot: Tensor, share: float, best: Tensor, together: Tensor
+        self, log_prob: Tensor, node: Tensor, slot: Tensor, weights: _Weights, best: Tensor, together: Tensor
     ):
         super().__init__(log_prob, node, slot)
-        self.share, self.best, self.together = share, best, together
+        self.weights, self.best, self.together = weights, best, together
 
     def rows(self, index: Tensor) -> "_JointQueue":
         return _JointQueue(
             self.log_prob[index],
             self.node[index],
             self.slot[index],
-            self.share,
+            self.weights,
             self.best[index],
             self.together[index],
         )
@@ -424,11 +461,12 @@ class _JointQueue(_Queue):
         """Score of each code, and of each prefix the highest below it (`best`) or the most that it sums to
         (`together`), float [B, F].
         """
-        found = (1 - self.share) * self.log_prob + self.share * of_linear.gather(1, self.node)
+        share, temperature, _ = self.weights
+        found = ((1 - share) * self.log_prob + share * of_linear.gather(1, self.node)) / temperature
         return found.masked_fill(self.log_prob == -INF, -INF)
 
     def priority(self) -> Tensor:
-        return self.bound(self.together)
+        return self.bound(self.together) + self.weights.more[self.node]
 
     def sums(self, inner: int) -> tuple[Tensor, Tensor]:
         """(logarithm of what the codes sum to, and of the most that is below open prefixes), float [B]

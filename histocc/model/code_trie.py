@@ -16,7 +16,8 @@ class CodeTrie:
     empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor below has an entry
     per node, or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its
     number of tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1
-    at most]: the nodes from the empty prefix down to itself, which also fills the rest.
+    at most]: the nodes from the empty prefix down to itself, which also fills the rest; leaves: number of
+    codes that begin with the prefix.
 
     codes: in the order of the results. Raises ValueError where there is none or two have the same tokens,
     CodeError where one does not fit the formatter.
@@ -53,8 +54,9 @@ class CodeTrie:
                 path[at, : level + 1] = nodes[:, : level + 1]
                 np.minimum.at(first_child, at, nodes[:, level + 1])
         children = np.diff(np.append(first_child, self.levels[-1]))
-        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf = map(
-            torch.from_numpy, (token, depth, path, first_child, children, order)
+        leaves = np.bincount(nodes.ravel(), minlength=self.levels[-1])
+        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf, self.leaves = (
+            map(torch.from_numpy, (token, depth, path, first_child, children, order, leaves))
         )
 
     def to(self, device: torch.device) -> "CodeTrie":

@@ -1,0 +1,296 @@
+"""Confidence of a trained model, fitted on rows that it was not trained on: on the validation rows after each
+training, or on any by `python -m histocc.evaluate --fit-confidence`.
+"""
+
+import os
+from functools import partial
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.data.arrays import PreparedData
+from histocc.data.dataset import TextRows
+from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.job.build import make_rows
+from histocc.job.settings import Settings
+from histocc.model import confidence_fit, metrics, model_io
+from histocc.model.code_trie import CodeTrie
+from histocc.model.confidence import Confidence, features
+from histocc.model.confidence_fit import LEAST_TEXTS, Answers, Places, Ranked
+from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
+from histocc.model.search import CodeSearch
+from histocc.model.thresholds import Thresholds
+from histocc.runtime import checkpoint
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import multi_hot
+from histocc.trainer import loop
+from histocc.trainer.batches import BatchLoader, MicroBatches, Rows
+from histocc.trainer.hooks import StopPoll
+from histocc.trainer.plan import BatchPlan
+
+MOST_TEXTS, MOST_ROWS = 2_000, 3_000  # that it is fitted on
+MOST_AT_ONCE = 256  # rows
+MOST_CODES = 3  # of a row; one with more has too many orders, and takes no part for the seq2seq decoder
+SEQUENCES = ("of", "first", "later", "odds", "ends")  # what `Places` holds
+OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
+NAMES = {
+    "greedy": "of the decoder that writes codes",
+    "flat": "of the linear decoder",
+    "topk": "of the ranking",
+}
+
+
+class SomeRows(Rows):
+    """The rows numbered `index` int64 [N] of others."""
+
+    def __init__(self, rows: Rows, index: np.ndarray):
+        self.rows, self.index = rows, index
+        self.fingerprint, self.has_lengths = rows.fingerprint, rows.has_lengths
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
+        return self.rows.batch(self.index[numbers], epoch)
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        return self.rows.lengths(self.index[numbers])
+
+    def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
+        return self.rows.widths(batch)
+
+    def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
+        return self.rows.piece(batch, kept)
+
+
+def some_rows(text_hash: np.ndarray) -> np.ndarray:
+    """Which rows are fitted on, ascending int64: those of MOST_TEXTS texts, at most MOST_ROWS, spread over
+    the file.
+    """
+    text_hash = np.asarray(text_hash)
+    texts = np.unique(text_hash)
+    index = np.flatnonzero(text_hash <= texts[:MOST_TEXTS][-1]) if len(texts) else np.zeros(0, np.int64)
+    return (
+        index[np.linspace(0, len(index) - 1, MOST_ROWS).astype(np.int64)] if len(index) > MOST_ROWS else index
+    )
+
+
+class AnswersTask:
+    """A task whose metrics collect what the decoders answer to each row of this rank, see `Answers`. state:
+    of the model; its kind decides which decoders there are. least: threshold of each row, float64 [N].
+    """
+
+    columns = ("loss",)
+
+    def __init__(self, model: Any, formatter: BlockyFormatter, state: dict, least: Tensor):
+        self.formatter, self.kind, self.thresholds = (
+            formatter,
+            state.get("kind", "mixer"),
+            Thresholds.of(state),
+        )
+        self.least = least.logit()
+        share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
+        self.search = (
+            None if self.kind == "flat" else CodeSearch(model, CodeTrie(list(state["key"]), formatter), share)
+        )
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def losses(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def metrics(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+        kept = batch["weights"] > 0
+        memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
+        with torch.autocast(memory.device.type, enabled=False):
+            self._keep(rows=batch["rows"][kept])
+            if self.search is not None:
+                self._add_written(model, memory.to(pooled), batch, kept)
+                self._add_ranked(batch, kept)
+            if self.kind != "seq2seq":
+                self._add_outputs(upcast_half(model.classify(pooled))[kept], batch, kept)
+        return {"loss": torch.zeros(len(kept), device=kept.device)}
+
+    def _keep(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.parts.setdefault(name, []).append(value.cpu())
+
+    def _add_written(self, model: Any, memory: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
+        formatter = self.formatter
+        room, size = formatter.max_num_codes, formatter.block_size
+        padding = model.memory_padding_mask(batch["attention_mask"])
+        written = greedy_from_memory(model, memory, padding, max_codes=room, block_size=size)
+        blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
+        true = formatter.canonical_blocks(batch["targets_seq2seq"].long())
+        there = (blocks != PAD_IDX).any(-1)  # [B, room]
+        number = there.sum(1)
+        fits = kept & (number > 0) & (number <= MOST_CODES)
+        front = blocks.gather(
+            1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks)
+        )
+        self._keep(
+            written_right=metrics.same_code_sets(blocks, true, PAD_IDX)[kept], written_there=fits[kept]
+        )
+        for count in number[fits].unique().tolist():
+            rows = (fits & (number == count)).nonzero()[:, 0]
+            orders = torch.tensor(list(permutations(range(count))), device=rows.device)  # [orders, count]
+            of, codes = rows.repeat_interleave(len(orders)), front[rows][:, orders].flatten(0, 1)
+            logits, tokens = code_logits(
+                model, memory[of], None if padding is None else padding[of], codes, room
+            )
+            found = Places.of(batch["rows"][of], logits, tokens, size)
+            missing = room - found.odds.shape[1]
+            self._keep(
+                of=found.row,
+                first=found.first,
+                later=found.later,
+                odds=torch.nn.functional.pad(found.odds, (0, missing), value=float("nan")),
+                ends=torch.nn.functional.pad(found.ends, (0, missing)),
+            )
+
+    def _add_ranked(self, batch: dict[str, Any], kept: Tensor) -> None:
+        assert self.search is not None
+        scores = self.search.scores(*self.search.log_probs(batch["input_ids"], batch["attention_mask"]))[kept]
+        found, best = Ranked.of(scores), scores.argmax(1)
+        hit = (batch["targets_linear"][kept] == best[:, None]).any(1)
+        self._keep(score=found.score, norms=found.norms, ranked_right=hit)
+
+    def _add_outputs(self, logits: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
+        true, least = batch["targets_linear"][kept], self.least.to(logits)[batch["rows"][kept]]
+        on = self.thresholds.answered(logits, least)
+        is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
+        best = logits.topk(min(OUTPUTS, logits.shape[1]))
+        self._keep(
+            logits=best.values.double(),
+            hits=is_true.gather(1, best.indices),
+            of_sets=features(logits, on),
+            flat_right=(on == is_true).all(1),
+        )
+
+    def gathered(self, world: World) -> Answers | None:
+        """The answers to all rows, in their order, on rank 0; None on the others. All ranks."""
+        own = {name: torch.cat(values) for name, values in self.parts.items()}
+        shares = world.gather_on_main(own)
+        if shares is None:
+            return None
+        names = dict.fromkeys(name for share in shares for name in share)
+        found = {name: torch.cat([share[name] for share in shares if name in share]) for name in names}
+        order = found.pop("rows").argsort(stable=True)
+        of_sequences = {name: found.pop(name) for name in SEQUENCES if name in found}
+        found = {name: value[order] for name, value in found.items()}
+        written = outputs = ranked = None
+        if of_sequences:
+            sequences = of_sequences["of"].argsort(stable=True)
+            places = Places(*(value[sequences] for value in of_sequences.values()))
+            written = places, found["written_right"], found["written_there"]
+        if "score" in found:
+            ranked = Ranked(found["score"], found["norms"]), found["ranked_right"]
+        if "logits" in found:
+            outputs = found["logits"], found["hits"], found["of_sets"], found["flat_right"]
+        return Answers(written, outputs, ranked)
+
+
+class Fitted(NamedTuple):
+    """confidence: for a checkpoint; line: what to tell of it."""
+
+    confidence: Confidence
+    line: str
+
+
+def too_few(texts: int, remedy: str) -> str:
+    return (
+        f"Confidence is not fitted: {texts:,} distinct texts to fit it on, and it takes {LEAST_TEXTS}"
+        f" ({remedy}); probabilities are the decoders' own"
+    )
+
+
+def fit(
+    loaded: model_io.Loaded,
+    rows: TextRows,
+    text_hash: np.ndarray,
+    world: World,
+    batch_size: int,
+    precision: Precision,
+) -> Fitted | None:
+    """Fits a model's confidence on rows of LEAST_TEXTS distinct texts or more; text_hash: of each row, uint64
+    [N]. All ranks; None on all but rank 0, and on all where the run was asked to stop.
+    """
+    model, formatter, state = loaded
+    index = some_rows(text_hash)
+    thresholds, languages = Thresholds.of(state), np.asarray(rows.rows.language)[index]
+    least = [thresholds.least(name) for name in rows.languages]
+    task = AnswersTask(
+        model, formatter, state, torch.tensor(least, dtype=torch.float64)[languages.astype(np.int64)]
+    )
+    plan = BatchPlan(len(index), batch_size * world.size, world.size, batch_size)
+    loader = BatchLoader(MicroBatches(SomeRows(rows, index), plan, world.rank), world)
+    if loop.evaluate(model, loader, task, world, precision, StopPoll(world.stop_agreed)) is None:
+        return None
+    answers = task.gathered(world)
+    if answers is None:
+        return None
+    with torch.random.fork_rng([]):
+        found, errors = confidence_fit.fit(answers, np.asarray(text_hash)[index])
+    changes = [
+        f"{100 * before:.1f} → {100 * after:.1f} {NAMES[name]}" for name, (before, after) in errors.items()
+    ]
+    line = (
+        f"confidence is fitted on {found.texts:,} texts. Expected calibration error on them, in percentage"
+        f" points: {', '.join(changes)}"
+    )
+    return Fitted(found, line)
+
+
+def store(file: str, confidence: Confidence) -> None:
+    """Puts it into a checkpoint. Rank 0 only; nobody else may write the file meanwhile."""
+    content = checkpoint.load_plain(file)
+    content["confidence"] = confidence.to_dict()
+    checkpoint.replace(file, content)
+
+
+def fit_run(settings: Settings, world: World, data: PreparedData) -> None:
+    """Fits the confidence of the checkpoints of a run that has ended, best.bin and last.bin, as far as they
+    do not have one, on its validation rows. All ranks.
+    """
+    names = [os.path.join(settings.folder.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
+    steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names))
+    texts = len(np.unique(np.asarray(data.val.text_hash)))
+    if steps and texts < LEAST_TEXTS:
+        world.print(too_few(texts, "--share-val is the share of texts that finetune.py sets aside"))
+        return
+    precision = Precision.of(settings.machine.precision, world.device)
+    for files in steps.values():
+        model, formatter, state = model_io.load_model(files[0], world.device)
+        rows = make_rows(settings, world, data, state["config"])[1]
+        assert rows is not None
+        size = min(int(settings.batch.batch_size), MOST_AT_ONCE)
+        fitted = fit(
+            (model.to(precision.dtype), formatter, state), rows, data.val.text_hash, world, size, precision
+        )
+        if world.stop_agreed():
+            world.print("Confidence is not fitted yet: the same command fits it")
+            return
+        world.run_on_main("store confidence", partial(store_all, files, fitted))
+        if fitted is not None:
+            world.print(f"{' and '.join(map(os.path.basename, files))}: {fitted.line}")
+
+
+def store_all(files: list[str], fitted: Fitted | None) -> None:
+    assert fitted is not None
+    for file in files:
+        store(file, fitted.confidence)
+
+
+def steps_without(files: list[str]) -> dict[int, list[str]]:
+    """Those of the checkpoints that have no fitted confidence, by their step; the same step is the same
+    weights. Rank 0 only.
+    """
+    found: dict[int, list[str]] = {}
+    for file in filter(os.path.exists, files):
+        state = checkpoint.load_plain(file)
+        if state.get("confidence") is None:
+            found.setdefault(int(state["step"]), []).append(file)
+    return found
