@@ -8,6 +8,7 @@ decoders.
     python benchmarks/quality.py --data real --steps 350 1750 --threads 1    # where the machine is shared
     python benchmarks/quality.py --baseline --noise --budgets                # baselines alone
     python benchmarks/quality.py --rows 500 2000 8000 --budgets 2            # by number of training rows
+    python benchmarks/quality.py --confidence --picture reliability.png      # see benchmarks/confidence.py
 
 Trains with finetune.py and counts with histocc.evaluate, each in its own process. A tenth of the texts
 is held out (a row is on the side of its text); a row is right if its set of codes is. A cell is: % of
@@ -43,6 +44,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
+import confidence
 import numpy as np
 import rows as rows_as_files
 
@@ -381,6 +383,13 @@ def get_args_parser() -> argparse.ArgumentParser:
         "--noise", action="store_true", help="also count held-out texts with one random letter replaced"
     )
     parser.add_argument(
+        "--confidence",
+        action="store_true",
+        help="instead: how far confidence can be trusted, before and after it is fitted, after --steps (one"
+        " number, default 304)",
+    )
+    parser.add_argument("--picture", default=None, metavar="FILE.png", help="with --confidence: reliability")
+    parser.add_argument(
         "--rows",
         nargs="+",
         type=int,
@@ -395,6 +404,10 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = get_args_parser().parse_args()
+    if args.confidence:
+        with tempfile.TemporaryDirectory() as folder:
+            sets = {name: data_flags(name, folder) for name in args.data}
+            return confidence.compare(args, {name: each for name, each in sets.items() if each}, folder)
     found = []
     print(line("data", "rows", "", "steps", "seconds", ["baseline", *DECODERS], "linear, top 1", "flags"))
     for name in args.data:

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": ("finetune", "train a model on one table, split into training and validation rows"),
     "mix": ("train_mixer", "train a model on training and validation files"),
     "predict": ("histocc.predict.__main__", "code a file of descriptions"),
+    "review": ("histocc.review.__main__", "get doubtful rows of a coded file to a person and back"),
     "evaluate": ("histocc.evaluate.__main__", "say how good a model is on rows with known codes"),
     "prepare": ("histocc.prepare", "say what a table holds and what is wrong with it"),
     "doctor": ("histocc.doctor", "check this machine, or all machines of a job, before a long run"),

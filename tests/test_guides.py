@@ -21,7 +21,12 @@ PAGES = (
     "MULTI_GPU_TRAINING.md",
     *sorted(f"docs/{path.name}" for path in (REPO / "docs").glob("*.md")),
 )
-NEED_A_RUN = ("docs/predicting.md", "docs/evaluating.md", "docs/python.md")  # in ./output
+NEED_A_RUN = (
+    "docs/predicting.md",
+    "docs/evaluating.md",
+    "docs/python.md",
+    "docs/reviewing.md",
+)  # in ./output
 SMALL = [
     "--model-size",
     "tiny",
@@ -50,9 +55,10 @@ from examples import train_from_config, train_llada, train_prs_med
 from histocc import doctor, export, plot, prepare, watch
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import arguments as predict
+from histocc.review import __main__ as review
 from histocc.sample import __main__ as sample
 own = (finetune, train_mixer, train_from_config, train_llada, train_prs_med)
-for script in (*own, doctor, evaluate, export, plot, predict, prepare, sample, watch):
+for script in (*own, doctor, evaluate, export, plot, predict, prepare, review, sample, watch):
     for action in script.get_args_parser()._actions:
         print(*(flag for flag in action.option_strings if flag.startswith("--")))
 """

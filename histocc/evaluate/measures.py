@@ -135,35 +135,39 @@ def calibration(confidence: np.ndarray, right: np.ndarray, weight: np.ndarray | 
     """How often predictions of so much confidence are right.
 
     confidence: float [N], 0…1; right: bool [N]; weight: float [N], of each row where each text weighs the
-    same. Returns {"bins": [{"from", "to", "rows", "confidence",
-    "accuracy"}] for the bins that have rows, "expected_calibration_error": Σ rows/N · |accuracy − mean
-    confidence| (Guo et al., 2017, arXiv 1706.04599, section 2)}. A bin holds from < confidence ≤ to; the
-    first also 0.
+    same; None: each row is a text. Returns {"bins": [{"from", "to", "rows", "confidence", "accuracy",
+    "texts", "confidence_over_texts", "accuracy_over_texts"}] for the bins that have rows,
+    "expected_calibration_error", and the same "_over_texts": Σ rows/N · |accuracy − mean confidence| (Guo et
+    al., 2017, arXiv 1706.04599, section 2)}. A bin holds from < confidence ≤ to; the first also 0.
     """
-    place = bin_of(confidence)
-    rows = np.bincount(place, minlength=BINS)
-    sums = [
-        np.bincount(place, weights=values, minlength=BINS)
-        for values in (confidence, right.astype(np.float64))
-    ]
+    place, everyone = bin_of(confidence), np.ones(len(confidence))
+    ways = {"": everyone, "_over_texts": everyone if weight is None else weight}
+    sums = {
+        name: [
+            np.bincount(place, weights=each * values, minlength=BINS)
+            for values in (everyone, confidence, right)
+        ]
+        for name, each in ways.items()
+    }
     bins = [
         {
             "from": i / BINS,
             "to": (i + 1) / BINS,
-            "rows": int(rows[i]),
-            "confidence": float(sums[0][i] / rows[i]),
-            "accuracy": float(sums[1][i] / rows[i]),
+            "rows": int(sums[""][0][i]),
+            "texts": float(sums["_over_texts"][0][i]),
+            **{
+                f"{what}{name}": float(values[i] / total[i])
+                for name, (total, *of_values) in sums.items()
+                for what, values in zip(("confidence", "accuracy"), of_values)
+            },
         }
-        for i in np.flatnonzero(rows)
+        for i in np.flatnonzero(sums[""][0])
     ]
-    everyone = np.ones(len(confidence))
-    return {
-        "bins": bins,
-        "expected_calibration_error": calibration_error(confidence, right, everyone),
-        "expected_calibration_error_over_texts": calibration_error(
-            confidence, right, everyone if weight is None else weight
-        ),
+    errors = {
+        f"expected_calibration_error{name}": calibration_error(confidence, right, each)
+        for name, each in ways.items()
     }
+    return {"bins": bins, **errors}
 
 
 def top_k(best: np.ndarray, worst: np.ndarray, most: int = 5) -> list[dict]:

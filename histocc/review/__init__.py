@@ -1,0 +1,1 @@
+"""Doubtful rows of a coded file to a person and back: `python -m histocc.review`."""

@@ -1,0 +1,352 @@
+"""Doubtful rows of a coded file to a person and back:
+
+    python -m histocc.review make coded.csv --output sheet.csv --rows 300
+    python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
+    python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
+    python -m histocc.review report sample.csv --to coded.csv --now final.csv
+
+A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
+spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
+changed. `report` says how accurate a file is, from rows that were drawn at random.
+"""
+
+import argparse
+import sys
+from collections import Counter
+
+from histocc.data import arguments as table_arguments
+from histocc.data import keys
+from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.tables import read_header
+from histocc.formatter import hisco_key
+from histocc.predict.output import csv_text
+from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
+from histocc.review.estimate import Estimate, Quarter, drawn_texts
+from histocc.review.sheet import Codes, Decision, Drawn, Sheets, sheet_text
+from histocc.review.training_rows import TrainingRows
+from histocc.runtime import arguments, outputs
+from histocc.runtime.entrypoint import run_command
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.outputs import write_atomic
+
+# Which flags belong to which action; the others are for all.
+FLAGS = {
+    "make": ("output", "rows", "sample", "seed", "bom", "descriptions", "overwrite"),
+    "apply": ("to", "output", "key", "by", "training_data", "descriptions", "overwrite"),
+    "report": ("to", "now", "key"),
+}
+NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}
+
+
+def get_args_parser() -> arguments.Parser:
+    parser = arguments.make_parser(
+        "python -m histocc.review", "Doubtful rows of a coded file to a person and back."
+    )
+    parser.add_argument(
+        "action",
+        choices=tuple(FLAGS),
+        help="make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report:"
+        " how accurate the file is, from a sheet that was made with --sample",
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="make: the coded file; apply and report: sheets"
+    )
+    parser.add_argument(
+        "--to", default=None, metavar="CODED.csv", help="the coded file that the sheets were made of"
+    )
+    parser.add_argument("--output", default=None, metavar="FILE.csv", help="the sheet, or the final file")
+    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
+    parser.add_argument("--column", default="occ1", help="column with the descriptions")
+    parser.add_argument(
+        "--language-column",
+        default=None,
+        metavar="COL",
+        help="column with the languages (default: lang, where the file has it)",
+    )
+    parser.add_argument(
+        "--delimiter",
+        type=table_arguments.delimiter,
+        default=None,
+        metavar="CHAR",
+        help="column delimiter of what is read (default: found)",
+    )
+    make = parser.add_argument_group("make")
+    make.add_argument("--rows", type=arguments.count, default=300, help="lines of the sheet at most")
+    make.add_argument(
+        "--sample",
+        action="store_true",
+        help="rows drawn at random, as many from each quarter of the file by confidence, for `report`;"
+        " without it the texts in whose rows most mistakes are expected",
+    )
+    make.add_argument("--seed", type=arguments.count_or_zero, default=1, help="of the draw")
+    make.add_argument(
+        "--bom",
+        action="store_true",
+        help="begin the sheet with a byte order mark, for older versions of Excel",
+    )
+    make.add_argument(
+        "--descriptions",
+        default=None,
+        metavar="FILE",
+        help=f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), where"
+        " the coded file has none",
+    )
+    back = parser.add_argument_group("apply and report")
+    back.add_argument(
+        "--key",
+        default=None,
+        metavar="FILE",
+        help="codes that may be written, such as key.csv of a run (default: the HISCO key, for columns"
+        " hisco_1 and so on)",
+    )
+    back.add_argument("--by", default="person", help=f"who has decided, for the column {DECIDED}")
+    back.add_argument(
+        "--training-data",
+        default=None,
+        metavar="FILE.csv",
+        help="also append the texts and their decided codes to this file, for the next fine-tuning",
+    )
+    back.add_argument(
+        "--now",
+        default=None,
+        metavar="FINAL.csv",
+        help="report: of the file after decisions (default: of the coded file)",
+    )
+    return parser
+
+
+def argument_problems(args: argparse.Namespace, parser: arguments.Parser) -> list[str]:
+    """What is wrong with the arguments themselves, a line each."""
+    everyone = {name for names in FLAGS.values() for name in names}
+    problems = [
+        f"{arguments.flag(name)} is not for review {args.action}"
+        for name in sorted(everyone - set(FLAGS[args.action]))
+        if getattr(args, name) != parser.get_default(name)
+    ]
+    problems += [
+        f"review {args.action} needs {arguments.flag(name)}"
+        for name in NEEDED[args.action]
+        if not getattr(args, name)
+    ]
+    if args.action != "apply" and len(args.files) > 1:
+        problems.append(f"review {args.action} takes one file, not {len(args.files)}: {' '.join(args.files)}")
+    if args.action == "apply" and args.by.strip() in ("", MODEL):
+        problems.append(f"--by: {args.by!r} is no name of somebody who decides")
+    if problems or args.output is None:
+        return problems
+    inputs = dict.fromkeys(args.files, "an input") | {
+        args.to: "the coded file",
+        args.key: "the file of --key",
+        args.descriptions: "the file of --descriptions",
+    }
+    problems = outputs.problems([args.output], inputs, args.overwrite)
+    if args.training_data is not None:
+        inputs[args.output] = "the file of --output"
+        problems += outputs.problems([args.training_data], inputs, overwrite=True)
+    return problems
+
+
+def coded_file(args: argparse.Namespace, path: str) -> CodedFile:
+    layout = Layout.of(path, args.column, args.language_column, args.delimiter)
+    return CodedFile(path, layout, args.delimiter)
+
+
+def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
+    """Code → description. Raises UserError."""
+    if args.descriptions is None:
+        return coded.words
+    header = read_header(args.descriptions)[0]
+    names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
+    if None in names:
+        raise UserError(
+            f"--descriptions {args.descriptions}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and"
+            f" one of descriptions ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
+        )
+    found = keys.read_columns(args.descriptions, [name for name in names if name])
+    return {code: words for code, words in reversed(found)} | coded.words
+
+
+def codes_of_key(args: argparse.Namespace, coded: CodedFile) -> Codes:
+    """Raises UserError."""
+    if args.key is not None:
+        return Codes(keys.read_key(args.key))
+    if coded.layout.system != "hisco":
+        raise UserError(
+            f"--key names the codes of {coded.layout.system} that may be written: key.csv in the folder of"
+            " the run"
+        )
+    return Codes(hisco_key())
+
+
+def make(args: argparse.Namespace) -> None:
+    coded = coded_file(args, args.files[0])
+    words = words_of(args, coded)
+    texts = list(coded.texts.values())
+    if args.sample:
+        chosen = drawn_texts(texts, args.rows, args.seed)
+    else:
+        open_texts = [text for text in texts if not text.decided]
+        open_texts.sort(key=lambda text: (-text.doubt, -text.rows, text.id))
+        chosen = [Drawn(text) for text in open_texts[: args.rows]]
+    if not chosen:
+        raise UserError(f"{coded.path}: has no text that is not decided yet")
+    content = sheet_text(chosen, len(coded.layout.codes), words, args.sample, args.bom)
+    path = write_atomic(args.output, lambda file: file.write(content), lambda path: args.overwrite)
+    rows, doubt = sum(each.text.rows for each in chosen), sum(each.text.doubt for each in chosen)
+    print(
+        f"{path}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
+        + (
+            f": {sum(each.times for each in chosen):,} rows drawn at random"
+            if args.sample
+            else f"; by its confidence the model is wrong in {doubt:,.0f} of these, and in"
+            f" {sum(text.doubt for text in texts):,.0f} of all"
+        )
+    )
+    print(
+        "Fill in the column decision: 1 to 5 for the code of that number, a code, several of them with &"
+        " between, none, or skip. Then: python -m histocc.review apply"
+    )
+
+
+def apply(args: argparse.Namespace) -> None:
+    coded = coded_file(args, args.to)
+    sheets = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
+    made = {key: each for key, each in sheets.by_text.items() if each.codes is not None}
+    training = None if args.training_data is None else TrainingRows(args.training_data, coded.layout)
+    words = words_of(args, coded)
+    counts: Counter[str] = Counter()
+    layout = coded.layout
+    header = layout.header + ([] if layout.decided is not None else [DECIDED])
+
+    def write(file) -> None:
+        file.write(csv_text([header]))
+        for chunk in coded.chunks():
+            rows = map(list, zip(*chunk.columns))
+            file.write(csv_text([with_decision(row, layout, made, words, args.by, counts) for row in rows]))
+
+    path = write_atomic(args.output, write, lambda path: args.overwrite)
+    for note in sheets.notes:
+        print(f"Note: {note}")
+    skipped = len(sheets.by_text) - len(made)
+    print(
+        f"{path}: {len(made):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
+        f" {counts['changed']:,} of which get other codes; {skipped:,} skipped, {sheets.undecided:,} without"
+        " a decision"
+    )
+    if training is not None:
+        print(training.append([(coded.texts[key], each.codes) for key, each in made.items() if each.codes]))
+
+
+def with_decision(
+    row: list[str],
+    layout: Layout,
+    made: dict[Key, Decision],
+    words: dict[str, str],
+    by: str,
+    counts: Counter[str],
+) -> list[str]:
+    """The row as it is in the final file."""
+    decision = made.get(layout.key(row))
+    row = row if layout.decided is not None else [*row, MODEL]
+    if decision is None:
+        return row
+    codes = list(decision.codes or ())
+    counts["rows"] += 1
+    counts["changed"] += codes != layout.codes_of(row)
+    for places, values in (
+        (layout.codes, codes),
+        (layout.words, [words.get(code, "") for code in codes]),
+        (layout.probs, []),
+        (layout.more, []),
+        ([layout.conf], []),
+    ):
+        for i, place in enumerate(places):
+            row[place] = values[i] if i < len(values) else ""
+    row[layout.review] = "0"
+    decided = layout.decided if layout.decided is not None else len(row) - 1
+    row[decided] = f"{by} (drawn)" if decision.drawn.times else by
+    return row
+
+
+def report(args: argparse.Namespace) -> None:
+    coded = coded_file(args, args.to)
+    sheet = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
+    for note in sheet.notes:
+        print(f"Note: {note}")
+    if not sheet.sample:
+        raise UserError(
+            f"{args.files[0]}: its texts were chosen, not drawn, and say nothing about the others: make a"
+            " sheet with --sample"
+        )
+    corrected = decided_otherwise(args, coded, sheet) if args.now else set()
+    found = estimate(coded, sheet, corrected)
+    drawn = sum(each.drawn for each in found.quarters)
+    if not drawn:
+        raise UserError(f"{args.files[0]}: no line with a decision other than skip")
+    open_rows = sum(each.times for each in sheet.sample.values()) - drawn
+    print(
+        f"{args.now or coded.path}: {found.accuracy:.1%} of its rows with a text are right (95 % interval"
+        f" {found.low:.1%} to {found.high:.1%}), by {drawn:,} rows that were drawn"
+        + (f"; {open_rows:,} drawn rows have no decision and are left out" if open_rows else "")
+    )
+    for each in found.quarters:
+        name = {1: "1 (least sure)", 4: "4 (surest)"}.get(
+            each.number, str(each.number) if each.number else "not known"
+        )
+        print(f"  quarter {name}, {each.rows:,} rows: {each.right:,} of {each.drawn:,} drawn rows right")
+    sure = sum(text.rows - text.doubt for text in coded.texts.values() if not text.decided)
+    rows = sum(text.rows for text in coded.texts.values() if not text.decided)
+    if not args.now and rows:
+        print(f"  The model itself expects {sure / rows:.1%}.")
+
+
+def decided_otherwise(args: argparse.Namespace, coded: CodedFile, sheet: Sheets) -> set[Key]:
+    """Texts that somebody chose to decide, and not because they were drawn, by the final file. Raises
+    UserError where that is no file of these texts.
+    """
+    final = coded_file(args, args.now)
+    if final.rows != coded.rows or set(sheet.sample) - set(final.texts):
+        raise UserError(f"{args.now} is not {coded.path} with decisions: it has other rows")
+    return {
+        key for key, text in final.texts.items() if text.decided and not text.decided.endswith(" (drawn)")
+    }
+
+
+def estimate(coded: CodedFile, sheet: Sheets, corrected: set[Key]) -> Estimate:
+    """From the rows that were drawn. A text of `corrected` is right by now; what was decided because it was
+    drawn counts as the model had it, since that stands for the rows that were not drawn.
+    """
+    rows: dict[int, int] = {}
+    drawn: Counter[int] = Counter()
+    right: Counter[int] = Counter()
+    for key, each in sheet.sample.items():
+        rows[each.quarter] = each.quarter_rows
+        decision = sheet.by_text.get(key)
+        if decision is None or decision.codes is None:
+            continue
+        drawn[each.quarter] += each.times
+        answer = coded.answer(each.text)
+        is_right = (
+            bool(set(answer) & set(decision.codes)) or not (answer or decision.codes)
+            if coded.alternatives
+            else set(answer) == set(decision.codes)
+        )
+        right[each.quarter] += each.times * (is_right or key in corrected)
+    quarters = [Quarter(i, rows[i], drawn[i], right[i]) for i in sorted(rows)]
+    left = sum(text.rows for text in coded.texts.values()) - sum(rows.values())
+    return Estimate.of(quarters + ([Quarter(0, left, 0, 0)] if left > 0 else []))
+
+
+def run(argv: list[str] | None) -> None:
+    parser = get_args_parser()
+    args = parser.parse_args(argv)
+    raise_if_any(argument_problems(args, parser))
+    {"make": make, "apply": apply, "report": report}[args.action](args)
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_command(lambda: run(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
