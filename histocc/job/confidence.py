@@ -37,11 +37,6 @@ MOST_AT_ONCE = 256  # rows
 MOST_CODES = 3  # of a row; one with more has too many orders, and takes no part for the seq2seq decoder
 SEQUENCES = ("of", "first", "later", "odds", "ends")  # what `Places` holds
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-NAMES = {
-    "greedy": "of the decoder that writes codes",
-    "flat": "of the linear decoder",
-    "topk": "of the ranking",
-}
 
 
 class SomeRows(Rows):
@@ -234,12 +229,10 @@ def fit(
         return None
     with torch.random.fork_rng([]):
         found, errors = confidence_fit.fit(answers, np.asarray(text_hash)[index])
-    changes = [
-        f"{100 * before:.1f} → {100 * after:.1f} {NAMES[name]}" for name, (before, after) in errors.items()
-    ]
+    changes = [f"{name} {100 * before:.1f} → {100 * after:.1f}" for name, (before, after) in errors.items()]
     line = (
-        f"confidence is fitted on {found.texts:,} texts. Expected calibration error on them, in percentage"
-        f" points: {', '.join(changes)}"
+        f"confidence is fitted on {found.texts:,} texts; expected calibration error there, in points:"
+        f" {', '.join(changes)}"
     )
     return Fitted(found, line)
 
