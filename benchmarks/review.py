@@ -71,7 +71,7 @@ def curves(file: CodedFile, true: dict[Key, list[set[str]]], decisions: list[int
     keys = [key for key in file.texts if key in true]
     before, after = np.zeros(len(keys)), np.zeros(len(keys))
     for i, key in enumerate(keys):
-        answer, sets = set(file.answer(file.texts[key])), true[key]
+        answer, sets = set(file.answer(file.texts[key].codes, "")), true[key]
         best = max(sets, key=sets.count)
         before[i] = sum(bool(answer & each) if file.alternatives else answer == each for each in sets)
         after[i] = max(before[i], sets.count(best))

@@ -21,10 +21,12 @@ from histocc.model.confidence import Confidence, Outputs, Ranking, Writing, curv
 from histocc.model.confidence_fit import GRID, Places, Ranked, Weighed
 from histocc.model.search import CodeSearch
 from histocc.predict import __main__ as predict
+from histocc.predict.arguments import get_args_parser
 from histocc.predict.back_off import Prefixes
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
+from histocc.runtime.world import World
 from histocc.sample.files import write
 from histocc.sample.generate import rows as sample_rows
 from histocc.text import encode
@@ -326,6 +328,24 @@ class TestModel:
         more = ("--model", trained / "other.bin", "--decoder", "flat", "--target-accuracy", "0.9")
         rows, said = coded(trained, "target.csv", *more)
         assert "All rows get needs_review" in said and {row["needs_review"] for row in rows} == {"1"}
+
+    def test_columns_of_the_same_name(self, trained):
+        flags = ["--model", trained / "run", "--input", trained / "new.csv", "--output", trained / "x.csv"]
+        code, said = run_inside(predict.main, *flags, "--system", "prob")
+        assert code == 2 and "--system prob: its columns would have the names of others" in said
+
+    @pytest.mark.parametrize(
+        "flag, value", [("--back-off", "0"), ("--target-accuracy", "0"), ("--raw-confidence", None)]
+    )
+    def test_what_decides_the_output_tells_it_from_others(self, trained, flag, value):
+        args = ["--model", str(trained / "run"), "--input", str(trained / "new.csv"), "--output", "x.csv"]
+        found = []
+        for more in ([], [flag] if value is None else [flag, value]):
+            asked = get_args_parser().parse_args([*args, *more])
+            asked.source = asked.input
+            found.append(predict.Job(asked, World()).settings())
+        name = flag[2:].replace("-", "_")
+        assert name not in found[0] and name in found[1] and found[0].keys() < found[1].keys()
 
     def test_back_off_writes_a_prefix_beside_the_code(self, trained):
         rows, _ = coded(trained, "prefix.csv", "--decoder", "topk", "--back-off", "0.3")

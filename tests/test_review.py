@@ -218,6 +218,58 @@ class TestApply:
         assert f"Note: {two}, line 2: decides otherwise than {one}, line 2; the later one counts" in said
         assert {row["hisco_1"] for row in read(folder / "final.csv") if row["occ1"] == "smith"} == {"61110"}
 
+    def test_what_confirms_the_model_is_no_other_code(self, folder):
+        said = apply(folder, filled(folder, {("smith", "en"): "1", ("farmer", "en"): "2"}))
+        assert "2 texts decided, in 40 of 59 rows, 30 of which get other codes" in said
+
+    def test_decisions_of_several_codes_are_read_back(self, folder):
+        apply(folder, filled(folder, {("smith", "en"): "1 & 2"}))
+        run("make", folder / "final.csv", "--output", folder / "next.csv")
+        assert ("smith", "en") not in map(plain, read(folder / "next.csv"))
+        run("make", folder / "final.csv", "--output", folder / "drawn.csv", "--sample", "--rows", 100)
+        rows = read(folder / "drawn.csv")
+        own = {("smith", "en"): "1&2"}
+        sheet = filled(folder, {plain(row): own.get(plain(row), "1") for row in rows}, "drawn.csv", rows)
+        said = run("report", sheet, "--to", folder / "final.csv")
+        assert "final.csv: 100.0% of its rows with a text are right" in said
+
+    def test_rows_that_end_early(self, folder):
+        """Spreadsheets leave out empty cells at the end."""
+        rows = [{**row, "note": ""} for row in make(folder)]
+        lines = [
+            list(rows[0]),
+            *([*row.values()][:-1] for row in rows[:3]),
+            *(list(row.values()) for row in rows[3:]),
+        ]
+        lines[1][-2] = "2"
+        apply(folder, write(folder / "early.csv", [*lines, [""], []]))
+        assert {row["hisco_1"] for row in read(folder / "final.csv") if row["occ1"] == "smith"} == {"61110"}
+
+    def test_columns_of_ones_own_stay(self, folder):
+        header = ["desc_1", "hisco_prefix", *HEADER, *CODES]
+        rows = [["note", "my prefix", *row] for row in coded_rows()]
+        write(folder / "coded.csv", [header, *rows])
+        apply(folder, filled(folder, {("smith", "en"): "2"}))
+        assert "words_1" not in read(folder / "sheet.csv")[0]
+        for row in read(folder / "final.csv"):
+            assert (row["desc_1"], row["hisco_prefix"]) == ("note", "my prefix")
+        write(
+            folder / "coded.csv", [["decided_by", *HEADER, *CODES], *(["me", *row] for row in coded_rows())]
+        )
+        said = run("make", folder / "coded.csv", "--output", folder / "x.csv", code=2)
+        assert "has a column 'decided_by' of its own" in said
+
+    @pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
+    def test_training_data_that_nothing_can_be_added_to(self, folder, encoding):
+        rows = [["occ1", "lang", "hisco_1"], ["sm\u00f8rhandler", "da", "41025"]]
+        own = write(folder / "own.csv", rows, encoding=encoding)
+        before = own.read_bytes()
+        more = ["--training-data", own]
+        said = apply(folder, filled(folder, {("smith", "en"): "1"}), more=more, code=2)
+        assert (
+            "is not in UTF-8" in said and own.read_bytes() == before and not (folder / "final.csv").exists()
+        )
+
     def test_training_data_grow_by_each_text_once(self, folder):
         more = ["--training-data", folder / "more.csv", "--overwrite"]
         said = apply(folder, filled(folder, self.DECISIONS), more=more)
@@ -307,6 +359,24 @@ class TestApply:
         assert message in run(*arguments, code=2)
         assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
 
+    def test_folders_that_are_not_there(self, folder):
+        sheet = filled(folder, {("smith", "en"): "1"})
+        nowhere = folder / "nowhere" / "x.csv"
+        for arguments in (
+            ["make", folder / "coded.csv", "--output", nowhere],
+            [
+                "apply",
+                sheet,
+                "--to",
+                folder / "coded.csv",
+                "--output",
+                folder / "y.csv",
+                "--training-data",
+                nowhere,
+            ],
+        ):
+            assert "there is no folder" in run(*arguments, code=2) and not (folder / "y.csv").exists()
+
     def test_codes_of_another_system_need_a_key(self, folder):
         rows = [[*HEADER, *[name.replace("hisco", "occ1950") for name in CODES]], *coded_rows()]
         write(folder / "coded.csv", rows)
@@ -331,6 +401,21 @@ class TestDecisions:
             ("1 1", ("83110",)),
             ("NONE", ()),
             ("Skip", None),
+        ):
+            assert decided(cell, text, codes, 3) == expected, cell
+        for cell in ("&", "/", "code"):
+            with pytest.raises(ValueError):
+                decided(cell, text, Codes(["83110", "000"]), 3)
+
+    def test_codes_that_hold_separators(self):
+        text = CodedText("smith", "en", 1, 0.0, ["4,5,6", "1,2,3", "7,8,9"])
+        codes = Codes(["1,2,3", "4,5,6", "7,8,9", "1,2"])
+        for cell, expected in (
+            ("1,2,3", ("1,2,3",)),
+            ("1,2", ("1,2",)),
+            ("1 & 7,8,9", ("4,5,6", "7,8,9")),
+            ("code 1,2", ("1,2",)),
+            ("2,3", ("1,2,3", "7,8,9")),
         ):
             assert decided(cell, text, codes, 3) == expected, cell
 
@@ -383,6 +468,21 @@ class TestReport:
         said = run("report", sample, "--to", folder / "coded.csv", "--now", folder / "words.csv", code=2)
         assert "words.csv" in said
 
+    def test_drawn_texts_are_known_as_such_without_their_columns(self, folder):
+        rows = make(folder, "sample.csv", "--sample", "--rows", 200)
+        whole = filled(folder, {plain(row): "2" for row in rows}, "whole.csv", rows)
+        short = write(folder / "short.csv", [["decision", "id"], *(["2", row["id"]] for row in rows)])
+        apply(folder, short)
+        assert {row["decided_by"] for row in read(folder / "final.csv")} == {"person (drawn)", "model"}
+        for sheets in ([short], [filled(folder, {("smith", "en"): "skip"}), whole]):
+            apply(folder, *sheets, more=["--overwrite"])
+            said = run("report", whole, "--to", folder / "coded.csv", "--now", folder / "final.csv")
+            assert "final.csv: 0.0% of its rows" in said
+        assert "chosen, not drawn" in run("report", short, "--to", folder / "coded.csv", code=2)
+        rows = [{name: cell for name, cell in row.items() if name != "quarter"} for row in rows]
+        torn = filled(folder, {}, "torn.csv", rows)
+        assert "lacks quarter" in run("report", torn, "--to", folder / "coded.csv", code=2)
+
     def test_codes_that_are_one_answer_count_together(self, folder):
         """Of the greedy decoder: conf is not the first code's probability."""
         rows = [
@@ -393,4 +493,4 @@ class TestReport:
         assert not file.alternatives
         assert CodedFile(str(folder / "coded.csv"), file.layout).alternatives
         text = next(iter(file.texts.values()))
-        assert file.answer(text) == text.codes and len(text.codes) == 3
+        assert file.answer(text.codes, "") == text.codes and len(text.codes) == 3

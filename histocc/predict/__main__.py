@@ -120,6 +120,10 @@ class Job:
                 f"{args.source}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
                 " of codes, rename the others"
             )
+        if len(set(self.new_columns())) < len(self.new_columns()):
+            problems.append(
+                f"--system {self.system}: its columns would have the names of others; choose another"
+            )
         strange = [
             language
             for language, _ in args.threshold or []
@@ -145,7 +149,11 @@ class Job:
             "system": self.system,
             "needs_review": 2,  # 2: codes outside the key count; parts of earlier versions are not mixed in
             **{name: value for name, value in vars(args).items() if name in DECIDES},
-            **{name: value for name in DECIDES_SINCE if (value := getattr(args, name))},
+            **{
+                name: value
+                for name in DECIDES_SINCE
+                if (value := getattr(args, name)) is not None and value is not False
+            },
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
             **({} if self.coder.thresholds.source == "usual" else {"thresholds": str(self.thresholds)}),
             **{

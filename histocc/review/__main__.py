@@ -11,6 +11,7 @@ changed. `report` says how accurate a file is, from rows that were drawn at rand
 """
 
 import argparse
+import os
 import sys
 from collections import Counter
 
@@ -143,7 +144,14 @@ def argument_problems(args: argparse.Namespace, parser: arguments.Parser) -> lis
     if args.training_data is not None:
         inputs[args.output] = "the file of --output"
         problems += outputs.problems([args.training_data], inputs, overwrite=True)
-    return problems
+    folders = {
+        os.path.dirname(os.path.abspath(path)): path for path in (args.output, args.training_data) if path
+    }
+    return problems + [
+        f"{path}: there is no folder {folder}"
+        for folder, path in folders.items()
+        if not os.path.isdir(folder)
+    ]
 
 
 def coded_file(args: argparse.Namespace, path: str) -> CodedFile:
@@ -214,6 +222,11 @@ def apply(args: argparse.Namespace) -> None:
     made = {key: each for key, each in sheets.by_text.items() if each.codes is not None}
     training = None if args.training_data is None else TrainingRows(args.training_data, coded.layout)
     words = words_of(args, coded)
+    # first: the same command can be given again where the rest fails
+    added = training and training.append(
+        [(coded.texts[key], each.codes) for key, each in made.items() if each.codes]
+    )
+    by = {key: args.by if key in sheets.chosen else f"{args.by} (drawn)" for key in made}
     counts: Counter[str] = Counter()
     layout = coded.layout
     header = layout.header + ([] if layout.decided is not None else [DECIDED])
@@ -222,7 +235,7 @@ def apply(args: argparse.Namespace) -> None:
         file.write(csv_text([header]))
         for chunk in coded.chunks():
             rows = map(list, zip(*chunk.columns))
-            file.write(csv_text([with_decision(row, layout, made, words, args.by, counts) for row in rows]))
+            file.write(csv_text([with_decision(row, coded, made, by, words, counts) for row in rows]))
 
     path = write_atomic(args.output, write, lambda path: args.overwrite)
     for note in sheets.notes:
@@ -233,26 +246,28 @@ def apply(args: argparse.Namespace) -> None:
         f" {counts['changed']:,} of which get other codes; {skipped:,} skipped, {sheets.undecided:,} without"
         " a decision"
     )
-    if training is not None:
-        print(training.append([(coded.texts[key], each.codes) for key, each in made.items() if each.codes]))
+    if added:
+        print(added)
 
 
 def with_decision(
     row: list[str],
-    layout: Layout,
+    coded: CodedFile,
     made: dict[Key, Decision],
+    by: dict[Key, str],
     words: dict[str, str],
-    by: str,
     counts: Counter[str],
 ) -> list[str]:
-    """The row as it is in the final file."""
-    decision = made.get(layout.key(row))
+    """The row as it is in the final file. by: who has decided on each text; counts: of rows, is added to."""
+    layout = coded.layout
+    key = layout.key(row)
+    decision, before = made.get(key), coded.answer(layout.codes_of(row), layout.decider(row))
     row = row if layout.decided is not None else [*row, MODEL]
     if decision is None:
         return row
     codes = list(decision.codes or ())
     counts["rows"] += 1
-    counts["changed"] += codes != layout.codes_of(row)
+    counts["changed"] += codes != before
     for places, values in (
         (layout.codes, codes),
         (layout.words, [words.get(code, "") for code in codes]),
@@ -264,7 +279,7 @@ def with_decision(
             row[place] = values[i] if i < len(values) else ""
     row[layout.review] = "0"
     decided = layout.decided if layout.decided is not None else len(row) - 1
-    row[decided] = f"{by} (drawn)" if decision.drawn.times else by
+    row[decided] = by[key]
     return row
 
 
@@ -325,12 +340,10 @@ def estimate(coded: CodedFile, sheet: Sheets, corrected: set[Key]) -> Estimate:
         if decision is None or decision.codes is None:
             continue
         drawn[each.quarter] += each.times
-        answer = coded.answer(each.text)
-        is_right = (
-            bool(set(answer) & set(decision.codes)) or not (answer or decision.codes)
-            if coded.alternatives
-            else set(answer) == set(decision.codes)
-        )
+        answer = coded.answer(each.text.codes, each.text.decided)
+        is_right = set(answer) == set(decision.codes)
+        if coded.alternatives and not each.text.decided:  # the best code is one of the right ones
+            is_right = is_right or bool(set(answer) & set(decision.codes))
         right[each.quarter] += each.times * (is_right or key in corrected)
     quarters = [Quarter(i, rows[i], drawn[i], right[i]) for i in sorted(rows)]
     left = sum(text.rows for text in coded.texts.values()) - sum(rows.values())

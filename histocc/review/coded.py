@@ -55,12 +55,19 @@ class Layout:
         flags = {column: "--column", language_column or "": "--language-column"}
         raise_if_any(column_problems(path, header, wanted, flags))
         system = header[first].removesuffix("_1")
-        numbers = [i for i in range(1, len(header)) if {f"{system}_{i}", f"prob_{i}"} <= set(header)]
+        # what predict writes stands together; columns of the same names elsewhere are the user's own
+        own = {header[i]: i for i in range(first, header.index("conf"))}
+        numbers = [i for i in range(1, len(own)) if {f"{system}_{i}", f"prob_{i}"} <= own.keys()]
+        if DECIDED in header[:first]:
+            raise UserError(
+                f"{path}: has a column {DECIDED!r} of its own, which is the name of the one that review adds:"
+                " rename it"
+            )
 
         def places(name: str) -> list[int]:
-            return [header.index(f"{name}_{i}") for i in numbers if f"{name}_{i}" in header]
+            return [own[f"{name}_{i}"] for i in numbers if f"{name}_{i}" in own]
 
-        prefix = [header.index(name) for name in (f"{system}_prefix", "prob_prefix") if name in header]
+        prefix = [own[name] for name in (f"{system}_prefix", "prob_prefix") if name in own]
         return cls(
             header,
             header.index(column),
@@ -80,6 +87,11 @@ class Layout:
 
     def codes_of(self, row: list[str]) -> list[str]:
         return [row[i] for i in self.codes if row[i]]
+
+    def decider(self, row: list[str]) -> str:
+        """Who has decided on a row, "" for nobody."""
+        found = row[self.decided] if self.decided is not None else ""
+        return "" if found == MODEL else found
 
 
 @dataclass
@@ -101,7 +113,7 @@ class CodedText:
     def id(self) -> str:
         """The same for the same text, language and codes."""
         own = "\0".join([*key_of(self.text, self.language), *self.codes])
-        return "t" + hashlib.blake2b(own.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return hashlib.blake2b(own.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class CodedFile:
@@ -119,8 +131,9 @@ class CodedFile:
         for row in self.read():
             self.rows += 1
             codes, probs = layout.codes_of(row), [row[i] for i in layout.probs if row[i]]
-            several += len(codes) > 1
-            same += len(codes) > 1 and row[layout.conf] == probs[0]
+            by = layout.decider(row)
+            several += len(codes) > 1 and not by
+            same += len(codes) > 1 and not by and row[layout.conf] in probs[:1]
             key = layout.key(row)
             if not key[0]:
                 self.empty += 1
@@ -134,8 +147,8 @@ class CodedFile:
                 self.words.update({code: word for code, word in zip(codes, words) if word})
             found.rows += 1
             found.doubt += 1 - confidence(row[layout.conf], bool(codes))
-            if layout.decided is not None and row[layout.decided] not in ("", MODEL):
-                found.decided, found.doubt = row[layout.decided], 0.0
+            if by:
+                found.decided, found.doubt = by, 0.0
         self.alternatives = 0 < several == same
 
     def chunks(self) -> Iterator[Chunk]:
@@ -150,9 +163,9 @@ class CodedFile:
         for chunk in self.chunks():
             yield from map(list, zip(*chunk.columns))
 
-    def answer(self, text: CodedText) -> list[str]:
-        """What the model answers to a text."""
-        return text.codes[:1] if self.alternatives else text.codes
+    def answer(self, codes: list[str], by: str) -> list[str]:
+        """Those of the codes of a row that are its answer; by: who has decided, "" for the model."""
+        return codes[:1] if self.alternatives and not by else codes
 
 
 def confidence(cell: str, coded: bool) -> float:

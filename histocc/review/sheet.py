@@ -1,16 +1,20 @@
 """Sheets: texts for a person, as CSV that spreadsheets open as it is, and what the person has decided."""
 
+import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from histocc.data.tables import column_problems, read_chunks, read_header
+from histocc.data.csv_text import CsvLines, detect_encoding
+from histocc.data.tables import column_problems, read_header
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedFile, CodedText, Key, key_of
 from histocc.runtime.errors import UserError
+from histocc.runtime.input_files import opened
 
 MOST_CODES = 5  # shown of a text
 DECISION, ID = "decision", "id"
+CHOSEN, DRAWN = "t", "s"  # what the id of a line begins with: how its text came into the sheet
 SAMPLED = ("quarter", "quarter_rows", "drawn")
 MOST_LISTED = 20  # lines of a sheet that a message names
 _RISKY = ("=", "+", "-", "@", "\t", "\r", "'")
@@ -50,9 +54,9 @@ def sheet_text(texts: Iterable[Drawn], codes: int, words: dict[str, str], sample
     for drawn in texts:
         text, cells = drawn.text, []
         for i in range(len(shown)):
-            code, prob = (text.codes[i], text.probs[i]) if i < len(text.codes) else ("", "")
+            code, prob = (each[i] if i < len(each) else "" for each in (text.codes, text.probs))
             cells += [code, *([words.get(code, "")] if words else []), shorter(prob)]
-        line = [text.text, text.language, str(text.rows), *cells, "", text.id]
+        line = [text.text, text.language, str(text.rows), *cells, "", (DRAWN if sample else CHOSEN) + text.id]
         line += [str(drawn.quarter), str(drawn.quarter_rows), str(drawn.times)] if sample else []
         rows.append([harmless(cell) for cell in line])
     return ("\ufeff".encode() if bom else b"") + csv_text(rows)
@@ -72,7 +76,6 @@ class Decision:
     codes: tuple[str, ...] | None
     sheet: str
     line: int
-    drawn: Drawn
 
     @property
     def where(self) -> str:
@@ -94,6 +97,8 @@ class Codes:
         """
         if written in self.codes:
             return written
+        if not written:
+            raise ValueError("there is nothing beside a separator")
         number = written[:-2] if written.endswith(".0") else written
         meant = self.short.get(number.lstrip("0"), [])
         if len(meant) != 1:
@@ -111,11 +116,10 @@ def decided(cell: str, text: CodedText, codes: Codes, room: int) -> tuple[str, .
     if words == ["none"]:
         return ()
     found: list[str] = []
-    parts = re.sub(r"(?i)\bcode\s+", "code:", cell)
-    for part in re.split(r"[&;,/\s]+", parts.strip("&;,/ \t")):
-        place = part.removesuffix(".0")
-        if part.lower().startswith("code:"):
-            code = codes.read(part[5:])
+    for part in parts_of(cell, codes):
+        place, named = part.removesuffix(".0"), re.fullmatch(r"(?i)code\s+(.+)", part)
+        if named:
+            code = codes.read(named[1].strip())
         elif place.isdecimal() and len(place) == 1 and 1 <= int(place) <= MOST_CODES:
             if int(place) > len(text.codes):
                 raise ValueError(f"there is no code {place} for this text; it has {len(text.codes)}")
@@ -129,45 +133,62 @@ def decided(cell: str, text: CodedText, codes: Codes, room: int) -> tuple[str, .
     return tuple(found)
 
 
+def parts_of(cell: str, codes: Codes) -> list[str]:
+    """What a person has written, one by one: what stands between &, and, where that is no code of the key,
+    between other separators.
+    """
+    parts: list[str] = []
+    for part in map(str.strip, cell.split("&")):
+        words = re.sub(r"(?i)\bcode\s+", "code\0", part)  # stays together
+        whole = part in codes.codes or restored(part) in codes.codes or words.startswith("code\0")
+        parts += (
+            [part] if whole else [each.replace("\0", " ") for each in re.split(r"[;,/\s]+", words) if each]
+        )
+    return parts or [""]
+
+
 class Sheets:
-    """The decisions of one sheet or several. by_text: the last one of each text; sample: the texts
-    that were drawn; notes: what to tell; undecided: lines without a decision. Raises UserError with all lines
-    that cannot be used.
+    """The decisions of one sheet or several. by_text: the last one of each text; sample: the texts that were
+    drawn; chosen: those that are decided because they were chosen; notes: what to tell; undecided: lines
+    without a decision. Raises UserError with all lines that cannot be used.
     """
 
     def __init__(self, paths: list[str], coded: CodedFile, codes: Codes, delimiter: str | None = None):
         self.coded, self.codes = coded, codes
-        self.key_of_id = {text.id: key for key, text in coded.texts.items() if not text.decided}
+        self.key_of_id = {text.id: key for key, text in coded.texts.items()}
         self.by_text: dict[Key, Decision] = {}
         self.notes: list[str] = []
         self.sample: dict[Key, Drawn] = {}
+        self.chosen: set[Key] = set()
         self.undecided = 0
         for path in paths:
             self._read(path, delimiter)
 
     def _read(self, path: str, delimiter: str | None) -> None:
-        header = read_header(path, delimiter)[0]
+        header, delimiter = read_header(path, delimiter)
         if wrong := column_problems(path, header, [DECISION, ID]):
             raise UserError(
                 "\n  ".join(wrong)
                 + f"\n  {path} is no sheet of python -m histocc.review make, or not with all"
                 " its columns"
             )
-        names = [DECISION, ID, *(name for name in ("text", *SAMPLED) if name in header)]
+        if 0 < len(sampled := set(SAMPLED) & set(header)) < len(SAMPLED):
+            raise UserError(
+                f"{path}: has the column {' and '.join(sorted(sampled))} of a sheet of drawn rows, and lacks"
+                f" {' and '.join(sorted(set(SAMPLED) - sampled))}"
+            )
         problems, strangers, lines = [], [], 0
-        for chunk in read_chunks(path, names, delimiter):
-            problems += [f"line {line:,}: cannot be read ({reason})" for line, _, reason in chunk.faults]
-            for line, *cells in zip(chunk.lines.tolist(), *chunk.columns):
-                row = {name: cell.strip() for name, cell in zip(names, cells)}
-                lines += 1
-                key = self.key_of_id.get(row[ID])
-                if key is None:
-                    strangers += [line] if row[DECISION] or row[ID] else []
-                    continue
-                try:
-                    self._take(path, line, key, row)
-                except ValueError as error:
-                    problems.append(f"line {line:,}: {error}")
+        for line, cells in sheet_rows(path, delimiter, len(header)):
+            row = dict(zip(header, map(str.strip, cells)))
+            lines += 1
+            key = self.key_of_id.get(row[ID][1:])
+            if key is None:
+                strangers += [line] if row[DECISION] or row[ID] else []
+                continue
+            try:
+                self._take(path, line, key, row)
+            except ValueError as error:
+                problems.append(f"line {line:,}: {error}")
         if strangers:
             raise UserError(
                 f"{path}: {len(strangers):,} of its {lines:,} lines (the first is line {strangers[0]:,}) are"
@@ -183,32 +204,52 @@ class Sheets:
         """Raises ValueError."""
         text = self.coded.texts[key]
         shown = key_of(restored(row.get("text", text.text)), text.language)
-        if shown != key and shown in self.coded.texts:
+        if shown != key and shown in self.coded.texts and not _NUMBER.fullmatch(text.text.strip()):
             raise ValueError(
                 f"the id is that of {text.text!r}, and the text is {row['text']!r}: was the sheet sorted"
                 " without all its columns?"
             )
-        quarter, rows, times = (number(row.get(name, "")) for name in SAMPLED)
-        drawn = Drawn(text, times, quarter, rows)
-        if times:
-            self.sample.setdefault(key, drawn)
+        drawn = row[ID].startswith(DRAWN)
+        if drawn and SAMPLED[0] in row:
+            quarter, rows, times = (number(row[name]) for name in SAMPLED)
+            self.sample.setdefault(key, Drawn(text, times, quarter, rows))
         if not row[DECISION]:
             self.undecided += 1
             return
-        room = len(self.coded.layout.codes)
-        codes = decided(row[DECISION], text, self.codes, room)
-        new = Decision(codes, path, line, drawn)
-        before = self.by_text.get(key)
+        codes = decided(row[DECISION], text, self.codes, len(self.coded.layout.codes))
+        new, before = Decision(codes, path, line), self.by_text.get(key)
         if before is not None and before.codes != codes:
             self.notes.append(f"{new.where}: decides otherwise than {before.where}; the later one counts")
-        if before is not None and (before.drawn.times == 0) != (times == 0):
-            new = Decision(codes, path, line, Drawn(text))  # chosen as well as drawn
         self.by_text[key] = new
+        if not drawn and codes is not None:
+            self.chosen.add(key)
+
+
+def sheet_rows(path: str, delimiter: str, width: int) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row below the header; spreadsheets leave empty cells at the end out. Raises
+    UserError.
+    """
+    with opened(path) as file:
+        table = CsvLines(path, file, detect_encoding(path))
+        reader = table.rows(delimiter)
+        next(reader, None)
+        while True:
+            line = reader.line_num + 1
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                raise UserError(f"{path}, line {line:,}: is not readable as CSV ({error})") from None
+            if row is None:
+                return
+            if any(row[width:]):
+                raise UserError(f"{path}, line {line:,}: has {len(row)} cells, and the header {width}")
+            if any(row):
+                yield line, row[:width] + [""] * (width - len(row))
 
 
 def number(cell: str) -> int:
-    """A whole number of a sheet, 0 for an empty cell. Raises ValueError."""
+    """A whole number above 0 of a sheet. Raises ValueError."""
     found = cell.removesuffix(".0")
-    if found and not found.isdecimal():
-        raise ValueError(f"{cell!r} is not a whole number, as the columns {', '.join(SAMPLED)} have them")
-    return int(found or 0)
+    if not found.isdecimal() or not int(found):
+        raise ValueError(f"{cell!r} is no whole number, as the columns {', '.join(SAMPLED)} have them")
+    return int(found)

@@ -2,6 +2,7 @@
 
 import os
 
+from histocc.data.csv_text import detect_encoding
 from histocc.data.tables import read_chunks, read_header
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedText, Key, Layout, key_of
@@ -32,6 +33,13 @@ class TrainingRows:
             )
         if delimiter != ",":
             raise UserError(f"--training-data {path}: its columns are parted by {delimiter!r}, not by commas")
+        with opened(path) as file:
+            content = file.read()
+        if detect_encoding(path) not in ("utf-8", "utf-8-sig") or b"\r" in content.replace(b"\r\n", b""):
+            raise UserError(
+                f"--training-data {path}: is not in UTF-8 with usual line ends, so nothing can be added to"
+                " it: save it as CSV (UTF-8)"
+            )
         self.header, self.codes = found, [name for name in self.codes if name in found]
         for chunk in read_chunks(path, self.texts):
             if chunk.faults:
