@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import FINETUNE, TINY, run, run_inside
+from helpers import FINETUNE, TINY, run, run_inside, write_csv
 from test_linear_share import TEXTS, make_model
 from test_search import KEYS, inputs
 
@@ -269,6 +269,24 @@ class TestModel:
         before = [file.read_bytes() for file in files]
         said = run(FINETUNE, *flags(trained), "--max-steps", 2)
         assert "nothing" in said.lower() and before == [file.read_bytes() for file in files]
+
+    def test_a_report_says_whether_it_is_about_the_texts_that_were_fitted_on(self, trained, tmp_path):
+        codes = [row[2] for row in sample_rows(30, 1)]
+        new = [(f"nobody {i}", "en", code) for i, code in enumerate(codes)]
+        write_csv(tmp_path / "new.csv", ("occ1", "lang", "hisco_1"), new)
+        known = (trained / "rows.csv", ["--share-val", 0.6])
+        unknown = (tmp_path / "new.csv", ["--target-cols", "hisco_1"])
+        for (data, share), said_so in ((known, True), (unknown, False)):
+            folder = tmp_path / str(said_so)
+            code, said = run_inside(
+                evaluate.main,
+                *("--model", trained / "run", "--data", data, *share, "--output", folder),
+                *("--device", "cpu", "--resamples", 5),
+            )
+            assert code == 0, said
+            text = (folder / "report.md").read_text(encoding="utf-8")
+            assert ("those that the run was validated on, and its confidence" in text) == said_so
+            assert "as they were fitted on" in text and "| to be right in, % |" in text
 
     @pytest.mark.full
     @pytest.mark.processes

@@ -220,9 +220,9 @@ def test_no_figure_comes_from_damaged_hashes(made, tmp_path):
     first = made[0]
     state = {"position": {"fingerprint": first.data.fingerprint}}
     file = str(first.folder.parent.parent / "best.bin")
-    assert evaluate.trained_texts(file, state, first.data.val) == 0
+    assert evaluate.known_texts(file, state, first.data.val)["texts_trained_on"] == 0
     overwrite(first.folder / "train.text_hash")
-    assert evaluate.trained_texts(file, state, first.data.val) is None
+    assert evaluate.known_texts(file, state, first.data.val)["texts_trained_on"] is None
 
 
 def test_a_stop_is_seen_between_files(made):

@@ -382,10 +382,18 @@ def trained_on(file: str, state: dict) -> PreparedData | None:
     return None
 
 
-def trained_texts(file: str, state: dict, rows: RowSet) -> int | None:
-    """How many of the distinct texts were trained on; None where `trained_on` is."""
-    own = trained_on(file, state)
-    return None if own is None else int(np.isin(np.unique(rows.text_hash), own.train.text_hash).sum())
+def known_texts(file: str, state: dict, rows: RowSet) -> dict[str, int | None]:
+    """How many of the distinct texts were trained on, and how many the run was validated on, to which its
+    confidence may be fitted; None where `trained_on` is.
+    """
+    own, texts = trained_on(file, state), np.unique(rows.text_hash)
+    parts = {"trained": None, "validated": None}
+    if own is not None:
+        parts = {"trained": own.train, "validated": own.val}
+    return {
+        f"texts_{name}_on": None if part is None else int(np.isin(texts, part.text_hash).sum())
+        for name, part in parts.items()
+    }
 
 
 def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedData:
@@ -445,7 +453,7 @@ def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedD
             for name, count in zip(data.languages, of_language)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
-        "texts_trained_on": trained_texts(file, state, rows),
+        **known_texts(file, state, rows),
     }
 
 

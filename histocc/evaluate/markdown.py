@@ -275,6 +275,17 @@ def data_lines(data: dict) -> list[str]:
     return lines
 
 
+def fitted_line(report: dict) -> str:
+    """Whether the figures of confidence are about texts that it was fitted on; "" where they are not."""
+    known = report["data"]["texts_validated_on"]
+    if not (known and report["model"]["confidence_texts"]):
+        return ""
+    return (
+        f"{known:,} of the distinct texts are among those that the run was validated on, and its confidence"
+        " fitted on: that flatters what is said of it"
+    )
+
+
 def baseline_line(report: dict) -> str:
     """What the decoders add to the linear support vector machine: also for the console."""
     found = report["baseline"]["baselines"]["svm"]
@@ -344,6 +355,7 @@ def markdown(report: dict) -> str:
         ),
         "",
         *(f"- {line}" for line in data_lines(report["data"])),
+        *(f"- {line}" for line in [fitted_line(report)] if line),
         "",
         "As validation during training counts:",
         "",
