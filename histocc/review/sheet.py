@@ -83,7 +83,7 @@ class Decision:
 
 
 class Codes:
-    """The codes that a person may write. Raises CodeError, a ValueError, for others."""
+    """The codes that a person may write."""
 
     def __init__(self, codes: Iterable[str]):
         self.codes = set(codes)
