@@ -113,10 +113,13 @@ class TestMake:
         assert harmless("-1") == "-1" and (folder / "coded.csv").read_bytes() == raw
 
     def test_words_of_codes(self, folder):
-        write(folder / "words.csv", [["system_code", "en_hisco_text"], ["83110", "Blacksmith, general"]])
-        write(folder / "words.csv", [["code", "description"], ["83110", "Blacksmith"], ["61110", "=Farmer"]])
+        write(
+            folder / "words.csv",
+            [["code", "description"], ["83110", "Blacksmith"], ["61110", "=Farmer"], ["1110", "Chemist"]],
+        )
         rows = make(folder, "words_sheet.csv", "--descriptions", folder / "words.csv")
         assert rows[0]["words_1"] == "Blacksmith" and rows[0]["words_2"] == "'=Farmer"
+        assert rows[0]["words_3"] == "Chemist"  # a code that has lost its zero in that table
 
     def test_a_sample_draws_rows_and_as_many_from_each_quarter(self, folder):
         rows = make(folder, "sample.csv", "--sample", "--rows", 40)

@@ -19,7 +19,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data import keys
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.tables import read_header
-from histocc.formatter import hisco_key
+from histocc.formatter import hisco_key, make_formatter
 from histocc.predict.output import csv_text
 from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
 from histocc.review.estimate import Estimate, Quarter, drawn_texts
@@ -171,7 +171,9 @@ def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
             f" one of descriptions ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
         )
     found = keys.read_columns(args.descriptions, [name for name in names if name])
-    return {code: words for code, words in reversed(found)} | coded.words
+    formatter = make_formatter("hisco", None) if coded.layout.system == "hisco" else None
+    repaired = [(formatter.repair(code)[0] if formatter else code, words) for code, words in reversed(found)]
+    return dict(repaired) | coded.words
 
 
 def codes_of_key(args: argparse.Namespace, coded: CodedFile) -> Codes:
