@@ -1,6 +1,7 @@
 """How sure a model is: what is fitted, where it is kept, and that it changes no code."""
 
 import csv
+import glob
 import math
 
 import numpy as np
@@ -11,10 +12,12 @@ from test_linear_share import TEXTS, make_model
 from test_search import KEYS, inputs
 
 from histocc import OccCANINE
+from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.coverage import Coverage, least_confidence
 from histocc.evaluate.measures import measured
 from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.job.confidence import steps_without
 from histocc.model import confidence_fit, decoding
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence, Outputs, Ranking, Writing, curve, features, log_odds
@@ -269,6 +272,21 @@ class TestModel:
         before = [file.read_bytes() for file in files]
         said = run(FINETUNE, *flags(trained), "--max-steps", 2)
         assert "nothing" in said.lower() and before == [file.read_bytes() for file in files]
+
+    def test_what_is_not_the_runs_own_is_neither_read_nor_written(self, trained, tmp_path):
+        """A link, a file that is no checkpoint, and one on other data; beside them the run's own."""
+        data = PreparedData.open(*glob.glob(str(trained / "run" / "prepared" / "*")))
+        state = checkpoint.load(str(trained / "run" / "last.bin"))
+        state["confidence"] = None
+        names = [
+            str(tmp_path / name) for name in ("own.bin", "link.bin", "text.bin", "other.bin", "gone.bin")
+        ]
+        checkpoint.replace(names[0], state)
+        (tmp_path / "link.bin").symlink_to(names[0])
+        (tmp_path / "text.bin").write_text("mine")
+        state["position"] = {**state["position"], "fingerprint": "another"}
+        checkpoint.replace(names[3], state)
+        assert steps_without(names, data) == {2: [names[0]]}
 
     def test_a_report_says_whether_it_is_about_the_texts_that_were_fitted_on(self, trained, tmp_path):
         codes = [row[2] for row in sample_rows(30, 1)]

@@ -2,6 +2,7 @@
 training, or on any by `python -m histocc.evaluate --fit-confidence`.
 """
 
+import contextlib
 import os
 from functools import partial
 from itertools import permutations
@@ -24,6 +25,7 @@ from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_mem
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
 from histocc.runtime import checkpoint
+from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot
@@ -249,7 +251,7 @@ def fit_run(settings: Settings, world: World, data: PreparedData) -> None:
     do not have one, on its validation rows. All ranks.
     """
     names = [os.path.join(settings.folder.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
-    steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names))
+    steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names, data))
     texts = len(np.unique(np.asarray(data.val.text_hash)))
     if steps and texts < LEAST_TEXTS:
         world.print(too_few(texts, "--share-val is the share of texts that finetune.py sets aside"))
@@ -277,13 +279,17 @@ def store_all(files: list[str], fitted: Fitted | None) -> None:
         store(file, fitted.confidence)
 
 
-def steps_without(files: list[str]) -> dict[int, list[str]]:
+def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:
     """Those of the checkpoints that have no fitted confidence, by their step; the same step is the same
-    weights. Rank 0 only.
+    weights. Links, and what is no checkpoint on these data, are others' and stay as they are. Rank 0 only.
     """
     found: dict[int, list[str]] = {}
-    for file in filter(os.path.exists, files):
-        state = checkpoint.load_plain(file)
-        if state.get("confidence") is None:
-            found.setdefault(int(state["step"]), []).append(file)
+    for file in files:
+        if os.path.islink(file) or not os.path.isfile(file):
+            continue
+        with contextlib.suppress(UserError):
+            state = checkpoint.load_plain(file)
+            own = state.get("position", {}).get("fingerprint") == data.fingerprint
+            if own and state.get("confidence") is None:
+                found.setdefault(int(state["step"]), []).append(file)
     return found
