@@ -12,7 +12,7 @@ from histocc.evaluate.measures import threshold_counts
 from histocc.formatter import BlockyFormatter
 from histocc.model.confidence import Outputs, features
 from histocc.model.decoding import upcast_half
-from histocc.model.thresholds import Thresholds
+from histocc.model.thresholds import Thresholds, places
 from histocc.runtime.world import World
 
 GRID = np.arange(1, 50) / 50  # thresholds that are compared: 0.02, 0.04 … 0.98
@@ -76,11 +76,11 @@ class Outcomes:
         kept = batch["weights"] > 0
         logits, codes = upcast_half(linear_logits)[kept], batch["targets_linear"][kept]  # [B, C], [B, K]
         has = codes >= 0
-        place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the most probable
+        place = places(logits)  # [B, C]
         of_true = place.gather(1, codes.clamp(min=0))
         least = self.least[self.language[batch["rows"][kept].cpu().numpy()]]  # [B]
         least = torch.from_numpy(least).logit().to(logits)
-        on = self.thresholds.answered(logits, least)  # [B, C]
+        on = self.thresholds.answered(logits, place, least)  # [B, C]
         alone = -torch.nn.functional.softplus(torch.where(on, -logits, logits).double()).sum(1)
         row, code = (on & (place < MOST_FLAT_CODES)).nonzero(as_tuple=True)
         hit = ranking[kept][:, None] == codes[..., None]  # [B, K, RANKED]

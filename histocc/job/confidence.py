@@ -23,7 +23,7 @@ from histocc.model.confidence import Confidence, features
 from histocc.model.confidence_fit import LEAST_TEXTS, Answers, Places, Ranked
 from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
 from histocc.model.search import CodeSearch
-from histocc.model.thresholds import Thresholds
+from histocc.model.thresholds import Thresholds, places
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
@@ -157,7 +157,7 @@ class AnswersTask:
 
     def _add_outputs(self, logits: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
         true, least = batch["targets_linear"][kept], self.least.to(logits)[batch["rows"][kept]]
-        on = self.thresholds.answered(logits, least)
+        on = self.thresholds.answered(logits, places(logits), least)
         is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
         best = logits.topk(min(OUTPUTS, logits.shape[1]))
         self._keep(
@@ -239,13 +239,6 @@ def fit(
     return Fitted(found, line)
 
 
-def store(file: str, confidence: Confidence) -> None:
-    """Puts it into a checkpoint. Rank 0 only; nobody else may write the file meanwhile."""
-    content = checkpoint.load_plain(file)
-    content["confidence"] = confidence.to_dict()
-    checkpoint.replace(file, content)
-
-
 def fit_run(settings: Settings, world: World, data: PreparedData) -> None:
     """Fits the confidence of the checkpoints of a run that has ended, best.bin and last.bin, as far as they
     do not have one, on its validation rows. All ranks.
@@ -268,15 +261,18 @@ def fit_run(settings: Settings, world: World, data: PreparedData) -> None:
         if world.stop_agreed():
             world.print("Confidence is not fitted yet: the same command fits it")
             return
-        world.run_on_main("store confidence", partial(store_all, files, fitted))
+        world.run_on_main("store confidence", partial(store, files, fitted))
         if fitted is not None:
             world.print(f"{' and '.join(map(os.path.basename, files))}: {fitted.line}")
 
 
-def store_all(files: list[str], fitted: Fitted | None) -> None:
+def store(files: list[str], fitted: Fitted | None) -> None:
+    """Puts it into checkpoints of the same weights. Rank 0 only; nobody else may write them meanwhile."""
     assert fitted is not None
     for file in files:
-        store(file, fitted.confidence)
+        content = checkpoint.load_plain(file)
+        content["confidence"] = fitted.confidence.to_dict()
+        checkpoint.replace(file, content)
 
 
 def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:

@@ -91,6 +91,11 @@ class Ranked(NamedTuple):
         return self.score / float(GRID[temperature]) - self.norms[:, temperature]
 
 
+def miss(odds: Tensor, right: Tensor) -> Tensor:
+    """Minus the log-likelihood of being right or not, for log-odds of it; of any shape."""
+    return -logsigmoid(torch.where(right, odds, -odds))
+
+
 class Weighed(NamedTuple):
     """right bool [N]; weight float64 [N], of each row."""
 
@@ -99,8 +104,11 @@ class Weighed(NamedTuple):
 
     def loss(self, log_prob: Tensor) -> Tensor:
         """Sum over the rows of minus the log-likelihood of being right with these log-probabilities."""
-        odds = log_odds(log_prob)
-        return -(self.weight * logsigmoid(torch.where(self.right, odds, -odds))).sum()
+        return self.loss_of_odds(log_odds(log_prob))
+
+    def loss_of_odds(self, odds: Tensor) -> Tensor:
+        """The same with these log-odds."""
+        return (self.weight * miss(odds, self.right)).sum()
 
 
 def minimum(loss: Callable[[Tensor], Tensor], start: list[float]) -> tuple[Tensor, float]:
@@ -160,13 +168,11 @@ def fit_outputs(logits: Tensor, hits: Tensor, of_sets: Tensor, known: Weighed) -
 
     def loss_of_each(at: Tensor) -> Tensor:
         odds = logits * at[0].exp() + at[1]
-        each = -logsigmoid(torch.where(hits, odds, -odds)).sum(1)
+        each = miss(odds, hits).sum(1)
         return (known.weight * each).sum() + prior(at[:1], at[1:])
 
     def loss_of_sets(at: Tensor) -> Tensor:
-        odds = of_sets @ at
-        each = -logsigmoid(torch.where(known.right, odds, -odds))
-        return (known.weight * each).sum() + prior(at[:2] - 0.5, at[2:])
+        return known.loss_of_odds(of_sets @ at) + prior(at[:2] - 0.5, at[2:])
 
     each, of_set = minimum(loss_of_each, [0.0, 0.0])[0], minimum(loss_of_sets, [0.5, 0.5, 0.0, 0.0])[0]
     return Outputs([float(each[0].exp()), float(each[1])], of_set.tolist())
@@ -181,9 +187,7 @@ def fit_ranking(ranked: Ranked, known: Weighed) -> Ranking:
         odds = log_odds(ranked.log_prob(i))
 
         def loss(at: Tensor) -> Tensor:
-            mapped = at[0].exp() * odds + at[1]
-            each = -logsigmoid(torch.where(known.right, mapped, -mapped))
-            return (known.weight * each).sum() + prior(at[:1], at[1:])
+            return known.loss_of_odds(at[0].exp() * odds + at[1]) + prior(at[:1], at[1:])
 
         at, least = minimum(loss, start)
         found[i] = least + float(np.log(GRID[i])) ** 2 / 2, at

@@ -82,11 +82,10 @@ class Thresholds(NamedTuple):
         threshold; integers of any shape."""
         return above.clamp(int(self.at_least_one), self.at_most)
 
-    def answered(self, logits: Tensor, least: Tensor) -> Tensor:
-        """Which outputs are answered, bool [B, C]: those of the `number` most probable. logits [B, C]; least
-        [B]: log-odds of the threshold of each row.
+    def answered(self, logits: Tensor, place: Tensor, least: Tensor) -> Tensor:
+        """Which outputs are answered, bool [B, C]: those of the `number` most probable. logits [B, C]; place:
+        as `places` gives it; least [B]: log-odds of the threshold of each row.
         """
-        place = logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)  # 0: the most probable
         return place < self.number((logits > least[:, None]).sum(1))[:, None]
 
     def __str__(self) -> str:
@@ -104,3 +103,8 @@ class Thresholds(NamedTuple):
         always = ", and in any case the most probable code" if self.at_least_one else ""
         most = f", at most {self.at_most} of a text" if self.at_most else ""
         return f"{numbers} ({source}){always}{most}"
+
+
+def places(logits: Tensor) -> Tensor:
+    """How many outputs of its row are more probable than each, int64 [B, C]; equal ones in their order."""
+    return logits.sort(dim=1, descending=True, stable=True).indices.argsort(1)
