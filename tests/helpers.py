@@ -98,7 +98,7 @@ def command(script, *args, processes=None, legacy=False):
     ]
 
 
-def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchrun=False, **env):
+def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchrun=False, nodes=1, **env):
     """Runs a script, or a module named as in `python -m`, to the end and checks the exit code; returns the
     output.
 
@@ -119,7 +119,7 @@ def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchr
         ended, output = done.returncode, done.stdout
     else:
         args = [*map(str, args), *(["--distributed"] if processes else [])]
-        ended, output = run_forked(script, args, timeout, processes)
+        ended, output = run_forked(script, args, timeout, processes, nodes)
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     return output
 
@@ -145,16 +145,16 @@ def fork_server():
     return context
 
 
-def run_forked(script, args, timeout, processes=None):
+def run_forked(script, args, timeout, processes=None, nodes=1):
     """(exit code, output) of a script or module in its own process, in `environment()`, or in several, with
-    the variables of a launcher and one output; the exit code is the first that is not 0. What it has
-    registered with atexit is not called.
+    the variables of a launcher, as on so many nodes, and one output; the exit code is the first that is not
+    0. What it has registered with atexit is not called.
     """
     of_rank = [{}]
     if processes:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": processes}
-        common["LOCAL_WORLD_SIZE"] = processes
-        of_rank = [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+        local = common["LOCAL_WORLD_SIZE"] = processes // nodes
+        of_rank = [common | {"RANK": rank, "LOCAL_RANK": rank % local} for rank in range(processes)]
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         ranks = [
             fork_server().Process(

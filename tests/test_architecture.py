@@ -164,11 +164,14 @@ def test_one_module_knows_the_processes():
         )
 
     assert [name for name, tree in TREES.items() if knows(tree)] == [
+        "runtime.groups",
         "runtime.launcher",
         "runtime.parallel",
+        "runtime.reduction",
         "runtime.world",
     ]
     assert {full for full in imports(TREES["runtime.parallel"]) if full.startswith("torch.distributed")} == {
+        "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook",
         "torch.distributed.device_mesh.init_device_mesh",
         "torch.distributed.fsdp.fully_shard",
         "torch.distributed.tensor.distribute_tensor",
@@ -342,6 +345,15 @@ BOTH = {
     "world_size": None,
     "timeout_minutes": 30.0,
     "parallel": "ddp",
+    "reduce": "after",
+    "gradient_compression": "none",
+    "shares": "equal",
+    "sync_every": 1,
+    "sync_group": "node",
+    "sync_start": None,
+    "sync_compression": "bf16",
+    "outer_learning_rate": 0.7,
+    "outer_momentum": 0.9,
     "block_loss": None,
     "many_codes_weight": 1.0,
     "empty_blocks": None,
@@ -404,6 +416,10 @@ CHOICES = {
     "lr_scaling": ("none", "linear", "sqrt"),
     "device": ("auto", "cpu", "cuda"),
     "parallel": ("ddp", "fsdp"),
+    "reduce": ("after", "during"),
+    "gradient_compression": ("none", "bf16"),
+    "sync_group": ("node", "process"),
+    "sync_compression": ("bf16", "none"),
 }
 SEVERAL = {"target_cols", "train_data", "val_data"}
 

@@ -40,7 +40,8 @@ def test_one_rank_that_all_others_wait_for():
             2,
             (
                 "rank 1 is slower than the others, which wait for it 40% of the time: look what else runs on"
-                " its machine; python -m histocc.doctor under the same launcher compares them"
+                " its machine; python -m histocc.doctor under the same launcher compares them; --shares auto"
+                " gives it fewer rows"
             ),
         )
     ]

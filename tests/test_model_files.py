@@ -27,9 +27,10 @@ from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS, with_sums
+from histocc.runtime.groups import Groups
 from histocc.runtime.outputs import OwnFiles
-from histocc.runtime.precision import Precision
-from histocc.trainer import resume
+from histocc.runtime.world import World
+from histocc.trainer import loop, resume
 from histocc.trainer.schedule import linear_schedule
 
 LONGEST = 5.0  # seconds of CPU time
@@ -457,7 +458,7 @@ def resumed(state: dict) -> tuple:
     """What a run that is resumed from `state` consists of: plain values, comparable."""
     model, optimizer, scheduler = trained()
     model.load_state_dict(state["model"])
-    resume.restore(state, optimizer, scheduler, Precision("float32"))
+    resume.restore(state, loop.Run(model, None, optimizer, scheduler, World()), Groups())
     held = (
         state["step"],
         state["position"],

@@ -168,6 +168,7 @@ def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(s
         Intervals(log=None, validate=10),
         Callbacks(log=rows.append),
         evaluate=lambda: {"val_loss": 1.0},
+        position={"unfinished": {"step": 20, "epoch": 0, "learning_rate": 0.1}, "before": 19},
     )
     boundary(20, 0, 0.1)  # the run continues with the validation itself
     boundary(30, 0, 0.1)

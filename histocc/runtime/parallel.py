@@ -19,9 +19,10 @@ from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
+AFTER, DURING = REDUCTIONS = ("after", "during")  # the backward passes: when gradients are summed up
 
 
-def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
+def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression: str = "none") -> nn.Module:
     """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other
     processes. Keep it inside
     a function: a DDP object that is alive when the interpreter ends can abort the process.
@@ -38,12 +39,17 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp") -> nn.Module:
         # its newer name, and its older
         newer = "forward_sync_buffers" in options
         constants: dict[str, Any] = {"forward_sync_buffers" if newer else "broadcast_buffers": False}
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             model,
             device_ids=[world.local_rank] if world.device.type == "cuda" else None,
             gradient_as_bucket_view=True,
             **constants,
         )
+        if gradient_compression == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            wrapped.register_comm_hook(None, bf16_compress_hook)
+        return wrapped
     # these take seconds, so only where they are used
     from torch.distributed.device_mesh import (
         init_device_mesh,
@@ -163,11 +169,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 class StragglerTimer:
     """How long this process waits for others at the end of its backward passes: from the moment when it has
-    all its own gradients until those of all processes are there. DDP alone; elsewhere it `measures` nothing.
+    all its own gradients until those of all processes are there. With DDP, and where `own_done` is called
+    (`called`); elsewhere it `measures` nothing.
     """
 
-    def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
-        self._clock, self._since, self._hooks = DeviceClock(device), None, []
+    def __init__(
+        self, model: nn.Module | None = None, device: torch.device | None = None, called: bool = False
+    ):
+        self._clock, self._since, self._hooks, self._called = DeviceClock(device), None, [], called
         # counted one by one: a hook for all of them would keep, and so copy, every gradient
         if isinstance(model, DistributedDataParallel):
             trained = [p for p in model.parameters() if p.requires_grad]
@@ -176,7 +185,7 @@ class StragglerTimer:
 
     @property
     def measures(self) -> bool:
-        return bool(self._hooks)
+        return self._called or bool(self._hooks)
 
     @property
     def seconds(self) -> float:
@@ -187,8 +196,12 @@ class StragglerTimer:
         if not self._missing:
             self._missing, self._since = self._all, self._clock.now()
 
+    def own_done(self) -> None:
+        """To be called when this process has all its own gradients, where DDP does not see it."""
+        self._since = self._clock.now()
+
     def backward_done(self) -> None:
-        """To be called after a backward pass whose gradients were averaged over the processes."""
+        """To be called when the gradients of all processes are there."""
         if self._since is not None:
             self._clock.add(self._since, self._clock.now())
             self._since = None

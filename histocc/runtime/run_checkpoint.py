@@ -26,9 +26,11 @@ MOST_GROUPS = 1024  # of parameters
 COUNT = whole(0, 2**62)
 RNG = mapping({"seed": whole(-(2**63), 2**63), "threads": whole(1, 1024), "processes": whole(1, 1 << 20)})
 ANY_FLOAT = real()  # of a log, where a loss may be infinite
+MEMORY_LIMIT = mapping({"width": COUNT, "samples": whole(1, 2**62)})
+SHARES_FROM = mapping({"step": COUNT, "weights": listing(real(0, above=True), 1, 1 << 20)})
 RUNNING = mapping(
     {"sums": mapping({}, rest=ANY_FLOAT), "count": COUNT, "seconds_data": real(0)},
-    {"skipped": COUNT, "grad_norm": maybe(ANY_FLOAT)},
+    {"skipped": COUNT, "grad_norm": maybe(ANY_FLOAT), "memory_cuts": COUNT, "memory": listing(MEMORY_LIMIT)},
 )
 POSITION = mapping(
     {
@@ -47,6 +49,9 @@ POSITION = mapping(
         "bad_in_row": COUNT,
         "val_not_finite": COUNT,
         "finite_step": maybe(COUNT),
+        "before": COUNT,
+        "shares": listing(SHARES_FROM, 0, 8),
+        "sync_start": COUNT,
         "files": mapping({}, rest=COUNT),
         "unfinished": maybe(mapping({"step": COUNT, "epoch": COUNT, "learning_rate": real(0)})),
     },
@@ -79,6 +84,12 @@ SCALER = mapping(
     },
     rest=plain,
 )
+OPTIMIZER = mapping(
+    {
+        "state": kind("numbers and states", lambda value: isinstance(value, dict)),
+        "param_groups": listing(GROUP, 1, MOST_GROUPS),
+    }
+)
 RESUMABLE = mapping(
     {
         "step": COUNT,
@@ -86,14 +97,14 @@ RESUMABLE = mapping(
         "position": POSITION,
         "scheduler": SCHEDULER,
         "args": mapping({"num_epochs": whole(1)}),
-        "optimizer": mapping(
-            {
-                "state": kind("numbers and states", lambda value: isinstance(value, dict)),
-                "param_groups": listing(GROUP, 1, MOST_GROUPS),
-            }
-        ),
+        "optimizer": OPTIMIZER,
     },
-    {"scaler": maybe(SCALER)},
+    {
+        "scaler": maybe(SCALER),
+        # where groups of processes take steps on their own: of all but the first; the outer optimizer
+        "groups": listing(mapping({"optimizer": OPTIMIZER}, {"scaler": maybe(SCALER)}), 0, 1 << 20),
+        "outer": mapping({}, {"momentum": listing(floats(None), 0, 8)}),
+    },
 )
 
 

@@ -1,7 +1,8 @@
 """The processes of a run: who this process is, and everything the processes say to each other outside DDP and
 FSDP.
 
-This is the only module that calls a collective; `launcher` alone reads RANK, LOCAL_RANK and WORLD_SIZE.
+No other module calls a collective but `reduction`, for gradients, and `groups`, for parts of the processes;
+`launcher` alone reads RANK, LOCAL_RANK and WORLD_SIZE.
 All of it works in one process too, where it costs nothing.
 """
 
@@ -87,6 +88,10 @@ class World:
         if self.is_main:
             print(*words, sep=sep, flush=True)
 
+    def print_here(self, text: str) -> None:
+        """On any rank, with its number where there are others; flushed."""
+        print(text if self.size == 1 else f"rank {self.rank}: {text}", flush=True)
+
     def note(self, doing: str) -> None:
         """Notes what this rank does next, for the message if it dies in it."""
         if self.heartbeat is not None:
@@ -112,11 +117,22 @@ class World:
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
+        return self.sum_later([float(bool(self.stop))])()[0] > 0
+
+    def sum_later(self, values: list[float]) -> Callable[[], list[float]]:
+        """Sends `values`, as many on every rank, and does not wait. What it returns gives their sums over
+        all ranks, waiting for those that have not been here yet.
+        """
         if not self.backend:
-            return bool(self.stop)
-        asked = torch.tensor([float(bool(self.stop))])
-        dist.all_reduce(asked, dist.ReduceOp.MAX, group=self.control)
-        return bool(asked.item())
+            return lambda: values
+        held = torch.tensor(values, dtype=torch.float64)
+        work: Any = dist.all_reduce(held, group=self.control, async_op=True)
+
+        def sums() -> list[float]:
+            work.wait()
+            return held.tolist()
+
+        return sums
 
     def differing(self, value: Any) -> list[int]:
         """Ranks whose plain Python `value` is not that of rank 0: the same list on all."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from histocc.runtime.groups import Groups
 from histocc.runtime.world import World
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
@@ -31,6 +32,7 @@ class Banner:
     plan: BatchPlan
     schedule: Schedule
     precision: str
+    groups: Groups = Groups()
 
 
 def say_banner(run: Banner) -> None:
@@ -41,6 +43,7 @@ def say_banner(run: Banner) -> None:
     lines = [
         "=" * 72,
         *_machine_lines(run.settings.machine, world, visible),
+        *_sync_lines(run),
         *run.about,
         *_step_lines(run),
         f"Precision: {run.precision}",
@@ -49,6 +52,12 @@ def say_banner(run: Banner) -> None:
         "=" * 72,
     ]
     world.print("\n".join(lines))
+    sync = run.settings.sync
+    if sync.sync_every > 1 and run.groups.number == 1:
+        world.print(
+            f"Note: --sync-every {sync.sync_every}: there is one group of processes, so all take every step"
+            " together" + ("; --sync-group process makes each process one" if world.size > 1 else "")
+        )
     for note in notes(world, run.plan, visible if gpu else 0):
         world.print(f"Note: {note}")
 
@@ -68,6 +77,22 @@ def _machine_lines(machine: MachineSettings, world: World, visible: int) -> list
         f"Available GPUs: {visible}{names}",
         f"Threads per process: {torch.get_num_threads()}",
     ]
+
+
+def _sync_lines(run: Banner) -> list[str]:
+    """How the processes take their steps, where not all together and alike."""
+    settings, sync, number = run.settings, run.settings.sync, run.groups.number
+    lines = [f"Shares of a step: {settings.machine.shares}"] if settings.machine.shares != "equal" else []
+    if settings.machine.gradient_compression != "none" and run.world.backend:
+        lines.append(f"Gradients between processes: {settings.machine.gradient_compression}")
+    if sync.sync_every > 1 and number > 1:
+        start = run.schedule.warmup if sync.sync_start is None else sync.sync_start
+        lines.append(
+            f"Synchronization: {number} groups take {sync.sync_every} steps each on their own between two"
+            f" exchanges, after {start:,} steps together; outer rate {sync.outer_learning_rate:g}, momentum"
+            f" {sync.outer_momentum:g}. Results depend on the number of groups"
+        )
+    return lines
 
 
 def _step_lines(run: Banner) -> list[str]:

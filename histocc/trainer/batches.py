@@ -1,6 +1,6 @@
 """Rows → micro-batches: each rank's share of every optimizer step, from any position on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from histocc.runtime.world import World
 from histocc.trainer.loading import Loader
-from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
+from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, Weights, WindowOrder, cut_by_width
 
 
 class Rows:
@@ -61,11 +61,21 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
     arguments.
 
-    shuffle_seed: None is for validation, where order does not matter.
+    shuffle_seed: None is for validation, where order does not matter. group: the ranks of this one's group,
+    where groups take steps on their own. in_step: whether all ranks take equally many micro-batches, whatever
+    their shares, since they send messages within them.
     """
 
-    def __init__(self, rows: Rows, plan: BatchPlan, rank: int, shuffle_seed: int | None = None):
-        self.rows, self.plan, self.rank = rows, plan, rank
+    def __init__(
+        self,
+        rows: Rows,
+        plan: BatchPlan,
+        rank: int,
+        shuffle_seed: int | None = None,
+        group: Sequence[int] | None = None,
+        in_step: bool = True,
+    ):
+        self.rows, self.plan, self.rank, self.group, self.in_step = rows, plan, rank, group, in_step
         lengths = rows.lengths if rows.has_lengths else None
         self.order = (
             WindowOrder(plan, lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, lengths)
@@ -74,27 +84,34 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
 
-    def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
+    def __getitem__(self, index: tuple[int, int] | tuple[int, int, Weights]) -> list[dict[str, Any]]:
         """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B]
         (which ones they are), and the plain numbers global_count (rows of the whole optimizer step, over all
-        ranks) and last_micro_batch.
+        ranks), group_count (over those of the group, where there is one) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
-        epoch, batch = index
-        rows = self.order.batch(epoch, batch)
-        share = rows[self.plan.rank_positions(batch, self.rank)]
+        epoch, batch = index[0], index[1]
+        weights = index[2] if len(index) == 3 else None
+        rows, plan = self.order.batch(epoch, batch), self.plan
+        share = rows[plan.rank_positions(batch, self.rank, weights)]
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
         whole = self.rows.batch(share, epoch)
-        parts = self.plan.micro_batches(batch)
-        pieces = cut_by_width(self.rows.widths(whole), parts, self.plan.micro_batch_size)
+        if weights is None or self.in_step:
+            parts = plan.micro_batches(batch, weights)
+        else:
+            parts = plan.own_micro_batches(batch, self.rank, weights)
+        pieces = cut_by_width(self.rows.widths(whole), parts, plan.micro_batch_size)
+        counts = {"global_count": plan.batch_rows(batch)}
+        if self.group is not None:
+            counts["group_count"] = sum(len(plan.rank_positions(batch, rank, weights)) for rank in self.group)
         return [
             {
                 **self.rows.piece(whole, kept),
                 "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
                 "rows": torch.from_numpy(share[kept]),
-                "global_count": self.plan.batch_rows(batch),
+                **counts,
                 "last_micro_batch": number == parts - 1,
             }
             for number, piece in enumerate(pieces)

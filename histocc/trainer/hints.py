@@ -73,7 +73,8 @@ class Hints:
             return None
         return (
             f"rank {least} is slower than the others, which wait for it {min(others):.0%} of the time: look"
-            " what else runs on its machine; python -m histocc.doctor under the same launcher compares them"
+            " what else runs on its machine; python -m histocc.doctor under the same launcher compares them;"
+            " --shares auto gives it fewer rows"
         )
 
     def _loss(self, row: dict[str, Any]) -> str | None:

@@ -67,17 +67,60 @@ class Callbacks:
 
 
 class StopPoll:
-    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so (`agreed`). asked: a
-    collective; None: never.
+    """Asks, on all ranks together, whether to stop; once the answer was yes it stays so (`agreed`).
+
+    asked: a collective; None: never. here: whether this process was asked, of which the others may not know.
     """
 
-    def __init__(self, asked: Callable[[], bool] | None):
-        self.asked, self.agreed = asked, False
+    def __init__(self, asked: Callable[[], bool] | None, here: Callable[[], bool] | None = None):
+        self.asked, self.here, self.agreed = asked, here, False
 
     def __call__(self) -> bool:
         with phase("asking to stop"):
             self.agreed = self.agreed or (self.asked is not None and self.asked())
         return self.agreed
+
+    def asked_here(self) -> bool:
+        """No message."""
+        return self.agreed or (self.here is not None and self.here())
+
+
+class StopVote(StopPoll):
+    """The same without a wait: each call asks, and returns the answer to the question of the call before. One
+    message of a few bytes a call. All ranks call it equally often.
+
+    at_once: waits for the answer all the same. `figures`: what else this rank tells all others in it, of the
+    same length everywhere and at every call; `heard` is given the sums over all ranks.
+    """
+
+    def __init__(self, world: World, at_once: bool = False):
+        super().__init__(None, lambda: bool(world.stop))
+        self.world, self.at_once = world, at_once or not world.backend
+        self.figures: Callable[[], list[float]] | None = None
+        self.heard: Callable[[list[float]], None] | None = None
+        self._answer: Callable[[], list[float]] | None = None
+
+    def __call__(self) -> bool:
+        with phase("asking to stop"):
+            if not self.agreed:
+                self._read()
+                more = self.figures() if self.figures is not None else []
+                self._answer = self.world.sum_later([float(bool(self.world.stop)), *more])
+                if self.at_once:
+                    self._read()
+        return self.agreed
+
+    def _read(self) -> None:
+        if self._answer is None:
+            return
+        (asked, *sums), self._answer = self._answer(), None
+        self.agreed = self.agreed or asked > 0
+        if self.heard is not None:
+            self.heard(sums)
+
+    def close(self) -> None:
+        """Reads the last answer, so that no message is under way."""
+        self._read()
 
 
 class StepHooks:
@@ -107,6 +150,7 @@ class StepHooks:
     ):
         position = position or {}
         self.world, self.meter = world, meter
+        self.groups = meter.ranks_of_group is not None
         self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
         self.evaluate, self.checksum = evaluate, checksum
         self.best_val_loss = self.best_before = position.get("best_val_loss")
@@ -114,6 +158,8 @@ class StepHooks:
         self.worst_in_row: Tensor | int = 0
         self.val_not_finite: int = position.get("val_not_finite", 0)  # in a row
         self.finite_step: int | None = position.get("finite_step")
+        # the last call's step
+        self.before: int = position.get("before", max(0, steps.start - bool(position.get("unfinished"))))
         self.validated = steps.start, time.perf_counter()  # step and end of the last validation, or start
         self.unfinished: dict[str, Any] | None = (
             None  # arguments of the call in whose validation the run was stopped
@@ -121,21 +167,22 @@ class StepHooks:
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
-        if self.checksum is not None and _due(step, self.intervals.check_replicas):
+        if self.checksum is not None and self._due(step, self.intervals.check_replicas):
             self._check_replicas(step)
         last, val_loss = step == self.steps.last, math.nan
-        names = [checkpoint.name_of_step(step)] if _due(step, self.intervals.save) else []
-        if self.intervals.epochs and self.steps.per_epoch and step % self.steps.per_epoch == 0:
+        names = [checkpoint.name_of_step(step)] if self._due(step, self.intervals.save) else []
+        if self.intervals.epochs and self._due(step, self.steps.per_epoch):
+            assert self.steps.per_epoch
             names.append(self.intervals.epochs.format(step // self.steps.per_epoch))
-        evaluates = self.evaluate is not None and (last or _due(step, self.intervals.validate))
-        if evaluates or last or _due(step, self.intervals.log):
+        evaluates = self.evaluate is not None and (last or self._due(step, self.intervals.validate))
+        if evaluates or last or self._due(step, self.intervals.log):
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
             found = self._validate(step) if evaluates else {}
             if found is None:  # stopped: whoever continues evaluates again, and then writes this row
                 self.meter.restore(open_row)
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
-                return
+                return  # `before` stays: what was due still is
             row |= found
             val_loss = found.get("val_loss", math.nan)
             if evaluates:
@@ -156,6 +203,7 @@ class StepHooks:
                     f"WARNING: step {step:,}: {', '.join(names)} "
                     f"{'may be of no use' if last else 'not written'}: {doubt}"
                 )
+        self.before = step
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
 
@@ -171,7 +219,7 @@ class StepHooks:
             return None
         found = {**found, "seconds_val": now - started}
         before, since = self.validated
-        if _due(step, self.intervals.validate) and before < step:
+        if self._due(step, self.intervals.validate) and before < step:
             found |= {"val_share": (now - started) / (now - since), "val_steps": step - before}
         self.validated = step, now
         return found
@@ -249,14 +297,17 @@ class StepHooks:
                 " add its gradients up. The last checkpoint is that of rank 0."
             )
 
-    def count_bad_steps(self, bad: Tensor, most: int, step: int) -> None:
+    def count_bad_steps(self, bad: Tensor, most: int, step: int, together: bool = True) -> None:
         """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks
-        only now and then, since
-        looking waits for the device: such steps change nothing, so nothing is lost.
+        only now and then, since looking waits for the device: such steps change nothing, so nothing is lost.
+        Where groups take steps on their own, it looks when they are `together`.
         """
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
-        if (bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)) and int(self.worst_in_row) >= most:
+        if self.groups and together:
+            self.worst_in_row = self.bad_in_row.new_tensor(max(self.world.gather(int(self.worst_in_row))))
+        looks = bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY) or self.groups
+        if together and looks and int(self.worst_in_row) >= most:
             # after so many steps, a gradient or a loss was finite
             good = max(step - int(self.bad_in_row) - 1, self.finite_step or 0)
             raise TrainingError(
@@ -264,6 +315,10 @@ class StepHooks:
                 "steps in a row (--max-bad-steps), "
                 f"which changed nothing. {self._way_back(good)}"
             )
+
+    def _due(self, step: int, interval: int | None) -> bool:
+        """Whether a multiple of the interval was reached since the last call."""
+        return bool(interval) and step // interval > self.before // interval
 
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
@@ -284,6 +339,7 @@ class StepHooks:
                 "val_not_finite": self.val_not_finite,
                 "finite_step": self.finite_step,
                 "unfinished": self.unfinished,
+                "before": self.before if self.unfinished else step,
             },
         )
 

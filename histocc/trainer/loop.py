@@ -1,114 +1,39 @@
 """The training loop, for any model: `train`, `train_one_epoch`, `evaluate`.
 
-What is trained is a task: any object with
-
-    columns: names of what it computes, in the order of logs.csv. Names that begin with "loss" are losses:
-        they are trained and validated (train_loss, val_loss); the others are figures of validation.
-    losses(model, batch) -> {name: [B]}: "loss" is the one that is trained. The model is the one that was
-        wrapped (DDP, FSDP), under autocast.
-    metrics(model, batch) -> {name: [B] or (sums [B], counts [B])}: one value for each column, in
-        validation: the bare model, in evaluation mode, without gradients, under autocast. The losses are
-        among them, so that one forward pass serves both. A pair stands for a ratio: the figure is the sum
-        of all sums divided by that of all counts.
-
-Values are per sample, never means: that is what makes the mean exact on any number of processes.
-
-A batch is a dict of what the model needs, with tensors of B samples, and three entries of the trainer, each
-with a default for plain loaders:
-
-    weights [B]: of the samples (1); 0 for one that only fills a batch up.
-    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed where a
-        step has several micro-batches.
-    last_micro_batch: whether the optimizer's step comes after this batch (True).
+What is trained is a task, and what a batch is: see `histocc.trainer.task`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from histocc.runtime.errors import TrainingError
+from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.parallel import (
     StragglerTimer,
     evaluating,
     full_tensor,
     is_sharded,
     is_wrapped,
-    no_sync,
     unwrap,
     whole_weights,
 )
 from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
-from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
+from histocc.trainer.gradients import StepGradients
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
+from histocc.trainer.memory_limits import free_memory
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
-from histocc.trainer.run_log import OWN_COLUMNS
+from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
 
-CLIP_NORM = 1.0
 COUNT = " count"  # behind the name of a figure: what its sum is divided by
-
-
-class Task(Protocol):
-    """What is trained; see the module's docstring."""
-
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-
-    def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]: ...
-
-    def metrics(
-        self, model: nn.Module, batch: dict[str, Any]
-    ) -> dict[str, Tensor | tuple[Tensor, Tensor]]: ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """What is trained, and with what.
-
-    Args:
-        model: as `histocc.runtime.parallel.wrap` returns it.
-        task: what is computed of a batch; see `Task`.
-        optimizer, scheduler: the scheduler's `step` is called after each optimizer step.
-        world: the processes; a single one by default.
-        precision: float32 where it is None.
-        seed: makes dropout a function of (seed, step, rank), so that nothing but the step has to be known to
-            resume; None leaves torch's generators alone.
-        clip_norm: largest norm of the gradient of a step.
-        max_bad_steps: steps in a row without a finite gradient after which the run ends.
-    """
-
-    model: nn.Module
-    task: Task
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    world: World
-    precision: Precision | None = None
-    seed: int | None = None
-    clip_norm: float = CLIP_NORM
-    max_bad_steps: int = 20
-
-    @property
-    def number_format(self) -> Precision:
-        return self.precision or Precision("float32", self.world.device)
-
-
-def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The batch with its tensors on `device`; pinned memory is copied while the device works. Raises
-    ValueError for what is no batch.
-    """
-    if not isinstance(batch, dict):
-        raise ValueError(f"a batch must be a dict, see histocc.trainer.loop; found {type(batch).__name__}")
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-    }
 
 
 def train(
@@ -142,13 +67,17 @@ def train(
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
     steps = replace(steps, per_epoch=per_epoch)
-    peers = StragglerTimer(run.model, world.device)
+    peers = StragglerTimer(run.model, world.device, run.reducer is not None and world.size > 1)
     running = _own_share(position.get("running") or [], world)
-    meter = Meter(position.get("samples", 0), running, peers, world.device)
+    group = None if run.exchange is None else len(run.exchange.groups.members)
+    meter = Meter(position.get("samples", 0), running, peers, world.device, group)
 
     def validate() -> dict[str, Any] | None:
         return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)
 
+    if isinstance(stop, StopVote) and run.shares is not None and run.shares.measures:
+        stop.figures = lambda: meter.work_done(world.rank, world.size)
+        stop.heard = run.shares.heard
     hooks = StepHooks(
         world,
         meter,
@@ -166,27 +95,15 @@ def train(
         loader, before = loaders["train"], step
         batches = loader.at(epoch, first_batch) if hasattr(loader, "at") else loader
         step = train_one_epoch(run, batches, hooks, step, epoch)
-        if stop():
+        if stop.agreed:
             hooks.save_stopped(step)
             break
         if step == before:
             raise TrainingError("the data loader gave no batch")
     peers.close()
+    if isinstance(stop, StopVote):
+        stop.close()
     return step
-
-
-def check_columns(task: Task) -> None:
-    """Raises ValueError for columns that are no names, or that are the trainer's own."""
-    columns: Any = getattr(task, "columns", None)
-    who = f"{type(task).__name__}.columns"
-    if not isinstance(columns, tuple | list) or not all(isinstance(name, str) for name in columns):
-        raise ValueError(f'{who} must be a tuple of names, "loss" among them; found {columns!r}')
-    losses = tuple(name for name in columns if name.startswith("loss"))
-    taken = {*OWN_COLUMNS, *(f"{part}_{name}" for part in ("train", "val") for name in losses)}
-    wrong = [name for name in columns if name in taken]
-    if wrong or len(set(columns)) < len(columns):
-        why = f"{', '.join(wrong)}: the trainer's own" if wrong else "a name stands twice"
-        raise ValueError(f"{who} is {columns!r}; {why}")
 
 
 def steps_of_loader(loader: Any, world: World) -> int:
@@ -210,11 +127,10 @@ def train_one_epoch(
     """Trains on `batches`. All ranks.
 
     The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
-    by their number everywhere, and multiplied by the number of ranks, since DDP averages over ranks. A step
-    whose gradient is not finite changes nothing and is counted.
+    by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
 
     Args:
-        hooks: called after each step; says where to stop.
+        hooks: called after each step after which all processes have the same weights; says where to stop.
         step: optimizer steps done before.
 
     Returns:
@@ -223,43 +139,62 @@ def train_one_epoch(
 
     Raises:
         TrainingError: on all ranks alike, after `run.max_bad_steps` steps in a row without a finite gradient.
+        ValueError: for batches that end inside a step.
     """
-    world, meter, stop, precision = run.world, hooks.meter, hooks.callbacks.stop, run.number_format
+    meter, stop, exchange = hooks.meter, hooks.callbacks.stop or StopPoll(None), run.exchange
     run.model.train()
-    unread, opens_step = iter(batches), True
+    unread, together = iter(batches), True
     while hooks.steps.last is None or step < hooks.steps.last:
-        if stop is not None and stop():
-            meter.pending = {}
-            run.optimizer.zero_grad(set_to_none=True)
+        if run.shares is not None:
+            run.shares.step = step
+        if together and stop():
             break
-        world.note(f"step {step + 1:,}: waiting for data")
-        with phase("data"):
-            batch = meter.time_data(lambda: next_batch(unread, stop))
-        if batch is None:
+        gradients = StepGradients(run, meter, step)
+        if not _collect(gradients, unread, hooks, stop):
             break
-        if opens_step and run.seed is not None:
-            torch.manual_seed(derived_seed(run.seed, step, world.rank))
-        world.note(f"step {step + 1:,}: forward and backward pass")
-        batch = to_device(batch, world.device)
-        opens_step = batch.get("last_micro_batch", True)
-        with no_sync(run.model, sync=opens_step):
-            sums, count = forward_backward(run.model, run.task, batch, precision, world.size)
-        meter.add(sums)
-        if not opens_step:
-            continue
-        meter.peers.backward_done()
         with phase("optimizer"):
-            norm, done, bad = optimizer_step(run)
-        meter.add_step(count, norm, done, bad)
-        hooks.count_bad_steps(bad, run.max_bad_steps, step + 1)
+            norm, done, bad = optimizer_step(run, gradients.is_empty)
+        meter.add_step(gradients.all_rows, gradients.own_rows, norm, done, bad)
         learning_rate = run.optimizer.param_groups[0]["lr"]
         run.scheduler.step()
         step += 1
+        if exchange is not None:
+            together = exchange.after_step(step, gradients.own_rows, gradients.all_rows)
+        hooks.count_bad_steps(bad, run.max_bad_steps, step, together)
         if hooks.callbacks.step_done is not None:
             meter.untimed(hooks.callbacks.step_done)
-        with phase("log, validation, saving"):
-            hooks(step, epoch, learning_rate)
+        if together:
+            with phase("log, validation, saving"):
+                hooks(step, epoch, learning_rate)
     return step
+
+
+def _collect(
+    gradients: StepGradients, unread: Iterator[dict[str, Any]], hooks: StepHooks, stop: "StopPoll"
+) -> bool:
+    """Takes the micro-batches of a step. Whether its gradients are there then: not at the end of the batches,
+    nor where the run is to stop.
+    """
+    run, meter, step = gradients.run, hooks.meter, gradients.step + 1
+    given_up = False
+    while not gradients.complete and not given_up:
+        if gradients.taken and gradients.may_leave and stop.asked_here():
+            given_up = True
+            break
+        run.world.note(f"step {step:,}: waiting for data")
+        with phase("data"):
+            batch = meter.time_data(lambda: next_batch(unread, stop))
+        if batch is None:
+            if gradients.taken and not stop.agreed:
+                raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
+            gradients.discard()
+            return False
+        run.world.note(f"step {step:,}: forward and backward pass")
+        gradients.add(batch)
+    if gradients.finish(given_up):
+        return True
+    stop.agreed = True
+    return False
 
 
 def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict[str, Any] | None:
@@ -275,79 +210,6 @@ def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict
         return None
 
 
-def forward_backward(
-    model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
-) -> tuple[dict[str, Tensor], float]:
-    """Forward and backward pass of a micro-batch: the gradients of its share of the step's mean loss are
-    added to those that are there.
-
-    Returns:
-        The weighted sums of its losses, and the number of samples of the whole optimizer step.
-    """
-    with phase("forward"):
-        with precision.autocast():
-            losses = task.losses(model, batch)
-        samples = checked_samples(task, losses, batch)
-        weights = batch.get("weights")
-        sums = {
-            name: (values if weights is None else values * weights.to(values.dtype)).sum()
-            for name, values in losses.items()
-        }
-    count = global_count(batch, samples * ranks)
-    with phase("backward"):
-        precision.scale(sums["loss"] * (ranks / count)).backward()
-    return sums, count
-
-
-def global_count(batch: dict[str, Any], usual: int) -> float:
-    """Of the batch, or the usual one. Raises ValueError."""
-    count = batch.get("global_count")
-    if count is None:
-        if not batch.get("last_micro_batch", True):
-            raise ValueError("a batch with last_micro_batch=False needs global_count, that of its whole step")
-        count = usual
-    count = count.item() if isinstance(count, Tensor) else count
-    if not count > 0:
-        raise ValueError(f"global_count must be above 0, not {count}: a step without samples")
-    return count
-
-
-def checked_samples(task: Task, losses: dict[str, Tensor], batch: dict[str, Any], of: str = "losses") -> int:
-    """How many samples the batch has, by what the task computed of it.
-
-    Raises:
-        ValueError: what the task returned is not what its interface says, by name.
-    """
-    who = f"{type(task).__name__}.{of}"
-    if not isinstance(losses, dict) or "loss" not in losses:
-        found = ", ".join(map(repr, losses)) if isinstance(losses, dict) else type(losses).__name__
-        raise ValueError(
-            f'{who} must return a dict with "loss", the loss that is trained; it returned {found}'
-        )
-    declared = [name for name in task.columns if of == "metrics" or name.startswith("loss")]
-    if set(losses) != set(declared):
-        raise ValueError(
-            f"{who} returned {', '.join(losses)}; {type(task).__name__}.columns names {', '.join(declared)}"
-        )
-    sizes = {len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim()}
-    if batch.get("weights") is not None:
-        sizes = {len(batch["weights"])}
-    wrong = [name for name, value in losses.items() if isinstance(value, tuple) and len(value) != 2]
-    if wrong:
-        raise ValueError(f"{who}: {wrong[0]!r} must be [B], or a pair of sums [B] and counts [B]")
-    loss = losses["loss"][0] if isinstance(losses["loss"], tuple) else losses["loss"]
-    samples = len(loss) if isinstance(loss, Tensor) and loss.dim() == 1 else -1
-    for name, value in losses.items():
-        for part in value if isinstance(value, tuple) and of == "metrics" else (value,):
-            shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            if shape != [samples] or sizes and samples not in sizes:
-                expected = f"[{', '.join(map(str, sorted(sizes)))}]" if len(sizes) == 1 else "[B]"
-                raise ValueError(
-                    f"{who} must return one value per sample: {name!r} has shape {shape}, expected {expected}"
-                )
-    return samples
-
-
 def checksum(model: nn.Module) -> int:
     """A number that any changed bit of the weights changes, but for rare accidents."""
     whole = {4: torch.int32, 8: torch.int64, 2: torch.int16}
@@ -358,8 +220,10 @@ def checksum(model: nn.Module) -> int:
     return hash(tuple(torch.stack(sums).tolist()))
 
 
-def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
+def optimizer_step(run: Run, is_empty: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
+
+    is_empty: whether this rank's group has no sample in this step, and so takes none.
 
     Returns:
         The norm before clipping, whether the step was taken, and whether it was bad: not finite, and not
@@ -367,13 +231,38 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
         for it where the optimizer can skip by itself (torch's fused ones). After DDP and FSDP the norm is the
         same on all ranks, so all of them skip together.
     """
-    precision, trained = run.number_format, [p for p in run.model.parameters() if p.grad is not None]
-    precision.unscale(run.optimizer)
-    norm = full_tensor(nn.utils.clip_grad_norm_(trained, run.clip_norm))
+    precision, optimizer = run.number_format, run.optimizer
+    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+    if is_empty:
+        optimizer.zero_grad(set_to_none=True)
+        return torch.zeros(()), torch.tensor(True), torch.tensor(False)
+    precision.unscale(optimizer)
+    total = _in_memory(run, lambda: nn.utils.get_total_norm(gradients))
+    norm, trained = full_tensor(total), [p for p in run.model.parameters() if p.grad is not None]
+    nn.utils.clip_grads_with_norm_(trained, run.clip_norm, total)
     done = torch.isfinite(norm)
-    bad = precision.optimizer_step(run.optimizer, done)
-    run.optimizer.zero_grad(set_to_none=True)
+    bad = _in_memory(run, lambda: precision.optimizer_step(optimizer, done))
+    optimizer.zero_grad(set_to_none=True)
     return norm, done, bad
+
+
+def _in_memory(run: Run, work: Callable[[], Tensor]) -> Tensor:
+    """What `work` returns, tried twice where memory is short: the second time without what nothing needs any
+    more. An optimizer that takes its step in one piece (torch's fused ones) has not begun it then.
+    """
+    states = {p for p, state in run.optimizer.state.items() if state}
+    try:
+        return work()
+    except Exception as error:
+        whole = getattr(run.optimizer, "_step_supports_amp_scaling", False)
+        if not is_out_of_memory(error) or is_wrapped(run.model) or not whole:
+            raise
+        why = memory_in_words(error)
+    for parameter in [p for p in run.optimizer.state if p not in states]:
+        del run.optimizer.state[parameter]  # perhaps half made
+    free_memory(run.world.device)
+    run.world.print_here(f"Note: {why}, in the step of the optimizer, which is tried again")
+    return work()
 
 
 def warm_up_wrapped_model(
@@ -481,4 +370,5 @@ def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | 
         "count": running[0]["count"],
         "skipped": running[0].get("skipped", 0),
         "seconds_data": 0.0,
+        "memory_cuts": sum(part.get("memory_cuts", 0) for part in running) if world.is_main else 0,
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
+from histocc.trainer.memory_limits import MemoryLimits
 
 
 def whole(count: float) -> float:
@@ -26,18 +27,26 @@ class Meter:
         state: dict[str, Any] | None = None,
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
+        ranks_of_group: int | None = None,
     ):
         self.samples = samples  # samples of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        # samples of all ranks since the last row
+        # samples since the last row: of all ranks, or, where groups take steps on their own, of the group
+        self.ranks_of_group = ranks_of_group
         self.count: Tensor | float = state["count"] if state else 0
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
+        # micro-batches since the last row that did not fit into memory
+        self.memory_cuts: int = state.get("memory_cuts", 0) if state else 0
+        self.limits = MemoryLimits()
+        self.limits.load(state.get("memory", []) if state else [])
         self.pending: dict[str, Tensor | float] = {}  # sums of the step that is not finished
         # waits for other ranks, and for data since the last row
         self.peers = peers or StragglerTimer()
         self.data = DeviceClock(device)
         self.data.seconds = state["seconds_data"] if state else 0.0
+        # own work on steps, up to the sum over the processes, and the samples of it, since `work_done`
+        self.work, self.worked_samples, self._told = DeviceClock(device), 0.0, 0.0
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -52,14 +61,19 @@ class Meter:
             "count": whole(float(self.count)),
             "seconds_data": self.data.seconds,
             "skipped": int(self.skipped),
+            "memory_cuts": self.memory_cuts,
+            "memory": self.limits.state(),
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
         }
 
     def snapshot(self) -> tuple[Any, ...]:
-        return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
+        return (
+            *(dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped),
+            self.memory_cuts,
+        )
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
-        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
+        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped, self.memory_cuts = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
         """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to
@@ -68,6 +82,15 @@ class Meter:
         started = self.data.now()
         found = fetch()
         self.data.add(started, self.data.now())
+        return found
+
+    def work_done(self, rank: int, ranks: int) -> list[float]:
+        """Seconds and samples of this rank's own work since the last call, in its place among those of all
+        ranks; 0 in the other places.
+        """
+        found = [0.0] * (2 * ranks)
+        found[2 * rank : 2 * rank + 2] = self.work.seconds - self._told, self.worked_samples
+        self._told, self.worked_samples = self.work.seconds, 0.0
         return found
 
     def untimed(self, work: Callable[[], object]) -> None:
@@ -80,12 +103,12 @@ class Meter:
         for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
             self.pending[name] = self.pending.get(name, 0.0) + value.detach().double()
 
-    def add_step(self, samples: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+    def add_step(self, samples: float, own: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
-        device.
+        device. samples: of the step, of all ranks; own: of those that have taken it together.
         """
         self.samples = whole(self.samples + samples)
-        self.count = self.count + samples * done.double()
+        self.count = self.count + (samples if self.ranks_of_group is None else own) * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
         for name, value in self.pending.items():
@@ -98,8 +121,16 @@ class Meter:
         self.peers.synchronize()
         elapsed = time.perf_counter() - self.timed_from
         waited = self.data.seconds - self.timed_data
-        total = world.sum_over_ranks({**self.sums, "_data": self.data.seconds, "_waited": waited})
-        count = float(self.count)
+        total = world.sum_over_ranks(
+            {
+                **self.sums,
+                "_data": self.data.seconds,
+                "_waited": waited,
+                "_cuts": self.memory_cuts,
+                "_count": self.count / (self.ranks_of_group or 1),
+            }
+        )
+        count = float(self.count) if self.ranks_of_group is None else total["_count"]
         peers = (
             world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
             if self.peers.measures
@@ -115,7 +146,8 @@ class Meter:
             "peer_shares": peers,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
             "skipped_steps": int(self.skipped),
+            "memory_cuts": int(total["_cuts"]),
         }
-        self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
+        self.sums, self.count, self.data.seconds, self.skipped, self.memory_cuts = {}, 0, 0.0, 0, 0
         self.restart_clock()
         return row

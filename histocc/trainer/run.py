@@ -12,7 +12,8 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.compiling import missing_compiler
 from histocc.runtime.errors import UserError
-from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
+from histocc.runtime.groups import Groups, make_groups
+from histocc.runtime.parallel import evaluating, unwrap, whole_weights
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
@@ -21,7 +22,7 @@ from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
 from histocc.trainer.hints import Hints
-from histocc.trainer.hooks import Callbacks, Steps, StopPoll
+from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, finish, opened_outputs
@@ -32,8 +33,11 @@ from histocc.trainer.training import (
     Training,
     batch_plan,
     choose_batch_size,
+    make_exchange,
     make_loaders,
     make_optimizer,
+    make_shares,
+    spread,
 )
 
 
@@ -78,13 +82,20 @@ def train(
         world.print(nothing_to_do(settings.folder.save_path, start, schedule))
         return use_model(training, raw_model)
 
-    # Loaders, and what is about to run.
-    loaders = make_loaders(settings, world, training, plan)
-    say_banner(Banner(settings, world, training.about, training.about_rate, plan, schedule, precision.name))
+    # Who takes which rows, and what is about to run.
+    position: dict[str, Any] = resumed["position"] if resumed else {}
+    groups = make_groups(world, settings.sync.sync_group) if settings.sync.sync_every > 1 else Groups()
+    shares = make_shares(settings, world, plan, position, world.print)
+    loaders = make_loaders(
+        settings, world, training, plan, shares, groups.members if groups.number > 1 else None
+    )
+    say_banner(
+        Banner(settings, world, training.about, training.about_rate, plan, schedule, precision.name, groups)
+    )
 
-    # DDP or FSDP.
+    # One process's model, or that of all.
     with model_memory():
-        model = wrap(raw_model, world, machine.parallel)
+        model, reducer = spread(raw_model, world, machine)
     with memory():
         first = loaders["train"].dataset[0, 0][0]
         loop.warm_up_wrapped_model(model, task, first, world, precision, compiled=machine.compile)
@@ -92,24 +103,28 @@ def train(
     # The optimizer, and where the resumed run was.
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
-    if resumed:
-        with model_memory():
-            restore(resumed, optimizer, scheduler, precision)
-        # the weights need not lie in memory twice
-        resumed = {part: resumed[part] for part in ("args", "position", "step")}
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
     run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
+    leaves = reducer is not None and (world.device.type == "cpu" or plan.accumulation(0) > 1)
+    run = replace(run, reducer=reducer, shares=shares, leaves_early=leaves)
+    with model_memory():
+        run = replace(run, exchange=make_exchange(settings, run, groups, schedule, position))
+        if resumed:
+            restore(resumed, run, groups)
+            # the weights need not lie in memory twice
+            resumed = {part: resumed[part] for part in ("args", "position", "step")}
     if settings.dry_run:
         with memory():
             return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
 
     # Train.
-    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
+    last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)
+    steps = Steps(schedule.total, start, last, plan.steps_per_epoch)
     state = RunState(settings, training, run, plan, resumed)
     hints = Hints(schedule.stop, settings.loader.num_workers, start, bool(training.fitted_before))
     with opened_outputs(settings, training, world, state, steps, hints) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
-        stop = StopPoll(world.stop_agreed)
+        stop = StopVote(world, at_once=run.exchange is not None)
         callbacks = Callbacks(save, log.row, step_done, stop)
         intervals = settings.intervals.intervals(training.epoch_name)
         with memory():

@@ -40,6 +40,7 @@ OWN_COLUMNS = (
     "samples_per_sec",
     "seconds_data",
     "skipped_steps",
+    "memory_cuts",
 )
 
 
@@ -52,7 +53,7 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
         *("grad_norm", "lr", "samples_per_sec", "seconds_data"),
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
-        "skipped_steps",
+        *("skipped_steps", "memory_cuts"),
     )
 
 
@@ -97,7 +98,7 @@ def numbers(path: str) -> list[dict[str, float | None]]:
 def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
     """One line on a validation; accuracies (…_acc) as percentages."""
     parts = [f"validation at step {values['step']:,}: loss {values['val_loss']:.4f}"]
-    figures = columns[columns.index("val_loss") : -1]
+    figures = [name for name in columns[columns.index("val_loss") :] if name not in OWN_COLUMNS]
     for name in figures:
         if values.get(name) is not None and not name.startswith("val_loss"):
             parts.append(f"{name} {values[name]:{'.1%' if name.endswith('_acc') else '.4g'}}")

@@ -9,15 +9,21 @@ from torch import nn
 
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
+from histocc.runtime.groups import Groups
 from histocc.runtime.machine_errors import too_few_open_files
+from histocc.runtime.parallel import AFTER, wrap
 from histocc.runtime.precision import Precision
+from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows, widest
+from histocc.trainer.exchange import Exchanges, GroupExchange
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.settings import LoaderSettings, RunSettings
+from histocc.trainer.schedule import Schedule
+from histocc.trainer.settings import LoaderSettings, MachineSettings, RunSettings
+from histocc.trainer.shares import Shares, problem
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
 # trained.
@@ -80,12 +86,22 @@ def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
 
 
 def make_loaders(
-    settings: RunSettings, world: World, training: Training, plan: BatchPlan
+    settings: RunSettings,
+    world: World,
+    training: Training,
+    plan: BatchPlan,
+    shares: Shares | None = None,
+    group: Sequence[int] | None = None,
 ) -> dict[str, BatchLoader]:
-    """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
+    """Loaders of this rank's share of training and validation rows. group: its ranks, where groups take steps
+    on their own. All ranks. Raises UserError.
+    """
     loader, order = settings.loader, derived_seed(settings.seed, ORDER)
-    train = MicroBatches(training.train, plan, world.rank, order)
+    in_step = settings.machine.parallel == "fsdp"
+    train = MicroBatches(training.train, plan, world.rank, order, group, in_step)
     loaders = {"train": BatchLoader(train, world, **worker_arguments(loader))}
+    if shares is not None:
+        loaders["train"].sampler.weights_at = shares.at
     if training.val is not None:
         loaders["val"] = validation_loader(settings, world, training.val)
     if loader.num_workers:
@@ -109,6 +125,49 @@ def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
     if loader.num_workers:
         found |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return found
+
+
+def make_shares(
+    settings: RunSettings, world: World, plan: BatchPlan, position: dict[str, Any], say: Callable[[str], None]
+) -> Shares:
+    """Which part of a step's rows each rank takes. position: of the checkpoint that the run continues from.
+    Raises UserError.
+    """
+    asked, loader = settings.machine.shares, settings.loader
+    if wrong := problem(asked, world.size, plan.global_batch_size):
+        raise UserError(wrong)
+    ahead = loader.num_workers * (loader.prefetch_factor or 2)
+    return Shares(asked, world.size, plan.global_batch_size, ahead, position.get("shares"), say)
+
+
+def spread(
+    model: nn.Module, world: World, machine: MachineSettings
+) -> tuple[nn.Module, GradientReducer | None]:
+    """The model on its device, over the processes as the settings say, and what sums its gradients where the
+    model does not. All ranks.
+    """
+    if machine.parallel != "ddp" or machine.reduce != AFTER:
+        return wrap(model, world, machine.parallel, machine.gradient_compression), None
+    model = model.to(world.device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not world.backend or not trained:
+        return model, None
+    return model, GradientReducer(trained, world.size, None, machine.gradient_compression)
+
+
+def make_exchange(
+    settings: RunSettings, run: loop.Run, groups: Groups, schedule: Schedule, position: dict[str, Any]
+) -> GroupExchange | None:
+    """What groups of processes exchange; None where they take every step together. All ranks."""
+    if groups.number == 1 or run.reducer is None:
+        return None
+    sync = settings.sync
+    start = schedule.warmup if sync.sync_start is None else sync.sync_start
+    exchanges = Exchanges(position.get("sync_start", start), sync.sync_every, schedule.total)
+    trained = [p for p in run.model.parameters() if p.requires_grad]
+    exchange = GroupExchange(trained, groups, exchanges, sync)
+    exchange.reducer = run.reducer.within(groups.inside, len(groups.members))
+    return exchange
 
 
 def make_optimizer(
