@@ -47,6 +47,7 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 import confidence
 import numpy as np
 import rows as rows_as_files
+from processes import launcher
 
 from histocc.evaluate import baseline
 from histocc.sample.files import write
@@ -156,8 +157,9 @@ def started(arguments: list[str], threads: int) -> str:
 class Run:
     """Trainings with the same flags on the same data, one after the other in one folder."""
 
-    def __init__(self, args: argparse.Namespace, data: DataSet, flags: str, folder: str):
+    def __init__(self, args: argparse.Namespace, data: DataSet, flags: str, folder: str, processes: int = 1):
         self.args, self.folder, self.data = args, os.path.join(folder, "run"), data
+        self.script = [*launcher(processes), "finetune.py", *["--distributed"] * (processes > 1)]
         self.flags = [
             *data.flags,
             *COMMON,
@@ -177,7 +179,7 @@ class Run:
         passes = ["--ngram-passes", str(self.passes)] if self.passes != PASSES else []
         said = started(
             [
-                "finetune.py",
+                *self.script,
                 *self.flags,
                 *passes,
                 "--seed",

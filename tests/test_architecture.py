@@ -348,6 +348,8 @@ BOTH = {
     "reduce": "after",
     "gradient_compression": "none",
     "shares": "equal",
+    "processes": None,
+    "link_gbit": None,
     "sync_every": 1,
     "sync_group": "node",
     "sync_start": None,
@@ -421,7 +423,7 @@ CHOICES = {
     "sync_group": ("node", "process"),
     "sync_compression": ("bf16", "none"),
 }
-SEVERAL = {"target_cols", "train_data", "val_data"}
+SEVERAL = {"processes", "target_cols", "train_data", "val_data"}
 
 
 def actions(script: str) -> list:

@@ -3,20 +3,25 @@
 import resource
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
 import torch
 
 from histocc.runtime.console import duration
+from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
+from histocc.trainer.forecast import finish, forecast_lines, messages_of
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
+from histocc.trainer.plan import BatchPlan
+from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import RunSettings
 
 STEPS = 3  # that are measured, after one that is not
@@ -30,12 +35,18 @@ def estimate(
     loaders: dict[str, BatchLoader],
     steps: tuple[int, int],
     fitted_before: str,
+    plan_of: Callable[[int], BatchPlan],
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step.
-    All ranks.
+    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step;
+    plan_of: for a number of processes. All ranks.
     """
-    world = run.world
+    world, asked = run.world, settings.forecast
+    if asked.processes and asked.link_gbit is None and world.size == 1:
+        raise UserError(
+            "--processes needs --link-gbit, the rate of the link between them: one process alone cannot"
+            " measure it (torchrun --nproc-per-node=2 with the same command does, on this machine)"
+        )
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
         torch.cuda.reset_peak_memory_stats(world.device)
     stop = StopPoll(world.stop_agreed)
@@ -43,13 +54,14 @@ def estimate(
     if not stop.agreed:
         _widest_rows(run, loaders["train"])
     validation_seconds = _validation_seconds(run, loaders.get("val"), stop)
+    peaks = world.gather(_peak_memory(world))
+    (start, last), intervals = steps, settings.intervals
+    forecast = _forecast(settings, run, loaders["train"], start, max(peaks), plan_of, stop)
     if stop.agreed:
         raise Stopped
-    intervals = settings.intervals
-    (start, last), each = steps, intervals.eval_interval
+    each = intervals.eval_interval
     left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
-    peaks = world.gather(_peak_memory(world))
     size = checkpoint_bytes(unwrap(run.model))
     kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
     kept += settings.schedule.num_epochs if intervals.save_each_epoch else 0
@@ -66,6 +78,7 @@ def estimate(
         + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
+        *forecast,
     ]
     continues = f"continues from step {start:,}" if start else "starts the run"
     if kept * size > free:
@@ -90,11 +103,41 @@ def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tup
         hooks = StepHooks(run.world, Meter(), Steps(steps), Intervals(log=None), callbacks)
         started = time.perf_counter()
         done = loop.train_one_epoch(replace(run, seed=0), batches, hooks)
-        _finish(run.world)
+        finish(run.world)
         return (time.perf_counter() - started) / max(done, 1), done
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
     return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
+
+
+def _forecast(
+    settings: RunSettings,
+    run: loop.Run,
+    loader: BatchLoader,
+    start: int,
+    memory: float,
+    plan_of: Callable[[int], BatchPlan],
+    stop: StopPoll,
+) -> list[str]:
+    """What is said of other numbers of processes, where that is asked for. All ranks."""
+    asked, machine = settings.forecast, settings.machine
+    if not asked.processes or stop.agreed:
+        return []
+
+    def schedule(plan: BatchPlan) -> Schedule:
+        return Schedule.of(settings.schedule, plan.steps_per_epoch, plan.processes, rate=1.0)
+
+    messages = messages_of(run, machine.gradient_compression, settings.sync, schedule(loader.plan).warmup)
+    return forecast_lines(
+        run,
+        loader.dataset.rows,
+        asked,
+        messages,
+        plan_of,
+        lambda plan: (start, max(start, schedule(plan).stop)),
+        memory,
+        stop,
+    )
 
 
 def _widest_rows(run: loop.Run, loader: BatchLoader) -> None:
@@ -115,13 +158,8 @@ def _validation_seconds(run: loop.Run, loader: BatchLoader | None, stop: StopPol
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
     loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, stop)
-    _finish(run.world)
+    finish(run.world)
     return max(run.world.gather((time.perf_counter() - started) / batches * len(loader)))
-
-
-def _finish(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
 
 
 def _peak_memory(world: World) -> int:

@@ -273,6 +273,24 @@ def add_training_arguments(
         ),
         resumable=True,
     )
+    group.add_argument(
+        "--processes",
+        type=count,
+        nargs="+",
+        metavar="N",
+        help="with --dry-run: says what the run would take on so many processes, each as fast as here",
+        resumable=True,
+    )
+    group.add_argument(
+        "--link-gbit",
+        type=positive,
+        metavar="X",
+        help=(
+            "with --processes: rate of the slowest link between them, in Gbit/s (default: what is measured,"
+            " where the dry run has several processes)"
+        ),
+        resumable=True,
+    )
     return group
 
 
@@ -443,6 +461,15 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
                 "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so"
                 " the rate must not"
             ),
+        ),
+        (
+            bool(args.processes) and not args.dry_run,
+            "--processes needs --dry-run; a launcher starts processes: torchrun --nproc-per-node",
+        ),
+        (args.link_gbit is not None and not args.processes, "--link-gbit needs --processes"),
+        (
+            bool(args.processes) and (args.parallel == "fsdp" or args.reduce != AFTER),
+            f"--processes needs --parallel ddp and --reduce {AFTER}: of no other way a forecast was checked",
         ),
         (args.dry_run and args.eval_only, "--dry-run and --eval-only are mutually exclusive"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation replaces nothing"),

@@ -115,7 +115,8 @@ def train(
             resumed = {part: resumed[part] for part in ("args", "position", "step")}
     if settings.dry_run:
         with memory():
-            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
+            each = partial(batch_plan, settings.batch, training.train, world)
+            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before, each)
 
     # Train.
     last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)

@@ -72,13 +72,13 @@ class Training:
     finish: Callable[[nn.Module], object] | None = None
 
 
-def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
-    """The batch arithmetic of the training rows."""
-    usual = LENGTH_GROUPS if rows.has_lengths else 1
+def batch_plan(batch: BatchSettings, rows: Rows, world: World, processes: int | None = None) -> BatchPlan:
+    """The batch arithmetic of the training rows. processes: those of `world`, unless it is given."""
+    usual, number = LENGTH_GROUPS if rows.has_lengths else 1, processes or world.size
     return BatchPlan(
         len(rows),
-        batch.total(world.size),
-        world.size,
+        batch.total(number),
+        number,
         batch.batch_size,
         batch.length_groups or usual,
         1 if batch.length_groups else LENGTH_GROUP_ROWS[world.device.type],
