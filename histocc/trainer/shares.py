@@ -10,9 +10,10 @@ from histocc.trainer.plan import Weights, share_sizes
 
 EQUAL, AUTO = "equal", "auto"
 SKIPPED = 2  # steps after the start that are not measured
-FIRST, LATER = 5, 20  # measured steps before the first change, and before each later look
+EARLY = 3  # looks at the start: what a row costs depends on how many a process has, so one is not enough
+FIRST, LATER = 5, 20  # measured steps before each of them, and before each later look
 FIRST_GAIN, GAIN = 1.03, 1.10  # how much faster the steps must become for a change
-LOOKS = 2  # one after the other that must find it, but for the first
+LOOKS = 2  # one after the other that must find it, but for the early ones
 
 
 def shares(text: str) -> str:
@@ -90,7 +91,7 @@ class Shares:
             self.changes += [(step, weights) for step, weights in held if len(weights) == ranks]
         self.seen = self.looks = 0  # measured steps since the last look; looks that found a gain
         self.step, self._heard_at = 0, 0  # that comes next (numbered from 0); at the last call of `heard`
-        self.first = len(self.changes) == 1
+        self.early = EARLY * (len(self.changes) == 1)  # such looks that are still to come
         self.seconds, self.taken = [0.0] * ranks, [0.0] * ranks
 
     def at(self, step: int) -> Weights:
@@ -114,13 +115,13 @@ class Shares:
         for rank in range(self.ranks):
             self.seconds[rank] += figures[2 * rank]
             self.taken[rank] += figures[2 * rank + 1]
-        if self.seen - SKIPPED < (FIRST if self.first else LATER):
+        if self.seen - SKIPPED < (FIRST if self.early else LATER):
             return
         per_row = [seconds / max(rows, 1.0) for seconds, rows in zip(self.seconds, self.taken)]
         self.seen, self.seconds, self.taken = SKIPPED, [0.0] * self.ranks, [0.0] * self.ranks
         if min(per_row) > 0:
             self._decide(self.step, per_row)
-        self.first = False
+        self.early = max(0, self.early - 1)
 
     def _decide(self, step: int, per_row: list[float]) -> None:
         """per_row: seconds of a row on each rank."""
@@ -128,8 +129,8 @@ class Shares:
         speeds = [1 / seconds for seconds in per_row]
         then = share_sizes(self.rows, speeds)
         gain = max(now * per_row) / max(then * per_row)
-        self.looks = self.looks + 1 if gain > (FIRST_GAIN if self.first else GAIN) else 0
-        if not self.looks or not self.first and self.looks < LOOKS:
+        self.looks = self.looks + 1 if gain > (FIRST_GAIN if self.early else GAIN) else 0
+        if not self.looks or not self.early and self.looks < LOOKS:
             return
         weights = tuple(round(speed / sum(speeds), 4) for speed in speeds)
         self.looks, self.seen = 0, 0
