@@ -12,7 +12,7 @@ EQUAL, AUTO = "equal", "auto"
 SKIPPED = 2  # steps after the start that are not measured
 EARLY = 3  # looks at the start: what a row costs depends on how many a process has, so one is not enough
 FIRST, LATER = 5, 20  # measured steps before each of them, and before each later look
-FIRST_GAIN, GAIN = 1.03, 1.10  # how much faster the steps must become for a change
+FIRST_GAIN, GAIN = 1.05, 1.10  # how much faster the steps must become for a change
 LOOKS = 2  # one after the other that must find it, but for the early ones
 
 

@@ -1,0 +1,110 @@
+"""The sections of docs/benchmarks.md on several processes: slow links, unequal speeds, failures."""
+
+import statistics
+
+NONE = "none"  # link without limit
+WAYS = {
+    "ddp": "every step together",
+    "bf16": "`--gradient-compression bf16`",
+    "accumulate-4": "`--accumulate-steps 4`",
+    "sync-10": "`--sync-every 10`",
+    "sync-20": "`--sync-every 20`",
+    "sync-50": "`--sync-every 50`",
+}
+
+
+def links(parts: list[dict]) -> str:
+    """The table: a size and a way, and what it does over each link, as a share of DDP without limit."""
+    limits = list(dict.fromkeys(link for part in parts for link in runs(part)["ddp"]))
+    words = ["no limit" if link == NONE else link.replace("bit", "bit/s") for link in limits]
+    lines = ["| | MB a step | " + " | ".join(words) + " |", "|---" * (len(limits) + 2) + "|"]
+    for part in parts:
+        base = runs(part)["ddp"][NONE]["samples_per_sec"]
+        for way, found in runs(part).items():
+            sent = max(found[NONE]["bytes_per_step"]) / 1e6
+            cells = [of_ddp(found[link], base) if link in found else "–" for link in limits]
+            lines.append(f"| {table(part)['size']}: {WAYS[way]} | {sent:.3g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(part: dict) -> dict:
+    return part["tables"][0]
+
+
+def runs(part: dict) -> dict[str, dict[str, dict]]:
+    """Way → link → what was measured."""
+    return table(part)["runs"]
+
+
+def of_ddp(run: dict, base: float) -> str:
+    return f"{run['samples_per_sec'] / base:.2f}" if "samples_per_sec" in run else "–"
+
+
+def links_words(parts: list[dict]) -> str:
+    """What stands above the table."""
+    sizes = [
+        f"size {table(part)['size']} sends {4 * table(part)['trained_parameters'] / 1e6:.0f} MB of gradients"
+        f" and does {runs(part)['ddp'][NONE]['samples_per_sec']:.1f} samples/s"
+        for part in parts
+    ]
+    return (
+        "Two nodes of one process and one core each, joined by a link whose rate is limited at both ends;"
+        f" {parts[0]['batch']} samples in a step of both, no n-grams. Figures are samples per second as a"
+        f" share of what DDP does without a limit ({'; '.join(sizes)}); with `--sync-every` each node takes"
+        " steps on its own and so does more than that. The bytes are those that a node's device sends for an"
+        " optimizer step."
+    )
+
+
+def forecast_words(parts: list[dict]) -> str:
+    """How far what a dry run says is from what was measured."""
+    errors = {
+        f"{table(part)['size']}, {way}, {'no limit' if link == NONE else link}": run["forecast"]
+        / run["samples_per_sec"]
+        - 1
+        for part in parts
+        for way, found in runs(part).items()
+        for link, run in found.items()
+        if "forecast" in run and "samples_per_sec" in run
+    }
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    usual = statistics.median(map(abs, errors.values()))
+    return (
+        f"What a dry run of both nodes says of these {len(errors)} cases beforehand (`--dry-run --processes 2"
+        f" --link-gbit …`) is {100 * usual:.0f} % off in the median and {100 * abs(errors[worst]):.0f} % at"
+        f" most ({worst})."
+    )
+
+
+def accuracy(parts: list[dict]) -> str:
+    """The table: a way, and % of held-out texts that each decoder codes right, over the seeds."""
+    decoders = [name for name in parts[0]["tables"][0]["accuracy"]["ddp"][0] if name in ("seq2seq", "linear")]
+    lines = ["| | " + " | ".join(f"{name} decoder" for name in decoders) + " |"]
+    lines.append("|---" * (len(decoders) + 1) + "|")
+    for part in parts:
+        found = table(part)
+        what = "with n-grams" if found["ngrams"] == "default" else "without n-grams"
+        for way, seeds in found["accuracy"].items():
+            cells = [spread([100 * seed[name]["all"] for seed in seeds]) for name in decoders]
+            lines.append(f"| {found['size']}, {what}: {WAYS[way]} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and all values."""
+    return f"{statistics.mean(values):.1f} ({', '.join(f'{value:.1f}' for value in sorted(values))})"
+
+
+def shares_words(part: dict) -> str:
+    rates = {name: statistics.median(values) for name, values in part["samples_per_sec"].items()}
+    slowed, even = (
+        rates[f"auto, {speed}"] / rates[f"equal, {speed}"] for speed in ("one slowed", "equally fast")
+    )
+    return (
+        "Two processes with a core each, the second of which is stopped half of the time:"
+        f" `--shares auto` does {rates['auto, one slowed']:.1f} samples/s where equal shares do"
+        f" {rates['equal, one slowed']:.1f}, {slowed:.2f} times as many. Where both are equally fast it does"
+        f" {even:.2f} times what equal shares do. The losses are the same."
+    )
