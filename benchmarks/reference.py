@@ -28,11 +28,13 @@ from reference_model import Reference
 from training import Training
 
 from histocc.predict.coder import Coder
+from histocc.runtime.device import matmul_rate
 from histocc.runtime.precision import Precision
 from histocc.seq2seq_mixer_engine import MixerTask, row_losses
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
 from histocc.trainer import loop
 
+MATMUL_SECONDS = 2.0
 FORMATS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REAL = REPO.parent / "shared" / "data" / "occupations_en.csv"
 
@@ -63,17 +65,6 @@ def in_turns(sides: dict, rounds: int, sizes: tuple[int, int], device: torch.dev
     return {name: statistics.median(each[1:]) for name, each in times.items()}
 
 
-def ceiling(dtype: torch.dtype, device: torch.device, size: int) -> float:
-    """Best rate of a square matrix product, GFLOP/s."""
-    while True:
-        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        best = min(seconds(lambda: a @ b, device) for _ in range(2))
-        if best < 1 or size <= 128:  # a format that the device only emulates takes minutes at full size
-            break
-        size //= 4
-    return 2 * size**3 / min(best, *(seconds(lambda: a @ b, device) for _ in range(8))) / 1e9
-
-
 def forward_flops(
     config, positions: int, tokens: int, feedforward: int, vocabulary: int, codes: int
 ) -> float:
@@ -94,8 +85,10 @@ def ceilings(precisions: list[str], device: torch.device) -> dict[str, float]:
     """Rates of matrix products by format, GFLOP/s; a format that the device only emulates is left out of
     `precisions`, in place, and said.
     """
-    size = 8192 if device.type == "cuda" else 2048
-    found = {name: ceiling(FORMATS[name], device, size) for name in dict.fromkeys(["float32", *precisions])}
+    found = {
+        name: matmul_rate(device, FORMATS[name], MATMUL_SECONDS) / 1e9
+        for name in dict.fromkeys(["float32", *precisions])
+    }
     print("matrix products: " + ", ".join(f"{name} {rate:,.3g} GFLOP/s" for name, rate in found.items()))
     for name in [name for name in precisions if found[name] < found["float32"] / 2]:
         precisions.remove(name)

@@ -27,6 +27,7 @@ from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import arguments, entrypoint
+from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.launcher import is_first_of_machine
 from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
@@ -141,17 +142,8 @@ def all_reduce(world: World) -> Finding:
 
 
 def slowest(world: World) -> Finding:
-    x = torch.randn(1024, 1024, device=world.device)
-
-    def once() -> float:
-        started = time.perf_counter()
-        for _ in range(4):
-            y = x @ x
-        float(y[0, 0])  # waits for the device
-        return time.perf_counter() - started
-
     world.barrier()
-    times = world.gather(min(once() for _ in range(4)))
+    times = world.gather(1 / max(matmul_rate(world.device, torch.float32), 1.0))
     middle = sorted(times)[(len(times) - 1) // 2]
     slow = [
         f"rank {rank} ({seconds / middle:.1f} times)"

@@ -11,6 +11,7 @@ float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. 
 batches are whole steps of their own.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, cast
 
@@ -20,8 +21,10 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import GreedyResult, greedy_from_memory
+from histocc.model.flops import flop_count
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
+from histocc.runtime.parallel import unwrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
@@ -87,6 +90,7 @@ class MixerTask:
             rows, which then stands for each of them.
         each: is given every batch of a validation, its memory with what of it is padding, what was decoded,
             and the linear logits [B, C]; needs a `formatter`.
+        model: the bare one that is trained, whose operations `flops` counts.
     """
 
     def __init__(
@@ -94,8 +98,10 @@ class MixerTask:
         loss_fn: nn.Module,
         formatter: BlockyFormatter | None = None,
         each: Callable[[dict, Tensor, Tensor | None, GreedyResult, Tensor], None] | None = None,
+        model: nn.Module | None = None,
     ):
         self.loss_fn, self.formatter, self.each = loss_fn, formatter, each
+        self.flop_count = flop_count(model)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,6 +113,22 @@ class MixerTask:
         outputs = forward(model, batch)
         with torch.autocast(outputs[0].device.type, enabled=False):
             return row_losses(self.loss_fn, outputs, batch)
+
+    def flops(self, batch: dict) -> float:
+        """Operations that forward and backward pass need for the real positions of a batch on the CPU, and
+        for the tokens of its targets that the loss trains; rows of weight 0 need none. nan without a model
+        that can be counted, and for a batch that lies elsewhere: reading it would wait for the device.
+        """
+        mask, targets = batch["attention_mask"], batch["targets_seq2seq"]
+        if self.flop_count is None or mask.device.type != "cpu":
+            return math.nan
+        of_blocks = getattr(getattr(self.loss_fn, "loss_fn_seq2seq", None), "trained_tokens", None)
+        read = torch.full((len(targets),), targets.shape[1] - 1)  # by the model
+        positions, tokens = mask.sum(1), read if of_blocks is None else of_blocks(targets)
+        if batch.get("weights") is not None:
+            kept = batch["weights"] > 0
+            positions, tokens = positions[kept], tokens[kept]
+        return self.flop_count(positions.numpy(), tokens.numpy(), mask.shape[1])
 
     def metrics(self, model: nn.Module, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         """The losses and accuracies of each row, [B] each; token_acc as (right tokens, tokens)."""
@@ -166,7 +188,7 @@ def train_one_epoch(
     world = world or _world(device, distributed)
     length = len(data_loader) if isinstance(data_loader, Sized) else 0
     steps = Steps(stop_step or current_step + length, current_step)
-    task = MixerTask(loss_fn)
+    task = MixerTask(loss_fn, model=unwrap(model))
     log = RunLog(None, steps, log_columns(task.columns), world.is_main and is_main_process, bar=False)
     callbacks = Callbacks(log=log.row, step_done=step_done, stop=stop)
     meter = Meter(device=world.device)
@@ -231,7 +253,7 @@ def train(
     world = world or _world(device, distributed)
     run = loop.Run(
         model,
-        MixerTask(loss_fn, formatter),
+        MixerTask(loss_fn, formatter, model=unwrap(model)),
         optimizer,
         scheduler,
         world,

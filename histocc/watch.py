@@ -19,7 +19,7 @@ from histocc.runtime.console import duration, output_is_lost
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 from histocc.runtime.lock import is_held
-from histocc.trainer.run_log import MOST, RUNNING, STATUS, numbers
+from histocc.trainer.run_log import MOST, RUNNING, STATUS, flops_in_words, numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it continues may be dead
 BARS = "▁▂▃▄▅▆▇█"
@@ -169,6 +169,7 @@ def _training(trained: list[dict], size: int) -> list[str]:
     losses, last = [row["train_loss"] for row in trained], trained[-1]
     figures = [
         ("samples_per_sec", lambda rate: f"{rate:,.0f} samples/s"),
+        ("model_flops_per_sec", lambda rate: flops_in_words(rate, last["mfu"])),
         ("lr", lambda rate: f"learning rate {rate:.2e}"),
         ("epoch", lambda epoch: f"epoch {int(epoch) + 1}"),
         ("samples", lambda samples: f"{int(samples):,} samples"),

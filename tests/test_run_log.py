@@ -8,7 +8,7 @@ import pytest
 from histocc.runtime.console import duration
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer.hooks import Steps
-from histocc.trainer.run_log import RunLog
+from histocc.trainer.run_log import RunLog, flops_in_words, numbers
 
 VALUES = {
     "step": 1200,
@@ -22,6 +22,8 @@ VALUES = {
     "samples_per_sec": 1234.5678,
     "seconds_data": 0.0123456789,
     "data_share": 0.034,
+    "model_flops_per_sec": 41.26e9 + 1 / 3,
+    "mfu": 0.23123456789,
 }
 VALIDATION = {
     "val_loss": 1 / 7,
@@ -53,7 +55,8 @@ def test_columns_and_their_order(tmp_path):
     RunLog(str(tmp_path), Steps(10), COLUMNS)
     assert (tmp_path / "logs.csv").read_bytes() == (
         b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,"
-        b"seconds_data,val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps,memory_cuts\n"
+        b"seconds_data,val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps,"
+        b"memory_cuts,model_flops_per_sec,mfu\n"
     )
     assert ",".join(COLUMNS) + "\n" == (tmp_path / "logs.csv").read_text()
 
@@ -76,6 +79,8 @@ def test_row(tmp_path):
         "lr": "6.66667e-06",
         "samples_per_sec": "1234.57",
         "seconds_data": "0.0123457",
+        "model_flops_per_sec": "4.126e+10",
+        "mfu": "0.231235",
     }
     assert validated == {
         **dict.fromkeys(COLUMNS, ""),
@@ -138,8 +143,45 @@ def test_train_line(tmp_path, capsys, monkeypatch):
     assert (
         capsys.readouterr().out
         == "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
-        "waiting for data 3% · 31m40s left\n"
+        "41.3 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left\n"
     )
+    log.row({**VALUES, "mfu": None})
+    assert "samples/s · 41.3 GFLOP/s · waiting" in capsys.readouterr().out
+    log.row({**VALUES, "model_flops_per_sec": None, "mfu": None})
+    assert "samples/s · waiting" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "rate, text",
+    [
+        (12.0, "12 FLOP/s"),
+        (999.4, "999 FLOP/s"),
+        (999.6, "1 kFLOP/s"),
+        (4.0e8, "400 MFLOP/s"),
+        (9.996e11, "1 TFLOP/s"),
+        (5.126e14, "513 TFLOP/s"),
+        (3.2e16, "32 PFLOP/s"),
+        (3.2e22, "3.2e+04 EFLOP/s"),
+        (float("nan"), "nan FLOP/s"),
+        (float("inf"), "inf EFLOP/s"),
+    ],
+)
+def test_rates_in_words(rate, text):
+    assert flops_in_words(rate, None) == text and flops_in_words(rate, 0.5) == f"{text} (50% of matmul)"
+
+
+def test_a_log_of_fewer_columns_is_continued(tmp_path):
+    """As earlier versions wrote it."""
+    log_with(tmp_path, 100, 200)
+    path = tmp_path / "logs.csv"
+    cut = [line.rsplit(",", 3)[0] for line in path.read_text().splitlines()]
+    assert cut[0].endswith(",skipped_steps")
+    path.write_text("\n".join(cut) + "\n")
+    log_with(tmp_path, 300, step=200)
+    found = rows(tmp_path)
+    assert [(row["step"], row["mfu"]) for row in found] == [("100", ""), ("200", ""), ("300", "0.231235")]
+    assert all(tuple(row) == COLUMNS and row["flat_acc"] == "0.333333333333" for row in found)
+    assert [row["model_flops_per_sec"] for row in numbers(str(path))] == [None, None, 4.126e10]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,16 @@ class TestAnyNumberOfProcesses:
             [row[name] for name in FIGURES] for row in others
         ]
 
+    @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
+    def test_flops_of_a_sample_are_equal(self, curves, other):
+        """Neither padding counts, nor samples that only fill a batch up."""
+        of_sample = [
+            [row["model_flops_per_sec"] / row["samples_per_sec"] for row in read_logs(curves[0] / name)]
+            for name in ("one", other)
+        ]
+        assert of_sample[1] == pytest.approx(of_sample[0], rel=1e-4)
+        assert all(0 < row["mfu"] < 2 for row in read_logs(curves[0] / other))
+
     def test_no_row_is_dropped_or_repeated(self, curves):
         samples = [row["samples"] for row in read_logs(curves[0] / "four")]
         assert samples == [12, 24, 25, 37, 49, 50, 62, 74, 75]
@@ -284,7 +294,8 @@ class TestGoingOn:
     def test_the_log_reads_as_one(self, runs):
         whole, parts = (read_logs(runs[0] / name) for name in ("whole", "parts"))
         for row in (*whole, *parts):
-            row.pop("samples_per_sec"), row.pop("seconds_data")
+            for name in ("samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu"):
+                row.pop(name)
         assert whole == parts
         assert "Resuming from step 4 (epoch 2, batch 1)" in runs[1]
 

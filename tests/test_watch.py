@@ -17,6 +17,8 @@ ROW = {
     "samples_per_sec": 320.0,
     "seconds_data": 0.1,
     "data_share": 0.0,
+    "model_flops_per_sec": 41.26e9,
+    "mfu": 0.23,
     "train_loss_linear": 0.1,
     "train_loss_seq2seq": 0.1,
 }
@@ -46,7 +48,8 @@ def test_view_of_a_live_run(run):
     assert "(tiny, data.csv)" in found and " 30%  step 300 of 1,000 (--max-steps; 5,000 in all)" in found
     assert (
         "█▁▅ 1.5000  lowest 1.0000" in found
-        and "320 samples/s · learning rate 1.00e-04 · epoch 1 · 19,200 samples" in found
+        and "320 samples/s · 41.3 GFLOP/s (23% of matmul) · learning rate 1.00e-04 · epoch 1 · 19,200 samples"
+        in found
     )
     assert (
         "0.9000 at step 300; lowest 0.9000 at step 300" in found
@@ -139,6 +142,10 @@ def add_row(folder, **cells):
         {"samples_per_sec": "-1"},
         {"samples_per_sec": "1e-300"},
         {"lr": "nan"},
+        {"mfu": ""},
+        {"model_flops_per_sec": "nan"},
+        {"model_flops_per_sec": "inf", "mfu": "inf"},
+        {"model_flops_per_sec": "-1", "mfu": "-1"},
     ],
 )
 def test_what_a_row_lacks_is_left_out(run, cells):

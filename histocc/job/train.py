@@ -60,7 +60,7 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     linear = linear_rate(settings, model, resumed)
     training = Training(
         model,
-        MixerTask(make_loss(settings.loss, settings.formatter), settings.formatter),
+        MixerTask(make_loss(settings.loss, settings.formatter), settings.formatter, model=model),
         train_rows,
         val_rows,
         build.entries(settings, data, config, model.ngrams is not None),

@@ -1,12 +1,17 @@
-"""Which device a process has."""
+"""Which device a process has, and how fast it is."""
 
 import os
 import socket
+import time
 from typing import Any
 
 import torch
 
 from histocc.runtime.errors import UserError
+from histocc.runtime.machine_errors import is_out_of_memory
+
+LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
+MATMUL_SECONDS = 0.25
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
@@ -58,3 +63,43 @@ def check_one_process_per_gpu(store: Any, rank: int, local_rank: int, local_size
     others = [other for other in range(first, first + local_size) if other != rank]
     if any(store.get(f"gpu/{other}").decode() == own for other in others):
         raise too_few_gpus(local_size - 1, 1, said_by_all=True)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMUL_SECONDS) -> float:
+    """The best rate at which products of square matrices of `dtype` were computed, in floating point
+    operations per second, a multiplication and an addition being two; 0 where there is no memory for any.
+
+    Takes about `seconds`: sizes double as long as the next one fits into that, and the rest goes into
+    repeats of the last. It has this process's number of threads and torch's settings, and leaves the state
+    of random numbers as it is.
+    """
+    until = time.perf_counter() + seconds
+    generator = torch.Generator(device).manual_seed(0)
+    size, best, largest = 128, 0.0, LARGEST_MATRIX.get(device.type, 2048)
+    while True:
+        try:
+            pair = torch.empty(2, size, size, dtype=dtype, device=device).uniform_(-1, 1, generator=generator)
+            took = min(_product_seconds(pair) for _ in range(2))  # the first of a size is slow
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return best
+        best = max(best, 2 * size**3 / took)
+        # two products of eight times the work, and matrices to make
+        if size == largest or time.perf_counter() + 24 * took > until:
+            break
+        size *= 2
+    while time.perf_counter() < until:
+        best = max(best, 2 * size**3 / _product_seconds(pair))
+    return best
+
+
+def _product_seconds(pair: torch.Tensor) -> float:
+    """Of the product of two matrices, [2, N, N]."""
+    if pair.device.type == "cuda":
+        torch.cuda.synchronize(pair.device)
+    started = time.perf_counter()
+    torch.mm(pair[0], pair[1])
+    if pair.device.type == "cuda":
+        torch.cuda.synchronize(pair.device)
+    return max(time.perf_counter() - started, 1e-9)

@@ -85,6 +85,11 @@ class Precision:
         """Of the weights."""
         return torch.float64 if self.name == "float64" else torch.float32
 
+    @property
+    def matmul_dtype(self) -> torch.dtype:
+        """Of what matrix products take."""
+        return self.half or self.dtype
+
     def autocast(self) -> contextlib.AbstractContextManager:
         return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
 

@@ -115,6 +115,8 @@ class StepGradients:
             self.all_rows = self.own_rows = self.count
         self.meter.work.add(self._opened, self.meter.work.now())
         self.meter.worked_samples += sum(self._weight(batch) for batch in self.taken)
+        for batch in self.taken:
+            self.meter.add_flops(self.run.task, batch)
         if reducer is not None:
             self.meter.peers.own_done()
             leavers = reducer(given_up)

@@ -6,11 +6,13 @@ What is trained is a task, and what a batch is: see `histocc.trainer.task`.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.parallel import (
@@ -70,7 +72,8 @@ def train(
     peers = StragglerTimer(run.model, world.device, run.reducer is not None and world.size > 1)
     running = _own_share(position.get("running") or [], world)
     group = None if run.exchange is None else len(run.exchange.groups.members)
-    meter = Meter(position.get("samples", 0), running, peers, world.device, group)
+    products = partial(matmul_rate, world.device, run.number_format.matmul_dtype)
+    meter = Meter(position.get("samples", 0), running, peers, world.device, group, products)
 
     def validate() -> dict[str, Any] | None:
         return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)

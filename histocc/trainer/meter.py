@@ -1,5 +1,6 @@
 """What is summed up between two rows of the log, and how long it took."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
 from histocc.trainer.memory_limits import MemoryLimits
 
+FLOPS = " flops"  # beside the names of losses among the sums of an open step
+
 
 def whole(count: float) -> float:
     """An int where it is one: a sum of weights usually is."""
@@ -19,7 +22,12 @@ def whole(count: float) -> float:
 
 
 class Meter:
-    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks."""
+    """Sums since the last row of the log, on this rank; and what the run has seen so far, over all ranks.
+
+    matmul_rate: measures how fast this rank's device multiplies matrices, in floating point operations per
+    second; called once, on all ranks at the same time, and its time does not count. None where nobody asks
+    for the share of it that the model has.
+    """
 
     def __init__(
         self,
@@ -28,6 +36,7 @@ class Meter:
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
         ranks_of_group: int | None = None,
+        matmul_rate: Callable[[], float] | None = None,
     ):
         self.samples = samples  # samples of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
@@ -47,10 +56,13 @@ class Meter:
         self.data.seconds = state["seconds_data"] if state else 0.0
         # own work on steps, up to the sum over the processes, and the samples of it, since `work_done`
         self.work, self.worked_samples, self._told = DeviceClock(device), 0.0, 0.0
+        self.matmul_rate = matmul_rate
+        self.all_matmul_rates = 0.0  # sum over all ranks, once it is measured
         self.restart_clock()
 
     def restart_clock(self) -> None:
         self.timed_from = time.perf_counter()
+        self.flops = 0.0  # of the steps since then
         self.timed_samples = self.samples
         self.timed_data = self.data.seconds
         self.timed_peers = self.peers.seconds
@@ -103,6 +115,12 @@ class Meter:
         for name, value in sums.items():  # float64 and on the device: no host wait, no rounding that grows
             self.pending[name] = self.pending.get(name, 0.0) + value.detach().double()
 
+    def add_flops(self, task: Any, batch: Any) -> None:
+        """What a task with a method `flops` says of a micro-batch."""
+        count = getattr(task, "flops", None)
+        if count is not None:
+            self.pending[FLOPS] = self.pending.get(FLOPS, 0.0) + count(batch)
+
     def add_step(self, samples: float, own: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
         device. samples: of the step, of all ranks; own: of those that have taken it together.
@@ -111,6 +129,7 @@ class Meter:
         self.count = self.count + (samples if self.ranks_of_group is None else own) * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
+        self.flops += float(self.pending.pop(FLOPS, 0.0))  # a step that was skipped was worked out, too
         for name, value in self.pending.items():
             self.sums[name] = self.sums.get(name, 0.0) + torch.where(done, value, 0.0)
         self.pending = {}
@@ -127,6 +146,7 @@ class Meter:
                 "_data": self.data.seconds,
                 "_waited": waited,
                 "_cuts": self.memory_cuts,
+                "_flops": self.flops,
                 "_count": self.count / (self.ranks_of_group or 1),
             }
         )
@@ -147,7 +167,20 @@ class Meter:
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
             "skipped_steps": int(self.skipped),
             "memory_cuts": int(total["_cuts"]),
+            **self._flops_of(total["_flops"] / max(elapsed, 1e-9), world),
         }
         self.sums, self.count, self.data.seconds, self.skipped, self.memory_cuts = {}, 0, 0.0, 0, 0
         self.restart_clock()
         return row
+
+    def _flops_of(self, rate: float, world: World) -> dict[str, float | None]:
+        """Columns of the log for operations per second over all ranks, where they are known. All ranks, with
+        the same `rate` but for the clock: measures that of matrix products where it is not yet known.
+        """
+        known = math.isfinite(rate) and rate > 0
+        if known and self.matmul_rate is not None:
+            world.note("measuring the rate of matrix products")
+            measured, self.matmul_rate = self.matmul_rate(), None
+            self.all_matmul_rates = world.sum_over_ranks({"rate": measured})["rate"]
+        share = rate / self.all_matmul_rates if known and self.all_matmul_rates else None
+        return {"model_flops_per_sec": rate if known else None, "mfu": share}

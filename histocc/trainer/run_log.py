@@ -20,11 +20,14 @@ from histocc.trainer.hooks import Steps
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
 LARGEST = 1 << 30  # bytes of a log
 MOST = 2.0**53  # from here on floats do not count one by one
+FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
 FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
 # significant digits; losses have 12
 _DIGITS = {
     "grad_norm": 6,
     "lr": 6,
+    "mfu": 6,
+    "model_flops_per_sec": 6,
     "samples_per_sec": 6,
     "seconds_data": 6,
 }
@@ -41,6 +44,8 @@ OWN_COLUMNS = (
     "seconds_data",
     "skipped_steps",
     "memory_cuts",
+    "model_flops_per_sec",
+    "mfu",
 )
 
 
@@ -53,7 +58,7 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
         *("grad_norm", "lr", "samples_per_sec", "seconds_data"),
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
-        *("skipped_steps", "memory_cuts"),
+        *("skipped_steps", "memory_cuts", "model_flops_per_sec", "mfu"),
     )
 
 
@@ -93,6 +98,17 @@ def numbers(path: str) -> list[dict[str, float | None]]:
                 found.append({**dict.fromkeys(log_columns(("loss",))), **cells})
     places = ("step", "epoch", "samples")
     return [row for row in found if all(row[name] is None or 0 <= row[name] < MOST for name in places)]
+
+
+def flops_in_words(rate: float, share: float | None) -> str:
+    """As "41.3 GFLOP/s (23% of matmul)": floating point operations per second, and their share of the rate
+    of matrix products where that was measured.
+    """
+    at = 0
+    while rate >= 999.5 and at < len(FLOP_UNITS) - 1:
+        rate, at = rate / 1000, at + 1
+    text = f"{rate:.3g} {FLOP_UNITS[at]}FLOP/s"
+    return text if share is None else f"{text} ({share:.0%} of matmul)"
 
 
 def validation_line(values: dict[str, Any], columns: tuple[str, ...]) -> str:
@@ -266,10 +282,10 @@ class RunLog:
             f"lr {values['lr']:.2e}",
         ]
         if values.get("samples_per_sec"):
-            parts += [
-                f"{values['samples_per_sec']:,.0f} samples/s",
-                f"waiting for data {values['data_share']:.0%}",
-            ]
+            parts.append(f"{values['samples_per_sec']:,.0f} samples/s")
+            if values.get("model_flops_per_sec"):
+                parts.append(flops_in_words(values["model_flops_per_sec"], values.get("mfu")))
+            parts.append(f"waiting for data {values['data_share']:.0%}")
         if values.get("peer_share") is not None:
             parts.append(f"for other processes {values['peer_share']:.0%}")
         return " · ".join([*parts, f"{duration(self._seconds_left(step))} left"])

@@ -11,6 +11,14 @@ What is trained is a task: any object with
         among them, so that one forward pass serves both. A pair stands for a ratio: the figure is the sum
         of all sums divided by that of all counts.
 
+and, where it can tell,
+
+    flops(batch) -> float: floating point operations of the model's forward and backward pass on what is real
+        in a micro-batch, as the loader gave it: samples of weight 0 count nothing, nor does padding. A
+        multiplication and an addition are two. nan where that is not known. The log then has the rate of
+        them (model_flops_per_sec), and its share of the device's rate of matrix products (mfu). Called once
+        for each micro-batch, while the device works: it should take microseconds, and never ask the device.
+
 Values are per sample, never means: that is what makes the mean exact on any number of processes.
 
 A batch is a dict of what the model needs, with tensors of B samples, and four entries of the trainer, each

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from helpers import TINY, TRAIN_MIXER, command, environment, read_logs, write_rows
 
-SPEEDS = ("samples_per_sec", "seconds_data")
+SPEEDS = ("samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")
 
 
 class Job:

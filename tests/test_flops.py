@@ -1,0 +1,261 @@
+"""Floating point operations of the model on what is real in a batch, and the share that they have of what the
+device can do.
+"""
+
+import json
+import math
+import time
+
+import pytest
+import torch
+from helpers import REPO, run
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from histocc.formatter import EOS_IDX, PAD_IDX, hisco_blocky5
+from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime import device as devices
+from histocc.runtime.device import matmul_rate
+from histocc.runtime.precision import Precision
+from histocc.runtime.world import World
+from histocc.seq2seq_mixer_engine import MixerTask, forward
+from histocc.trainer.meter import Meter
+
+CPU = torch.device("cpu")
+CODES = 40
+BLOCKS = hisco_blocky5()
+
+
+def model_of(size, ngrams=False, frozen=False):
+    torch.manual_seed(1)
+    table = {"rows": 100, "width": 32} if ngrams else None
+    config = model_config(size, num_hash_buckets=512, local_transformer_stride=64)
+    model = Seq2SeqMixerOccCANINE(BLOCKS.num_classes, CODES, 0.1, config=config, ngrams=table)
+    model.encoder.requires_grad_(not frozen)
+    return model.train()
+
+
+def task_of(model, empty_blocks="all"):
+    blocks = BlockOrderInvariantLoss(PAD_IDX, empty_blocks=empty_blocks)
+    return MixerTask(LossMixer(blocks, nn.BCEWithLogitsLoss()), model=model)
+
+
+def batch_of(rows, length, codes=5, width=None, blocks=5, **more):
+    """`rows` texts of `length` characters, padded to `width`, and targets of so many codes."""
+    width = width or length
+    targets = torch.full((rows, 5 * blocks + 2), PAD_IDX)
+    targets[:, 0], targets[:, -1] = 2, EOS_IDX
+    targets[:, 1 : 1 + 5 * codes] = torch.randint(8, 18, (rows, 5 * codes))
+    return {
+        "input_ids": torch.randint(97, 123, (rows, width)),
+        "attention_mask": torch.arange(width).expand(rows, width) < length,
+        "targets_seq2seq": targets,
+        "targets_linear": torch.zeros(rows, 1, dtype=torch.long),
+        **more,
+    }
+
+
+def joined(*batches):
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.mark.parametrize("ngrams", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("size, length", [("tiny", 40), ("tiny", 64), ("tiny", 160), ("small", 40)])
+def test_are_those_of_the_matrix_products_of_a_batch_without_padding(size, length, frozen, ngrams):
+    """Those that torch counts itself; it also computes a token behind the last one that is trained."""
+    model, batch = model_of(size, ngrams, frozen), batch_of(2, length)
+    with FlopCounterMode(display=False) as counted:
+        seq2seq, linear = forward(model, batch)
+        (seq2seq.sum() + linear.sum()).backward()
+    assert task_of(model).flops(batch) == pytest.approx(counted.get_total_flops(), rel=0.03)
+
+
+def test_padding_and_rows_of_no_weight_need_none():
+    task = task_of(model_of("tiny"))
+    short, long = batch_of(3, 20, width=64), batch_of(2, 50, width=64)
+    alone = task.flops(batch_of(3, 20, width=28)) + task.flops(batch_of(2, 50, width=56))
+    assert task.flops(joined(short, long)) == pytest.approx(alone)
+    weights = torch.tensor([1.0] * 3 + [0.0] * 2)
+    assert task.flops({**joined(short, long), "weights": weights}) == pytest.approx(task.flops(short))
+    assert task.flops({**short, "weights": torch.zeros(3)}) == 0
+
+
+@pytest.mark.parametrize("empty_blocks, codes_like", [("first", [2, 3, 4, 5, 5]), ("all", [5] * 5)])
+def test_empty_blocks_need_what_is_trained_of_them(empty_blocks, codes_like):
+    model = model_of("tiny")
+    first, all_blocks = task_of(model, empty_blocks), task_of(model, "all")
+    found = [first.flops(batch_of(2, 20, codes)) for codes in (1, 2, 3, 4, 5)]
+    # the first of them is as long as a code
+    assert found == [all_blocks.flops(batch_of(2, 20, blocks, blocks=blocks)) for blocks in codes_like]
+
+
+def test_another_criterion_trains_all_that_the_model_reads():
+    model, batch = model_of("tiny"), batch_of(2, 40)
+    with FlopCounterMode(display=False) as counted:
+        seq2seq, linear = forward(model, batch)
+        (seq2seq.sum() + linear.sum()).backward()
+    found = MixerTask(nn.Module(), model=model).flops(batch)
+    assert found == pytest.approx(counted.get_total_flops(), rel=1e-6)
+
+
+def test_are_not_known_of_another_model_and_not_asked_of_a_device():
+    batch = batch_of(2, 20)
+    assert math.isnan(task_of(None).flops(batch)) and math.isnan(task_of(nn.Linear(1, 1)).flops(batch))
+    elsewhere = {name: value.to("meta") for name, value in batch.items()}
+    assert math.isnan(task_of(model_of("tiny")).flops(elsewhere))
+
+
+# ---- the log
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+class Counts:
+    def flops(self, batch):
+        return batch
+
+
+COUNTS = Counts()
+
+
+def take(meter, *batches, task=COUNTS, samples=4):
+    """A step of these micro-batches."""
+    for batch in batches:
+        meter.add({"loss": torch.tensor(1.0)})
+        meter.add_flops(task, batch)
+    meter.add_step(samples, samples, torch.tensor(1.0), torch.tensor(True), torch.tensor(False))
+
+
+def test_the_rate_of_matrix_products_is_measured_once_before_the_first_row_and_off_the_clock(monkeypatch):
+    clock, measured = Clock(monkeypatch), []
+
+    def measure():
+        clock.now += 50.0
+        measured.append(clock.now)
+        return 40.0
+
+    meter = Meter(matmul_rate=measure)
+    take(meter, 6.0, 4.0)
+    assert not measured
+    clock.now += 2.0
+    row = meter.row(World())
+    assert (row["model_flops_per_sec"], row["mfu"], row["samples_per_sec"]) == (5.0, 0.125, 2.0)
+    take(meter, 10.0)
+    clock.now += 1.0
+    row = meter.row(World())
+    assert (row["model_flops_per_sec"], row["mfu"], row["samples_per_sec"]) == (10.0, 0.25, 4.0)
+    assert len(measured) == 1 and "train_loss" in row and "train_ flops" not in row
+
+
+def test_a_step_that_is_discarded_counts_nothing(monkeypatch):
+    clock = Clock(monkeypatch)
+    meter = Meter(matmul_rate=lambda: 40.0)
+    meter.add_flops(COUNTS, 1000.0)
+    meter.pending = {}
+    take(meter, 8.0)
+    clock.now += 1.0
+    assert meter.row(World())["model_flops_per_sec"] == 8.0
+    take(meter, 8.0)
+    meter.restart_clock()  # after a checkpoint
+    take(meter, 3.0)
+    clock.now += 1.0
+    assert meter.row(World())["model_flops_per_sec"] == 3.0
+    assert set(meter.state()["sums"]) == set()
+
+
+@pytest.mark.parametrize("task, batch", [(object(), 5.0), (COUNTS, math.nan), (COUNTS, 0.0)])
+def test_what_no_task_tells_is_not_measured(task, batch):
+    meter = Meter(matmul_rate=lambda: pytest.fail("measured for nobody"))
+    take(meter, batch, task=task)
+    row = meter.row(World())
+    assert row["model_flops_per_sec"] is None and row["mfu"] is None and row["train_loss"] == 0.25
+
+
+def test_without_a_rate_of_matrix_products_there_is_no_share(monkeypatch):
+    clock = Clock(monkeypatch)
+    for measure in (None, lambda: 0.0):
+        meter = Meter(matmul_rate=measure)
+        take(meter, 8.0)
+        clock.now += 2.0
+        row = meter.row(World())
+        assert row["model_flops_per_sec"] == 4.0 and row["mfu"] is None
+
+
+CODE = """
+import json, sys, torch
+sys.path.insert(0, {repo!r} + "/tests")
+from histocc.runtime.arguments import make_parser
+from histocc.runtime.entrypoint import add_process_arguments, start
+from histocc.trainer.meter import Meter
+from test_flops import take
+
+def work(args, world):
+    mine = world.rank + 1
+    meter = Meter(matmul_rate=lambda: 100.0 * mine)
+    take(meter, 10.0 * mine, 40.0 * mine, samples=3)
+    row = meter.row(world)
+    if world.is_main:
+        print("ROW", json.dumps(row))
+
+parser = make_parser("flops", "")
+add_process_arguments(parser)
+start(parser, work, ["--device", "cpu"])
+"""
+
+
+@pytest.mark.processes
+def test_both_are_sums_over_the_processes(tmp_path):
+    script = tmp_path / "meter.py"
+    script.write_text(CODE.format(repo=str(REPO)))
+    for processes, flops, matmul in ((None, 50, 100), (2, 150, 300)):
+        output = run(script, processes=processes)
+        row = json.loads(next(line for line in output.splitlines() if line.startswith("ROW"))[4:])
+        assert row["model_flops_per_sec"] / row["samples_per_sec"] == pytest.approx(flops / 3)
+        assert row["mfu"] == pytest.approx(row["model_flops_per_sec"] / matmul)
+
+
+# ---- the rate of matrix products
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bf16", "fp16"])
+def test_a_rate_in_each_format_that_leaves_random_numbers_alone(name):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert matmul_rate(CPU, Precision(name).matmul_dtype, seconds=0.0) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_rate_is_the_best_and_sizes_grow_as_long_as_there_is_time(monkeypatch):
+    """On a device of 1e12 operations per second; every third product takes ten times as long."""
+    clock, sizes = Clock(monkeypatch), []
+
+    def product(pair):
+        sizes.append(pair.shape[1])
+        took = 2 * pair.shape[1] ** 3 / 1e12 * (10 if len(sizes) % 3 == 0 else 1)
+        clock.now += took
+        return took
+
+    monkeypatch.setattr(devices, "_product_seconds", product)
+    assert matmul_rate(CPU, torch.float32, 0.03) == pytest.approx(1e12)
+    assert clock.now < 100.06 and sizes[:6] == [128, 128, 256, 256, 512, 512] and max(sizes) == 1024
+
+
+def test_the_rate_does_with_the_memory_that_is_there(monkeypatch):
+    make = torch.empty
+
+    def rate_with(most):
+        def short(*sizes, **options):
+            if sizes[-1] > most:
+                raise torch.OutOfMemoryError("out of memory")
+            return make(*sizes, **options)
+
+        monkeypatch.setattr(torch, "empty", short)
+        return matmul_rate(CPU, torch.float32, 0.05)
+
+    assert rate_with(128) > 0 and rate_with(0) == 0
