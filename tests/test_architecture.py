@@ -270,6 +270,7 @@ REQUIRED = {
 # dest: default. Flags are the dest with hyphens, and what OTHER_NAMES adds.
 BOTH = {
     "save_each_epoch": False,
+    "mtbf_hours": None,
     "keep_checkpoints": 3,
     "overwrite": False,
     "log_interval": 100,
@@ -496,6 +497,7 @@ WITHOUT_A_VALUE = {
     "global_batch_size",
     "max_steps",
     "stop_after",
+    "mtbf_hours",
     "profile",
     "missing_code",
     "language_col",

@@ -148,7 +148,9 @@ def prepared(
         ] + _checkpoint_problems(args, model)
         found += _description_problems(descriptions)
         found = argument_problems(args) + found + _problems_of_outputs(args, model, train_files + val_files)
-        resumed = model_io.newest_good(args.save_path)[1] if resumes(args) and not args.prepare_only else None
+        resumed = None
+        if resumes(args) and not args.prepare_only:
+            resumed = model_io.newest_good(args.save_path, keep=True)[1]
         start = _start(args, model, resumed, found)
         settings = settings_from(args, train_files, val_files, naming, found, start)
         if resumed:
@@ -182,6 +184,7 @@ def prepared(
     )
     for line in report_lines(data.report):
         world.print(line)
+    world.start_up.done("data")
     return Settings.of(args, settings), data
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from functools import partial
 
 import torch
 
@@ -333,7 +334,7 @@ def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) 
 
     Raises UserError where it is none, an entry is not what it must be, or entries do not agree.
     """
-    state = checkpoint.load(file) if state is None else state
+    state = checkpoint.load(file, sums=resumes) if state is None else state
     run_checkpoint.check_ours(file, state)
     require(file, checkpoint_schema.RUN, state)
     state = whole_state(file, state)
@@ -342,13 +343,8 @@ def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) 
     return state
 
 
-def newest_good(folder: str) -> tuple[str, dict, list[str]]:
-    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
-
-    Raises UserError where no checkpoint of it can be read, and for one that another program or a newer
-    version has written.
-    """
-    return run_checkpoint.newest_good(folder, lambda file: own_checkpoint(file, resumes=True))
+# The newest good checkpoint of a run in a folder, and what is wrong with the files that should have been it.
+newest_good = run_checkpoint.Newest(partial(own_checkpoint, resumes=True))
 
 
 def by_part(found: list[str], among: dict) -> list[str]:

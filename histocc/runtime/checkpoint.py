@@ -12,12 +12,13 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS, with_sums, without_sums
+from histocc.runtime.file_sums import SUMS, sums_of, with_sums, without_sums
 from histocc.runtime.machine_errors import as_user_error
 from histocc.runtime.outputs import LIST, OwnFiles, kind_of, write_atomic
 
@@ -82,16 +83,29 @@ def prune(own: OwnFiles, keep: int) -> None:
     own.remove([name_of_step(step) for step in steps[: max(0, len(steps) - keep)]])
 
 
-def load(path: str) -> dict[str, Any]:
+def load(path: str, sums: bool = False) -> dict[str, Any]:
     """The checkpoint in `path`, as `load_plain` gives it. Raises UserError where it is none, too."""
-    state = load_plain(path)
+    state = load_plain(path, sums)
     if "model" not in state:
         raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
     return state
 
 
-def load_plain(path: str) -> dict[str, Any]:
-    """The dict in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed.
+def load_same(path: str, sums: dict[str, Any]) -> dict[str, Any] | None:
+    """The entries with these checksums of a checkpoint that another process has read and checked, from its
+    file; None where this process does not find the same there.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name: state[name] for name in sums}
+        return found if sums_of(found) == sums else None
+    except Exception:  # not there, not the same, or no memory for it: who knows it can still send it
+        return None
+
+
+def load_plain(path: str, sums: bool = False) -> dict[str, Any]:
+    """The dict in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed. sums:
+    with the entry of its checksums, where it has them.
 
     Raises UserError, naming the objects found, where it holds anything else or is damaged.
     """
@@ -131,7 +145,9 @@ def load_plain(path: str) -> dict[str, Any]:
     if "model" in state:
         state.pop(SECOND_NAME, None)
     newer = type(state.get("format")) is int and state["format"] > FORMAT  # the reader of checkpoints says so
-    return without_sums(path, state) if SUMS in state and not newer else state
+    if SUMS not in state or newer:
+        return state
+    return without_sums(path, state) | ({SUMS: state[SUMS]} if sums else {})
 
 
 def _refusal(path: str, error: Exception) -> str:
@@ -168,6 +184,12 @@ def exists_in(folder: str) -> bool:
     return os.path.isdir(folder) and any(map(CHECKPOINT.fullmatch, os.listdir(folder)))
 
 
+def identity(path: str) -> tuple[int, ...]:
+    """What differs once a file is replaced or written to. Raises OSError."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def step_of(path: str) -> int | None:
     """The step of a checkpoint, without reading its tensors; None where it cannot be read."""
     if kind_of(path) is not None:
@@ -179,10 +201,11 @@ def step_of(path: str) -> int | None:
     return step if type(step) is int else None
 
 
-def newest_first(folder: str) -> list[str]:
+def newest_first(folder: str) -> Iterator[str]:
     """The checkpoints in `folder` from which a run could continue: last.bin, then the others, the highest
-    step first.
+    step first. These are looked into only when they are asked for.
     """
+    yield os.path.join(folder, LAST)
     names = (
         [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST]
         if os.path.isdir(folder)
@@ -190,10 +213,7 @@ def newest_first(folder: str) -> list[str]:
     )
     paths = [os.path.join(folder, name) for name in names]
     steps = {path: -1 if (step := step_of(path)) is None else step for path in paths}
-    return [
-        os.path.join(folder, LAST),
-        *sorted(paths, key=lambda path: steps[path], reverse=True),
-    ]
+    yield from sorted(paths, key=lambda path: steps[path], reverse=True)
 
 
 def remove_leftovers(own: OwnFiles) -> None:

@@ -5,7 +5,7 @@ import gc
 import sys
 from collections.abc import Callable
 
-from histocc.runtime import console, progress, watchdog
+from histocc.runtime import console, progress, start_up, watchdog
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
 from histocc.runtime.heartbeat import say_who_is_missing
@@ -121,6 +121,7 @@ def _started(
     with errors_end_all_ranks():
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)  # rank 0 prints it
+        start_up.imported()
         args = parser.parse_args(argv)
         stop = stop_request()
         stop.limit(getattr(args, "stop_after", None))

@@ -6,26 +6,45 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from textwrap import shorten
 from typing import Any, NoReturn
+
+from histocc.runtime import living
+from histocc.runtime.launcher import is_first_of_machine, is_under_torchrun
 
 BEAT_SECONDS = 0.5
 STORE_PATIENCE_SECONDS = 6.0
 LISTEN_SECONDS = 2.5  # a process that beats does so several times meanwhile
 # How often a process that gets nowhere looks at the others, and how many looks in a row must find one silent.
 LOOK_SECONDS, LOOKS = 5.0, 4
+ENDING_SECONDS = 0.4  # that the system may take to end a process whose connections are closed already
+LISTEN_AGAIN_SECONDS = 0.05
+LAST_SAVE_SECONDS = 20.0  # for a checkpoint that is being written; torchrun kills after 30 s
 LEFT = "left"
 
 
 class Heartbeat:
     """`note` notes what this process does next; a thread tells it to the store. Costs the training
     nothing.
+
+    asked: whether this process was asked to stop; near: ranks of this machine; before_leaving: called, with
+    the seconds that it may take, where this process ends because others are gone.
     """
 
-    def __init__(self, store: Any, rank: int, size: int):
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        asked: Callable[[], bool] = lambda: False,
+        near: Sequence[int] = (),
+    ):
         self.store, self.rank, self.size, self.doing, self.beats = store, rank, size, "starting", 0
+        self.asked, self.near = asked, [other for other in near if other != rank]
+        self.before_leaving: Callable[[float], object] = lambda seconds: None
         self._ended, self._watches = threading.Event(), False
+        self._names: dict[int, str] = {}  # of the other processes
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         if store is not None and size > 1:
             self._beating.start()
@@ -43,10 +62,27 @@ class Heartbeat:
         """
         self.fall_silent()
         if self._watches:
+            self._tell_last()
+
+    def leave(self) -> None:
+        """Tells the others that this process ends because a third one is gone; a store that does not answer
+        is not waited for.
+        """
+        self.fall_silent()
+        telling = threading.Thread(target=self._tell_last, name="leaving", daemon=True)
+        telling.start()
+        telling.join(2 * BEAT_SECONDS)
+
+    def _tell_last(self) -> None:
+        if self._beating.is_alive():
             self._beating.join(BEAT_SECONDS)
-            self._tell(LEFT)
+        self._tell(LEFT)
 
     def _beat(self) -> None:
+        try:
+            self.store.set(f"process/{self.rank}", living.own_name())
+        except Exception:  # the store is gone
+            return
         while not self._ended.wait(BEAT_SECONDS):
             self.beats += 1
             if not self._tell(f"{self.beats}|{self.doing}"):
@@ -72,10 +108,19 @@ class Heartbeat:
     def _watch(self, lost: Callable[[list[int], dict[int, str]], None]) -> None:
         before: dict[int, str] = {}
         silent_for: dict[int, int] = {}
-        doing = None
-        while not self._ended.wait(LOOK_SECONDS):
+        doing, beats = None, 0
+        while not self._ended.wait(BEAT_SECONDS):
             if self.doing != doing:
-                before, doing, silent_for = {}, self.doing, {}
+                before, doing, silent_for, beats = {}, self.doing, {}, 0
+                continue
+            beats += 1
+            if beats >= LOOKS and (ended := self.ended()):
+                lost(ended, self.last_words(self._all()))
+                return
+            look = (
+                LOOK_SECONDS if not self.asked() else 2 * BEAT_SECONDS
+            )  # a launcher that ends all waits 30 s
+            if beats % round(look / BEAT_SECONDS):
                 continue
             now = self._all()
             for rank in range(self.size):
@@ -95,30 +140,58 @@ class Heartbeat:
             self.store.get(f"heartbeat/{rank}").decode() if self.store.check([f"heartbeat/{rank}"]) else None
         )
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank runs no more, though it did not say that it leaves: known of this machine alone, and
+        at once.
+        """
+        try:
+            if rank not in self._names and self.store.check([f"process/{rank}"]):
+                self._names[rank] = self.store.get(f"process/{rank}").decode()
+            return living.has_ended(self._names.get(rank, "")) and self.of(rank) != LEFT
+        except Exception:  # the store is gone
+            return False
+
+    def ended(self) -> list[int]:
+        """Ranks of this machine of which `has_ended` is true."""
+        return [rank for rank in self.near if self.has_ended(rank)]
+
     @staticmethod
     def last_words(said: dict[int, str]) -> dict[int, str]:
         return {rank: words.partition("|")[2] or words for rank, words in said.items()}
 
-    def listen(self) -> tuple[list[int], dict[int, str]]:
-        """(ranks that no longer beat, what each rank said last), after a while of listening.
+    def listen(self, leaves: bool = False) -> tuple[list[int], dict[int, str]]:
+        """(ranks that are gone, what each rank said last): those of this machine that have ended, which is
+        known at once, or else those that do not beat while this one listens. leaves: this process is to end,
+        so it listens no longer once it was asked to stop, as by a launcher that ends all: none is named then.
 
         A store that does not answer, since the link to it is cut, keeps its caller waiting for minutes: no
         rank beats then.
         """
-        heard: list[dict[int, str]] = []
-        listener = threading.Thread(target=lambda: heard.extend(self._twice()), name="listening", daemon=True)
+        heard: list[tuple[list[int], dict[int, str]]] = []
+        listener = threading.Thread(
+            target=lambda: heard.append(self._heard(leaves)), name="listening", daemon=True
+        )
         listener.start()
         listener.join(STORE_PATIENCE_SECONDS)
-        first, second = heard if len(heard) == 2 else ({}, {})
-        silent = [
-            rank for rank in range(self.size) if rank != self.rank and first.get(rank) == second.get(rank)
-        ]
-        return silent, self.last_words(second)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        gone, said = heard[0] if heard else (others, {})
+        return gone, self.last_words(said)
 
-    def _twice(self) -> list[dict[int, str]]:
-        first = self._all()
-        time.sleep(LISTEN_SECONDS)
-        return [first, self._all()]
+    def _heard(self, leaves: bool) -> tuple[list[int], dict[int, str]]:
+        first, started = self._all(), time.monotonic()
+        while (lasts := time.monotonic() - started) < LISTEN_SECONDS:
+            if gone := self.ended():
+                return gone, first
+            if leaves and lasts >= ENDING_SECONDS and self.asked():
+                return [], first
+            time.sleep(LISTEN_AGAIN_SECONDS)
+        second = self._all()
+        silent = [
+            rank
+            for rank in range(self.size)
+            if rank != self.rank and first.get(rank) == second.get(rank) and second.get(rank) != LEFT
+        ]
+        return silent, second
 
     def _all(self) -> dict[int, str]:
         found: dict[int, str] = {}
@@ -136,9 +209,8 @@ def say_who_is_missing(own: Heartbeat, error: BaseException) -> NoReturn:
     not return.
     """
     doing = own.doing
-    end_without(
-        own, *own.listen(), shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …"), doing
-    )
+    reason = shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …")
+    end_without(own, *own.listen(leaves=True), reason, doing)
 
 
 def end_without(
@@ -146,21 +218,28 @@ def end_without(
 ) -> NoReturn:
     """Ends this process, since the ranks `silent` are gone; the first of the living says so. Does not return.
 
-    said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved:
-    that needs all processes. Exit code 1.
+    said: what each rank said last; doing: what this one was in, by default what it does. Nothing is saved,
+    since that needs all processes, but a checkpoint that is being written is finished. Exit code 1.
     """
-    if all(rank in silent for rank in range(own.rank)):
+    doing = doing or own.doing
+    nobody_named = not silent and own.asked() and is_first_of_machine()
+    if nobody_named or all(rank in silent for rank in range(own.rank)):
         who = "; ".join(
             f"rank {rank} does not answer any more, last reported activity: {said.get(rank, 'nothing')} (a"
             " heartbeat comes twice a second)"
             for rank in silent
         )
+        unknown = "the connection between the processes failed"
+        unknown += ", and this one was asked to end" if own.asked() else ", though all answer"
         print(
-            f"error: {who or 'the connection between the processes failed, though all answer'}. Rank"
-            f" {own.rank} waited for it in: {doing or own.doing} ({reason}). Checkpoints are whole: the same"
+            f"error: {who or unknown}. Rank"
+            f" {own.rank} waited for it in: {doing} ({reason}). Checkpoints are whole: the same"
             " command (without --overwrite) continues from the newest, or starts over where there is none.",
             file=sys.stderr,
             flush=True,
         )
-    time.sleep(1.0)  # others may still be listening
+    own.leave()
+    own.before_leaving(LAST_SAVE_SECONDS)
+    if not is_under_torchrun():
+        time.sleep(1.0)  # others may still be listening to a store that this process holds
     os._exit(1)

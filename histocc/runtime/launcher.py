@@ -91,6 +91,13 @@ def own_mistake(message: str) -> UserError:
     return UserError(message, said_by_all=True)
 
 
+def is_under_torchrun() -> bool:
+    """Whether torchrun has started this process: it holds the store, and ends all processes where one has
+    died.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 by the launcher's variables, before there is a `World`."""
     return os.environ.get("RANK", "0") in ("", "0")

@@ -229,20 +229,44 @@ def check_optimizer_state(file: str, state: dict[int, Any], trained: list[tuple[
         memory |= places
 
 
-def newest_good(folder: str, read: Callable[[str], dict[str, Any]]) -> tuple[str, dict[str, Any], list[str]]:
-    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
+class Newest:
+    """The newest good checkpoint of a folder.
 
-    read: the checkpoint in a file, checked; raises UserError. Raises UserError where no checkpoint can be
-    read, and for one that another program or a newer version has written.
+    read: the checkpoint in a file, checked; raises UserError.
     """
-    wrong: list[str] = []
-    for path in checkpoint.newest_first(folder):
+
+    def __init__(self, read: Callable[[str], dict[str, Any]]):
+        self.read = read
+        self._kept: tuple[tuple[int, ...], dict[str, Any]] | None = None
+
+    def __call__(self, folder: str, keep: bool = False) -> tuple[str, dict[str, Any], list[str]]:
+        """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`.
+
+        keep: the caller only looks at it, and the next call will be for the same: that one gets it from
+        memory, unless the file was replaced.
+
+        Raises UserError where no checkpoint can be read, and for one that another program or a newer version
+        has written.
+        """
+        wrong: list[str] = []
+        for path in checkpoint.newest_first(folder):
+            try:
+                return path, self._read(path, keep), wrong
+            except (ForeignCheckpoint, NewerFormat):
+                raise
+            except UserError as error:
+                wrong.append(str(error))
+        raise UserError(
+            "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts over", *wrong])
+        )
+
+    def _read(self, path: str, keep: bool) -> dict[str, Any]:
+        kept, self._kept = self._kept, None
         try:
-            return path, read(path), wrong
-        except (ForeignCheckpoint, NewerFormat):
-            raise
-        except UserError as error:
-            wrong.append(str(error))
-    raise UserError(
-        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts over", *wrong])
-    )
+            found = checkpoint.identity(path)
+        except OSError:  # the reader says it
+            return self.read(path)
+        state = kept[1] if kept and kept[0] == found else self.read(path)
+        if keep:
+            self._kept = found, state
+        return state

@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from histocc.runtime import start_up
 from histocc.runtime.console import occupy_closed_descriptors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -104,6 +105,7 @@ def start_listening() -> None:
     """Takes signals from now on, until the process ends: for scripts, before they import torch, which takes
     seconds.
     """
+    start_up.begin()
     occupy_closed_descriptors()
     request = StopRequest()
     _early[:] = [request, request.listening()]

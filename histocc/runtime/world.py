@@ -39,10 +39,12 @@ from histocc.runtime.launcher import (
     processes_here,
 )
 from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.start_up import StartUp
 from histocc.runtime.watchdog import die_with_launcher, limited
 
 LEAST_TORCH = (2, 10)
-POLL_SECONDS = 0.1  # how often a waiting rank looks at the store
+# How often a waiting rank looks at the store: at first more often, since most work is short.
+FIRST_POLL_SECONDS, POLL_GROWTH, POLL_SECONDS = 0.002, 1.2, 0.1
 LOOKS_PER_BEAT = 20  # … and, of these, how often at the heartbeat of the one that it waits for
 PEER_PATIENCE_SECONDS = (
     20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
@@ -73,6 +75,7 @@ class World:
     heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
     # seconds that others wait for a silent rank
     patience: float = field(default=math.inf, repr=False, compare=False)
+    start_up: StartUp = field(default_factory=StartUp, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -238,25 +241,23 @@ class World:
         """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
         as long as it beats.
         """
-        looks, beat, since = 0, None, time.monotonic()
+        looks, beat, since, wait = 0, None, time.monotonic(), FIRST_POLL_SECONDS
         while not self.store.check([key]):
             if self.stop:  # only one rank may have got the signal: tell who works
                 self.store.set("histocc/stop", "1")
-            if (
-                looks % LOOKS_PER_BEAT == 0
-                and self.heartbeat is not None
-                and (now := self.heartbeat.of(leader)) != beat
-            ):
-                beat, since = now, time.monotonic()
-            elif time.monotonic() - since > self.patience:
-                raise TrainingError(
-                    f"rank {leader} has given no sign of life for {time.monotonic() - since:,.0f} s"
-                    " (--timeout-minutes); last reported activity:"
-                    f" {Heartbeat.last_words({0: beat or 'nothing'})[0]}",
-                    said_by_all=True,
+            if (looks % LOOKS_PER_BEAT == 0 or self.stop) and self.heartbeat is not None:
+                if (now := self.heartbeat.of(leader)) != beat:
+                    beat, since = now, time.monotonic()
+                elif self.heartbeat.has_ended(leader) and not self.store.check([key]):
+                    raise TrainingError(_silent("does not answer any more", leader, beat), said_by_all=True)
+            if time.monotonic() - since > self.patience:
+                silence = (
+                    f"has given no sign of life for {time.monotonic() - since:,.0f} s (--timeout-minutes)"
                 )
+                raise TrainingError(_silent(silence, leader, beat), said_by_all=True)
             looks += 1
-            time.sleep(POLL_SECONDS)
+            time.sleep(wait)
+            wait = min(POLL_GROWTH * wait, POLL_SECONDS)
         return json.loads(self.store.get(key))
 
     def stop_asked_anywhere(self) -> bool:
@@ -280,6 +281,11 @@ class World:
             time.sleep(POLL_SECONDS)
 
 
+def _silent(what: str, rank: int, beat: str | None) -> str:
+    said = Heartbeat.last_words({0: beat or "nothing"})[0]
+    return f"rank {rank} {what}; last reported activity: {said}"
+
+
 def init_world(
     distributed: bool = False,
     *,
@@ -299,13 +305,15 @@ def init_world(
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
+    start_up = StartUp()
+    start_up.done("imports")
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
     launcher = die_with_launcher()
     local_size = processes_here(local)
     chosen = choose_device(device, local, local_size)
     stop = StopRequest() if stop is None else stop  # an open request is false
     if size == 1 and not distributed:
-        return World(device=chosen, stop=stop, patience=60 * timeout_minutes)
+        return World(device=chosen, stop=stop, patience=60 * timeout_minutes, start_up=start_up)
     with limited(
         60 * timeout_minutes + JOINING_SECONDS,
         stop,
@@ -314,7 +322,7 @@ def init_world(
         NOT_MET,
     ):
         rank, size, store, control = join(rank, local, size, local_size, chosen, timeout_minutes)
-    heartbeat = Heartbeat(store, rank, size)
+    heartbeat = Heartbeat(store, rank, size, stop.__bool__, range(rank - local, rank - local + local_size))
     world = World(
         rank,
         local,
@@ -328,7 +336,9 @@ def init_world(
         stop,
         heartbeat,
         60 * timeout_minutes,
+        start_up,
     )
+    start_up.done("joining")
     if world.backend == "nccl":  # a host that waits for its device and that for a dead peer sees no exception
         heartbeat.watch(
             lambda silent, doing: end_without(heartbeat, silent, doing, "it gives no sign of life")

@@ -16,6 +16,7 @@ from histocc.runtime.parallel import AFTER, MODES, REDUCTIONS
 from histocc.runtime.reduction import COMPRESSIONS
 from histocc.trainer import shares
 from histocc.trainer.batch_size import AutoBatchSize
+from histocc.trainer.save_interval import AUTO
 
 # flag: package that it needs, and name of the extra
 EXTRAS = {
@@ -48,9 +49,24 @@ def add_run_arguments(
     )
     group.add_argument(
         "--save-interval",
-        type=count,
+        type=steps_or_auto,
         default=save_interval,
-        help="optimizer steps between checkpoints",
+        metavar="STEPS|auto",
+        help=(
+            "optimizer steps between checkpoints; auto: as many as lose the least time, by what a checkpoint"
+            " costs and how often the job fails (--mtbf-hours)"
+        ),
+        resumable=True,
+    )
+    group.add_argument(
+        "--mtbf-hours",
+        type=positive,
+        default=None,
+        metavar="HOURS",
+        help=(
+            "with --save-interval auto: mean time between failures of the whole job, that of one machine"
+            " divided by the number of machines (default: none)"
+        ),
         resumable=True,
     )
     if each_epoch:
@@ -462,15 +478,6 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
                 " the rate must not"
             ),
         ),
-        (
-            bool(args.processes) and not args.dry_run,
-            "--processes needs --dry-run; a launcher starts processes: torchrun --nproc-per-node",
-        ),
-        (args.link_gbit is not None and not args.processes, "--link-gbit needs --processes"),
-        (
-            bool(args.processes) and (args.parallel == "fsdp" or args.reduce != AFTER),
-            f"--processes needs --parallel ddp and --reduce {AFTER}: of no other way a forecast was checked",
-        ),
         (args.dry_run and args.eval_only, "--dry-run and --eval-only are mutually exclusive"),
         (args.overwrite and args.eval_only, "--overwrite and --eval-only: an evaluation replaces nothing"),
         (
@@ -481,6 +488,15 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
             args.wandb_project_name is not None and not args.log_wandb,
             "--wandb-project-name needs --log-wandb",
         ),
+        (
+            args.save_interval == AUTO and args.mtbf_hours is None,
+            "--save-interval auto needs --mtbf-hours: the mean time between failures of the whole job, that"
+            " of one machine divided by the number of machines",
+        ),
+        (
+            args.mtbf_hours is not None and args.save_interval != AUTO,
+            "--mtbf-hours needs --save-interval auto",
+        ),
     ]
     return problems + [text for wrong, text in together + _of_processes(args) if wrong]
 
@@ -488,6 +504,15 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
 def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
     """What cannot go together in how the processes work together: (whether it is so, what is wrong)."""
     return [
+        (
+            bool(args.processes) and not args.dry_run,
+            "--processes needs --dry-run; a launcher starts processes: torchrun --nproc-per-node",
+        ),
+        (args.link_gbit is not None and not args.processes, "--link-gbit needs --processes"),
+        (
+            bool(args.processes) and (args.parallel == "fsdp" or args.reduce != AFTER),
+            f"--processes needs --parallel ddp and --reduce {AFTER}: of no other way a forecast was checked",
+        ),
         (
             args.sync_every > 1 and args.parallel == "fsdp",
             "--sync-every with --parallel fsdp: a process holds a share of the weights alone, so that groups"
@@ -507,6 +532,14 @@ def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
             "--gradient-compression needs --parallel ddp",
         ),
     ]
+
+
+def steps_or_auto(text: str) -> int | str:
+    """For argparse: a count, or auto."""
+    return AUTO if text == AUTO else count(text)
+
+
+steps_or_auto.__name__ = "number of steps"
 
 
 def batch_size(default: int) -> Callable[[str], int]:

@@ -13,6 +13,7 @@ from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
+from histocc.trainer.save_interval import AutoInterval
 
 GPU_LOOKS_EVERY = 10  # steps
 MOST_NOT_FINITE = 2  # validations in a row without a finite loss, that end the run
@@ -40,6 +41,8 @@ class Steps:
 class Intervals:
     """Optimizer steps between rows of the log, validations, checkpoints, and comparisons of the replicas'
     weights; None: never. epochs: name of a checkpoint of each epoch, {} for its number; "": none.
+    mean_between_failures: seconds, of the whole job; with it, what a checkpoint costs decides how often there
+    is one, and not `save`.
     """
 
     log: int | None = 100
@@ -47,14 +50,16 @@ class Intervals:
     save: int | None = None
     check_replicas: int | None = None
     epochs: str = ""
+    mean_between_failures: float | None = None
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """What a run calls, all of it optional.
 
-    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`
-    and `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
+    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`,
+    `newest_until(step)`, `is_writing` and `seconds`, as that of `histocc.trainer.saver`, they are used on
+    rank 0.
     log(values): on all ranks, with a row of the log.
     step_done(): after each step; its time does not count.
     stop: asked before each micro-batch whether to stop.
@@ -153,6 +158,8 @@ class StepHooks:
         self.groups = meter.ranks_of_group is not None
         self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
         self.evaluate, self.checksum = evaluate, checksum
+        mean = intervals.mean_between_failures
+        self.saves = AutoInterval(mean, steps.start, callbacks.save) if mean else None
         self.best_val_loss = self.best_before = position.get("best_val_loss")
         self.bad_in_row: Tensor | int = position.get("bad_in_row", 0)
         self.worst_in_row: Tensor | int = 0
@@ -167,10 +174,12 @@ class StepHooks:
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
+        if self.saves is not None:
+            self.saves.stepped(step - self.before)
         if self.checksum is not None and self._due(step, self.intervals.check_replicas):
             self._check_replicas(step)
         last, val_loss = step == self.steps.last, math.nan
-        names = [checkpoint.name_of_step(step)] if self._due(step, self.intervals.save) else []
+        names = [checkpoint.name_of_step(step)] if self._save_due(step) else []
         if self.intervals.epochs and self._due(step, self.steps.per_epoch):
             assert self.steps.per_epoch
             names.append(self.intervals.epochs.format(step // self.steps.per_epoch))
@@ -206,6 +215,8 @@ class StepHooks:
         self.before = step
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
+        if self.saves is not None:
+            self.saves.go_on()
 
     def _validate(self, step: int) -> dict[str, Any] | None:
         """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
@@ -320,6 +331,12 @@ class StepHooks:
         """Whether a multiple of the interval was reached since the last call."""
         return bool(interval) and step // interval > self.before // interval
 
+    def _save_due(self, step: int) -> bool:
+        """The same answer on all ranks. All ranks."""
+        if self.saves is not None:
+            return self.saves.due(step, self.world)
+        return self._due(step, self.intervals.save)
+
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
         self._save(step, [checkpoint.LAST])
@@ -327,7 +344,7 @@ class StepHooks:
     def _save(self, step: int, names: list[str]) -> None:
         if self.callbacks.save is None:
             return
-        running = self.world.gather(self.meter.state())
+        running, started = self.world.gather(self.meter.state()), time.perf_counter()
         self.callbacks.save(
             step,
             names,
@@ -342,6 +359,8 @@ class StepHooks:
                 "before": self.before if self.unfinished else step,
             },
         )
+        if self.saves is not None:
+            self.saves.saved(step, time.perf_counter() - started)
 
     def _say(self, text: str) -> None:
         save: Any = self.callbacks.save

@@ -9,6 +9,7 @@ import torch
 
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
+from histocc.runtime.file_sums import SUMS
 from histocc.runtime.groups import Groups
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World
@@ -24,6 +25,8 @@ OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
 OTHER = ", so the checkpoint is of another run: choose another folder, or start over with --overwrite"
 
 
+# Entries of a checkpoint that are tensors, and take the time.
+LARGE = ("model", "optimizer")
 Newest = Callable[[str], tuple[str, dict[str, Any], list[str]]]
 
 
@@ -77,14 +80,36 @@ def find_resumable(
             f"Note: the checkpoint to continue from lies on the node of rank {owner} alone; from here on rank"
             " 0 writes on its own node"
         )
-    state = world.broadcast(here.get("state"), owner)
+    state = _shared(world, owner, found[owner]["path"], here.get("state"))
     refuse(state)
     if state["position"]["fingerprint"] != fingerprint:
         raise UserError(
             f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give it"
             " the same files, choose another folder, or start over with --overwrite."
         )
+    world.start_up.done("checkpoint")
     return state
+
+
+def _shared(world: World, owner: int, path: str, state: dict[str, Any] | None) -> dict[str, Any]:
+    """The state that rank `owner` has read from `path`, on every rank. Its tensors come from the file, which
+    all ranks read at the same time, where all find the same there by its checksums; else the owner sends
+    them.
+    """
+    sums: dict[str, Any] = {}
+    small: dict[str, Any] | None = None
+    if state is not None and world.rank == owner:
+        sums = {name: state[SUMS][name] for name in LARGE if SUMS in state and name in state[SUMS]}
+        small = {name: value for name, value in state.items() if name not in (SUMS, *sums)}
+    small, sums = world.broadcast((small, sums), owner)
+    large: dict[str, Any] | None = None
+    if state is not None and world.rank == owner:
+        large = {name: state[name] for name in sums}
+    elif sums:
+        large = checkpoint.load_same(path, sums)
+    if not all(world.gather(large is not None)):
+        large = world.broadcast(large, owner)
+    return {**(small or {}), **(large or {})}
 
 
 def _newest_here(

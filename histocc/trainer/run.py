@@ -16,6 +16,7 @@ from histocc.runtime.groups import Groups, make_groups
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
+from histocc.runtime.start_up import collecting_later
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
@@ -93,8 +94,9 @@ def train(
         Banner(settings, world, training.about, training.about_rate, plan, schedule, precision.name, groups)
     )
 
-    # One process's model, or that of all.
-    with model_memory():
+    # One process's model, or that of all. The first DDP imports torch's compiler.
+    world.start_up.done("model")
+    with model_memory(), collecting_later():
         model, reducer = spread(raw_model, world, machine)
     with memory():
         first = loaders["train"].dataset[0, 0][0]
@@ -113,6 +115,7 @@ def train(
             restore(resumed, run, groups)
             # the weights need not lie in memory twice
             resumed = {part: resumed[part] for part in ("args", "position", "step")}
+    world.start_up.done("optimizer")
     if settings.dry_run:
         with memory():
             each = partial(batch_plan, settings.batch, training.train, world)

@@ -46,6 +46,8 @@ class Saver:
         self.failed, self.waited, self.seconds = "", 0.0, 0.0
         self.lost_best = False  # the best checkpoint so far could not be written; whoever asks sets it back
         self._writing: threading.Thread | None = None
+        if world.heartbeat is not None:
+            world.heartbeat.before_leaving = self.close
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> None:
         self.world.note(f"saving at step {step:,}")
@@ -69,10 +71,14 @@ class Saver:
         self._writing = threading.Thread(target=self._write, args=(step, names, copy, started), name="saving")
         self._writing.start()
 
-    def close(self) -> None:
-        """Waits until nothing is being written."""
+    def close(self, seconds: float | None = None) -> None:
+        """Waits until nothing is being written, no longer than that where `seconds` are given."""
         if self._writing is not None:
-            self._writing.join()
+            self._writing.join(seconds)
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writing is not None and self._writing.is_alive()
 
     def finish(self) -> str:
         """Waits for the last save, on all ranks by polling; its error, "" where it succeeded. Once, after the

@@ -81,6 +81,7 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
     settings: RunSettings = RunSettings.of_run(args)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = _complete(make(), parser, world)
+    world.start_up.done("data and model")
     precision = run.number_format(settings.machine, world)
     training.model.to(precision.dtype)
     if settings.eval_only:
@@ -141,18 +142,17 @@ def _complete(training: Training, parser: Parser, world: World) -> Training:
     return replace(training, entries=entries, fingerprint=digest, epoch_name=checkpoint.EPOCH_OF_ANY)
 
 
-def newest_good(folder: str) -> tuple[str, dict[str, Any], list[str]]:
-    """As that of `histocc.runtime.run_checkpoint`, of a run of any model."""
-    return run_checkpoint.newest_good(folder, _read)
-
-
 def _read(file: str) -> dict[str, Any]:
     """The checkpoint of a run. Raises UserError."""
-    state = checkpoint.load(file)
+    state = checkpoint.load(file, sums=True)
     run_checkpoint.check_ours(file, state)
     require(file, mapping({"model": mapping({}, rest=dense)}), state)
     run_checkpoint.check_resumable(file, state)
     return state
+
+
+# The newest good checkpoint of a run of any model in a folder.
+newest_good = run_checkpoint.Newest(_read)
 
 
 def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from histocc.runtime.parallel import AFTER, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.rng import derived_seed
+from histocc.runtime.start_up import collecting_later
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
@@ -181,7 +182,8 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    with collecting_later():  # the first optimizer imports torch's compiler
+        return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
 
 
 def choose_batch_size(
