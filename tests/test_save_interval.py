@@ -144,7 +144,15 @@ def test_flags_that_do_not_fit(tmp_path, flags, message):
     assert code == 2 and message in output, output
 
 
-@pytest.mark.parametrize("flags", [[], ["--sync-every", 3, "--sync-group", "process", "--sync-start", 4]])
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param([], marks=pytest.mark.full),
+        ["--sync-every", 3, "--sync-group", "process", "--sync-start", 4],
+    ],
+)
 def test_two_processes_save_together(tmp_path, flags):
     """With exchanges, after these alone."""
     rows, folder = write_rows(tmp_path / "rows.csv", 48), tmp_path / "run"

@@ -69,7 +69,8 @@ train_mixer.main()
 """
 
 
-@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", [pytest.param(False, marks=pytest.mark.full), True])
 def test_every_process_reads_the_checkpoint_or_is_sent_it(folder, whole, replaced):
     """Where the file is no longer that which rank 0 has read, rank 0 sends what it holds."""
     script = folder / f"replaced_{replaced}.py"
