@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from histocc.runtime.collectives import Collectives
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 
@@ -30,13 +31,15 @@ class Groups:
     inside: Any = field(default=None, repr=False, compare=False)
     leaders: Any = field(default=None, repr=False, compare=False)
     leaders_cpu: Any = field(default=None, repr=False, compare=False)
+    collectives: Collectives = field(default_factory=Collectives, repr=False, compare=False)
 
     def sum_over_groups(self, tensor: Tensor) -> None:
         """Sums, in place, the tensors of the groups, which all members of a group have alike. All ranks."""
-        if self.leads:
-            dist.all_reduce(tensor, group=self.leaders)
-        if len(self.members) > 1:
-            dist.broadcast(tensor, self.members[0], group=self.inside)
+        with self.collectives.of("in the exchange of groups"):
+            if self.leads:
+                dist.all_reduce(tensor, group=self.leaders)
+            if len(self.members) > 1:
+                dist.broadcast(tensor, self.members[0], group=self.inside)
 
     def gather_on_first(self, value: Any) -> list[Any] | None:
         """The `value` (plain Python, tensors on the CPU) of the leader of each group, in order, on rank 0;
@@ -44,18 +47,19 @@ class Groups:
         """
         if self.number == 1:
             return [value]
-        if not self.leads:
-            return None
-        first = self.all_members[0][0]
-        if self.own:
-            dist.send_object_list([value], first, group=self.leaders_cpu)
-            return None
-        values = [value]
-        for members in self.all_members[1:]:
-            held: list[Any] = [None]
-            dist.recv_object_list(held, members[0], group=self.leaders_cpu)
-            values.append(held[0])
-        return values
+        with self.collectives.of("in a gathering from the groups on rank 0"):
+            if not self.leads:
+                return None
+            first = self.all_members[0][0]
+            if self.own:
+                dist.send_object_list([value], first, group=self.leaders_cpu)
+                return None
+            values = [value]
+            for members in self.all_members[1:]:
+                held: list[Any] = [None]
+                dist.recv_object_list(held, members[0], group=self.leaders_cpu)
+                values.append(held[0])
+            return values
 
 
 def make_groups(world: World, kind: str) -> Groups:
@@ -97,4 +101,5 @@ def make_groups(world: World, kind: str) -> Groups:
         inside[own],
         leaders,
         on_cpu,
+        world.collectives,
     )

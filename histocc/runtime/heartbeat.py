@@ -23,6 +23,9 @@ LISTEN_AGAIN_SECONDS = 0.05
 LAST_SAVE_SECONDS = 20.0  # for a checkpoint that is being written; torchrun kills after 30 s
 LEFT = "left"
 
+# Whether this process is the one to speak, where all are, and a line on each.
+Report = tuple[bool, str, list[str]]
+
 
 class Heartbeat:
     """`note` notes what this process does next; a thread tells it to the store. Costs the training
@@ -30,6 +33,8 @@ class Heartbeat:
 
     asked: whether this process was asked to stop; near: ranks of this machine; before_leaving: called, with
     the seconds that it may take, where this process ends because others are gone.
+    since: time.monotonic() of the last note. error: what ends this process. report: where all processes are,
+    given the silent ones and what each said last; None where nothing hung.
     """
 
     def __init__(
@@ -43,6 +48,9 @@ class Heartbeat:
         self.store, self.rank, self.size, self.doing, self.beats = store, rank, size, "starting", 0
         self.asked, self.near = asked, [other for other in near if other != rank]
         self.before_leaving: Callable[[float], object] = lambda seconds: None
+        self.since = time.monotonic()
+        self.error: BaseException | None = None
+        self.report: Callable[[list[int], dict[int, str]], Report | None] = lambda silent, said: None
         self._ended, self._watches = threading.Event(), False
         self._names: dict[int, str] = {}  # of the other processes
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -50,7 +58,7 @@ class Heartbeat:
             self._beating.start()
 
     def note(self, doing: str) -> None:
-        self.doing = doing
+        self.doing, self.since = doing, time.monotonic()
 
     def fall_silent(self) -> None:
         """No more beats, as from a process that is dead."""
@@ -208,7 +216,7 @@ def say_who_is_missing(own: Heartbeat, error: BaseException) -> NoReturn:
     """After a collective has failed: the living find out who is missing, and the first of them says it. Does
     not return.
     """
-    doing = own.doing
+    doing, own.error = own.doing, error
     reason = shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …")
     end_without(own, *own.listen(leaves=True), reason, doing)
 
@@ -223,7 +231,9 @@ def end_without(
     """
     doing = doing or own.doing
     nobody_named = not silent and own.asked() and is_first_of_machine()
-    if nobody_named or all(rank in silent for rank in range(own.rank)):
+    first = nobody_named or all(rank in silent for rank in range(own.rank))
+    speaks, sentence, lines = own.report(silent, said) or (first, "", list[str]())
+    if speaks:
         who = "; ".join(
             f"rank {rank} does not answer any more, last reported activity: {said.get(rank, 'nothing')} (a"
             " heartbeat comes twice a second)"
@@ -231,10 +241,15 @@ def end_without(
         )
         unknown = "the connection between the processes failed"
         unknown += ", and this one was asked to end" if own.asked() else ", though all answer"
+        if sentence:
+            unknown = (
+                "the processes did not get on within the time limit (--timeout-minutes), though all live"
+            )
         print(
             f"error: {who or unknown}. Rank"
             f" {own.rank} waited for it in: {doing} ({reason}). Checkpoints are whole: the same"
-            " command (without --overwrite) continues from the newest, or starts over where there is none.",
+            " command (without --overwrite) continues from the newest, or starts over where there is none."
+            + "".join(f"\n  {line}" for line in (sentence, *lines) if line),
             file=sys.stderr,
             flush=True,
         )

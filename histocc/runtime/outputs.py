@@ -354,15 +354,22 @@ class OwnFiles:
     def free_name(self, name: str) -> str:
         """The path at which a file that is written piece by piece may begin: `name`, or one like it; listed
         from now on."""
-        path = next(
-            path
-            for path in _names(os.path.join(self.folder, name))
-            if not os.path.lexists(path) or self.replaces(path)
-        )
-        self.add({os.path.basename(path): None})
-        if os.path.islink(path):  # never written through: what it leads to is not the run's
+        return self.free_names([name])[0]
+
+    def free_names(self, names: Iterable[str]) -> list[str]:
+        """As `free_name`, of several files."""
+        paths = [
+            next(
+                path
+                for path in _names(os.path.join(self.folder, name))
+                if not os.path.lexists(path) or self.replaces(path)
+            )
+            for name in names
+        ]
+        self.add({os.path.basename(path): None for path in paths})
+        for path in filter(os.path.islink, paths):  # never written through: what it leads to is not the run's
             os.unlink(path)
-        return path
+        return paths
 
 
 def _read_list(path: str) -> dict[str, int | None]:

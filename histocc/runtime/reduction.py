@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from histocc.runtime.collectives import Collectives
+
 COMPRESSIONS = ("none", "bf16")
 
 
@@ -25,6 +27,7 @@ class GradientReducer:
         ranks: how many it has; where it is one alone, nothing is done.
         compression: one of COMPRESSIONS; "bf16" sends half the bytes of float32 and rounds what is sent, and
             each sum, to eight bits.
+        collectives: those of the process, of which each sum is one.
     """
 
     def __init__(
@@ -33,8 +36,10 @@ class GradientReducer:
         ranks: int,
         group: Any = None,
         compression: str = "none",
+        collectives: Collectives | None = None,
     ):
         self.ranks, self.group, self.compression = ranks, group, compression
+        self.collectives = Collectives() if collectives is None else collectives
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_format.setdefault(parameter.dtype, []).append(parameter)
@@ -42,7 +47,7 @@ class GradientReducer:
 
     def within(self, group: Any, ranks: int) -> "GradientReducer":
         """The same for a part of the processes, in the same memory."""
-        found = GradientReducer((), ranks, group, self.compression)
+        found = GradientReducer((), ranks, group, self.compression, self.collectives)
         found.parts = self.parts
         return found
 
@@ -53,10 +58,11 @@ class GradientReducer:
             The number of ranks that have given up, 0-d, on the device; None for one process alone.
         """
         count: Tensor | None = None
-        for part in self.parts if self.ranks > 1 else []:
-            part.fill(given_up)
-            self._sum(part)
-            count = part.take()
+        with self.collectives.of("in the sum over gradients"):  # of one rank too: all count alike
+            for part in self.parts if self.ranks > 1 else []:
+                part.fill(given_up)
+                self._sum(part)
+                count = part.take()
         return count
 
     def rehearse(self) -> None:

@@ -1,4 +1,5 @@
-"""Signals that ask a run to stop: seen at once, acted on between two steps.
+"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which asks where it
+is and stops nothing.
 
 Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
 collective does not. So
@@ -6,18 +7,20 @@ the handler does nothing: the interpreter writes the signal's number into a pipe
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from histocc.runtime import start_up
 from histocc.runtime.console import occupy_closed_descriptors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+STACKS = signal.SIGUSR2
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 
 
@@ -64,7 +67,12 @@ class StopRequest:
         self._listens = True
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
+        before = {
+            number: signal.signal(number, _nothing)
+            for number in (*SIGNALS, STACKS)
+            if not _is_left_alone(number)
+        }
+        signal.siginterrupt(STACKS, False)  # no call of a library ends early: the run continues
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(
             target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True
@@ -82,7 +90,9 @@ class StopRequest:
         with reader:
             while numbers := reader.recv(64):
                 for number in numbers:
-                    if number in SIGNALS and os.getpid() == owner:
+                    if number == STACKS:
+                        _say_stacks()
+                    elif number in SIGNALS and os.getpid() == owner:
                         self._take(number)
 
     def _take(self, number: int) -> None:
@@ -96,6 +106,27 @@ class StopRequest:
 def _is_left_alone(number: int) -> bool:
     """nohup has SIGHUP ignored: what it starts outlives its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+_stack_writers: list[Callable[[], None]] = []  # the last one is called at SIGUSR2, in a thread
+
+
+@contextlib.contextmanager
+def calling_at_sigusr2(write: Callable[[], None]) -> Generator[None]:
+    """SIGUSR2 calls `write`, though the main thread may be waiting; without one it prints the stacks."""
+    _stack_writers.append(write)
+    try:
+        yield
+    finally:
+        _stack_writers.remove(write)
+
+
+def _say_stacks() -> None:
+    with contextlib.suppress(Exception):  # the thread that reads signals must live
+        if _stack_writers:
+            _stack_writers[-1]()
+        else:
+            faulthandler.dump_traceback(2, all_threads=True)
 
 
 _early: list[Any] = []  # the request of `start_listening`, and what keeps it listening
@@ -122,10 +153,10 @@ def _nothing(number: int, frame: object) -> None:
 
 
 def leave_to_parent(*_: object) -> None:
-    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1 and SIGHUP are not for
-    it.
+    """In a forked helper process: its parent decides when it ends, so Ctrl-C, SIGUSR1, SIGHUP and SIGUSR2 are
+    not for it.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, STACKS):
         signal.signal(number, signal.SIG_IGN)

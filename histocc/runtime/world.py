@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from histocc.runtime import machine_errors
+from histocc.runtime.collectives import Collectives, recorded
 from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.heartbeat import Heartbeat, end_without
@@ -76,6 +77,7 @@ class World:
     # seconds that others wait for a silent rank
     patience: float = field(default=math.inf, repr=False, compare=False)
     start_up: StartUp = field(default_factory=StartUp, repr=False, compare=False)
+    collectives: Collectives = field(default_factory=Collectives, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -102,6 +104,7 @@ class World:
 
     # ---- collectives: every rank calls them, in the same order ----
 
+    @recorded("in a sum over all ranks")
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
         """Sums and counts over all ranks, packed into one float64 all-reduce. Values: numbers or 0-d
         tensors.
@@ -132,7 +135,8 @@ class World:
         work: Any = dist.all_reduce(held, group=self.control, async_op=True)
 
         def sums() -> list[float]:
-            work.wait()
+            with self.collectives.of("in the vote whether to stop"):
+                work.wait()
             return held.tolist()
 
         return sums
@@ -142,6 +146,7 @@ class World:
         values = self.gather(value)
         return [rank for rank, other in enumerate(values) if other != values[0]]
 
+    @recorded("in a gathering of values")
     def gather(self, value: Any) -> list[Any]:
         """The plain Python `value` of every rank, in order of rank, on every rank."""
         if not self.backend:
@@ -150,6 +155,7 @@ class World:
         dist.all_gather_object(values, value)
         return values
 
+    @recorded("in a gathering of values on rank 0")
     def gather_on_main(self, value: Any) -> list[Any] | None:
         """The `value` of every rank (plain Python or arrays), in order of rank, on rank 0; None on the
         others.
@@ -160,6 +166,7 @@ class World:
         dist.gather_object(value, values, 0, group=self.control)
         return values
 
+    @recorded("in a broadcast")
     def broadcast(self, value: Any, source: int) -> Any:
         """What rank `source` holds, tensors on the CPU included, on every rank; the `value` of the others is
         not used.
@@ -185,6 +192,7 @@ class World:
             best = min(best, time.perf_counter() - started)
         return best, right
 
+    @recorded("in a barrier")
     def barrier(self) -> None:
         if self.backend:
             dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
@@ -241,6 +249,10 @@ class World:
         """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
         as long as it beats.
         """
+        with self.collectives.of(f"for rank {leader}, which works for all"):
+            return self._awaited(key, leader)
+
+    def _awaited(self, key: str, leader: int) -> dict[str, Any]:
         looks, beat, since, wait = 0, None, time.monotonic(), FIRST_POLL_SECONDS
         while not self.store.check([key]):
             if self.stop:  # only one rank may have got the signal: tell who works
@@ -313,7 +325,9 @@ def init_world(
     chosen = choose_device(device, local, local_size)
     stop = StopRequest() if stop is None else stop  # an open request is false
     if size == 1 and not distributed:
-        return World(device=chosen, stop=stop, patience=60 * timeout_minutes, start_up=start_up)
+        alone = Heartbeat(None, 0, 1)
+        patience = 60 * timeout_minutes
+        return World(device=chosen, stop=stop, heartbeat=alone, patience=patience, start_up=start_up)
     with limited(
         60 * timeout_minutes + JOINING_SECONDS,
         stop,

@@ -4,11 +4,12 @@ the way."""
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 
 import torch
 
-from histocc.runtime import console, outputs
+from histocc.runtime import console, outputs, stack_request
 from histocc.runtime.checkpoint import BEST, CHECKPOINT, LAST, exists_in
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import in_words
@@ -25,6 +26,7 @@ LISTS = (
     "data_report.json",
 )
 CURVES = "curves.png"
+STACKS = re.compile(r"stacks-rank\d+(\.\d+)?\.txt")
 # by a run that continues, whatever is in them
 WRITTEN_AGAIN = (
     LOG,
@@ -35,6 +37,11 @@ WRITTEN_AGAIN = (
     console.FILE,
     *OF_PROFILE,
 )
+
+
+def stacks_of(ranks: int) -> list[str]:
+    """Names of the files in which the processes of a run write where they are."""
+    return [stack_request.FILES.format(rank) for rank in range(ranks)]
 
 
 def own_files(folder: str, overwrite: bool = False) -> OwnFiles:
@@ -151,7 +158,9 @@ def clear(own: OwnFiles) -> None:
     node."""
     if os.path.isdir(own.folder):
         names = [
-            name for name in own.files if CHECKPOINT.fullmatch(name) or name in (LOG, STATUS, ARGS, CURVES)
+            name
+            for name in own.files
+            if CHECKPOINT.fullmatch(name) or STACKS.fullmatch(name) or name in (LOG, STATUS, ARGS, CURVES)
         ]
         mine = OwnFiles(own.folder) if own.is_listed else own_files(own.folder)
         mine.remove(names)

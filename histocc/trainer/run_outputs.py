@@ -1,13 +1,14 @@
 """What a run writes while it trains: its lists, its log and plots, its checkpoints."""
 
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
-from histocc.runtime import checkpoint, console
+from histocc.runtime import checkpoint, console, stacks
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.lock import run_lock
 from histocc.runtime.parallel import is_sharded, unwrap, whole
@@ -27,17 +28,19 @@ from histocc.trainer.training import Training
 @contextlib.contextmanager
 def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
-    written. All ranks. Raises UserError.
+    written; meanwhile the run can be asked where it is. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
-        def take() -> None:
+        def take() -> list[str]:
             held.enter_context(run_lock(folder.save_path))
             own = run_files.own_files(folder.save_path, folder.overwrite)
             checkpoint.remove_leftovers(own)
             console.write_into(own.free_name(console.FILE))
+            return own.free_names(run_files.stacks_of(world.size))
 
-        world.run_on_main("lock", take)
+        paths = world.run_on_main("lock", take)
+        held.enter_context(stacks.answering(world, folder.save_path, [*map(os.path.basename, paths)]))
         yield
 
 

@@ -153,7 +153,8 @@ def spread(
     trained = [p for p in model.parameters() if p.requires_grad]
     if not world.backend or not trained:
         return model, None
-    return model, GradientReducer(trained, world.size, None, machine.gradient_compression)
+    compression = machine.gradient_compression
+    return model, GradientReducer(trained, world.size, None, compression, world.collectives)
 
 
 def make_exchange(
