@@ -1,6 +1,7 @@
 """Measures everything that docs/benchmarks.md shows, and writes that page and its pictures:
 
     python -m benchmarks --all                  # about half an hour on two cores
+    python -m benchmarks "links small" shares   # longer parts, which --all leaves out
     python -m benchmarks length batch           # these parts again; the others stay as they are
     python -m benchmarks                        # the page anew from what was measured
 
@@ -45,6 +46,16 @@ PARTS = {
     ),
     **{f"data {rows}": ("data.py", f"--rows {rows} --seconds 5", "") for rows in PREPARED_ROWS},
     **{f"predict {rows}": ("predict.py", f"--rows {rows} --decoders greedy", "") for rows in CODED_ROWS},
+}
+# Parts that --all leaves out, since each takes a quarter of an hour or more; the links need root.
+LONG = {
+    "links small": ("links.py", "--sizes small --forecast"),
+    "links base": ("links.py", "--sizes base --forecast --rows 3 --budget 100"),
+    "accuracy small": ("links.py", "--accuracy --epochs 3"),
+    "shares": ("shares.py", ""),
+    "recovery 60": ("recovery.py", "--every 60"),
+    "recovery 30": ("recovery.py", "--every 30"),
+    "jobs": ("recovery.py", "--table"),
 }
 QUICK = {
     **{name: (script, quick) for name, (script, _, quick) in PARTS.items() if quick},
@@ -91,16 +102,17 @@ def measure(script: str, arguments: str) -> dict:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help="; ".join(PARTS))
-    parser.add_argument("--all", action="store_true", help="every part")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="; ".join([*PARTS, *LONG]))
+    parser.add_argument("--all", action="store_true", help=f"every part but {', '.join(LONG)}")
     parser.add_argument(
         "--quick", action="store_true", help="every part, too small to mean anything: a trial"
     )
     parser.add_argument("--results", default=str(REPO / "benchmarks" / "results.json"), metavar="FILE")
     parser.add_argument("--output", default=str(REPO / "docs"), metavar="FOLDER", help="of the page")
     args = parser.parse_args(argv)
-    parts = QUICK if args.quick else {name: part[:2] for name, part in PARTS.items()}
-    wanted = list(parts) if args.all or args.quick else args.parts
+    parts = QUICK if args.quick else {name: part[:2] for name, part in PARTS.items()} | LONG
+    every = [name for name in parts if name not in LONG]
+    wanted = every if args.all or args.quick else args.parts
     if unknown := [name for name in wanted if name not in parts]:
         parser.error(f"no such part: {', '.join(unknown)}; there are: {', '.join(parts)}")
     try:
@@ -113,9 +125,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n== {name}: python benchmarks/{' '.join(parts[name])}", flush=True)
         found[name] = {"machine": machine(), **measure(*parts[name])}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if missing := [name for name in parts if name not in found]:
+    if missing := [name for name in every if name not in found]:
         parser.error(f"not measured yet: {', '.join(missing)}; --all measures everything")
-    page.write({name: found[name] for name in parts}, Path(args.output))
+    page.write({name: found[name] for name in parts if name in found}, Path(args.output))
     print(f"Page: {Path(args.output) / 'benchmarks.md'}")
 
 

@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+import page_processes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -18,8 +19,9 @@ PAGE = """# Benchmarks
 After this page you know how fast histocc is on a machine like yours, what sets its speed, and how to
 measure it on your own machine.
 
-One command measures all of it and writes this page with its pictures: `python -m benchmarks --all` (about
-half an hour on two cores; `python -m benchmarks length` measures one part again). What was measured, with
+One command measures most of it and writes this page with its pictures: `python -m benchmarks --all` (about
+half an hour on two cores; `python -m benchmarks length` measures one part again, and `python -m benchmarks
+--help` names the longer parts, which stand at the end). What was measured, with
 the command of each part, is kept in [results.json](../benchmarks/results.json); what was tried and lost is
 in [LOG.md](../benchmarks/LOG.md), and accuracy is measured by `python benchmarks/quality.py`.
 
@@ -62,6 +64,27 @@ A text costs as much as it is long: {length}, while the reference pays for 128 p
 {rows}
 """
 
+# Sections of the longer parts, each there once all its parts were measured.
+LONGER = {
+    "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
+    "Accuracy of groups that take steps on their own": (("accuracy small",), ("accuracy_words", "accuracy")),
+    "On unequal processes": (("shares",), ("shares_words",)),
+    "Failures": (("recovery 60", "recovery 30"), ("recovery_words",)),
+    "Failures of larger jobs": (("jobs",), ("jobs_words", "jobs")),
+}
+
+
+def longer(found: dict) -> str:
+    """The sections of LONGER, with a line of the commands that measured them."""
+    sections: list[str] = []
+    for title, (names, functions) in LONGER.items():
+        if all(name in found for name in names):
+            parts = [found[name] for name in names]
+            commands = " and ".join(f"`{part['command'].strip()}`" for part in parts)
+            texts = [getattr(page_processes, function)(parts) for function in functions]
+            sections += [f"## {title}", *filter(None, texts), f"Measured by {commands}."]
+    return "\n\n".join(sections)
+
 
 def write(found: dict, folder: Path) -> None:
     """found: part → what its script printed and the machine."""
@@ -87,6 +110,7 @@ def write(found: dict, folder: Path) -> None:
         processes=processes_words(found["processes"]),
         rows=rows_words(data, coded),
     )
+    text = f"{text}\n{longer(found)}"
     (folder / "benchmarks.md").write_text(wrapped(text), encoding="utf-8")
 
 

@@ -1,5 +1,6 @@
 """The sections of docs/benchmarks.md on several processes: slow links, unequal speeds, failures."""
 
+import re
 import statistics
 
 NONE = "none"  # link without limit
@@ -16,7 +17,7 @@ WAYS = {
 def links(parts: list[dict]) -> str:
     """The table: a size and a way, and what it does over each link, as a share of DDP without limit."""
     limits = list(dict.fromkeys(link for part in parts for link in runs(part)["ddp"]))
-    words = ["no limit" if link == NONE else link.replace("bit", "bit/s") for link in limits]
+    words = ["no limit" if link == NONE else re.sub("([a-z])bit", in_words, link) for link in limits]
     lines = ["| | MB a step | " + " | ".join(words) + " |", "|---" * (len(limits) + 2) + "|"]
     for part in parts:
         base = runs(part)["ddp"][NONE]["samples_per_sec"]
@@ -25,6 +26,11 @@ def links(parts: list[dict]) -> str:
             cells = [of_ddp(found[link], base) if link in found else "–" for link in limits]
             lines.append(f"| {table(part)['size']}: {WAYS[way]} | {sent:.3g} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def in_words(found: re.Match) -> str:
+    """The unit of a rate as tc writes it."""
+    return f" {found[1].upper()}bit/s"
 
 
 def table(part: dict) -> dict:
@@ -92,12 +98,22 @@ def accuracy(parts: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def accuracy_words(parts: list[dict]) -> str:
+    seeds = parts[0]["tables"][0]["accuracy"]["ddp"]
+    return (
+        f"Two processes, the same {seeds[0]['steps']:,} steps of {parts[0]['batch']} real rows for all,"
+        f" {len(seeds)} seeds: % of {seeds[0]['texts']:,} distinct held-out texts that are coded right, mean"
+        " and each seed."
+    )
+
+
 def spread(values: list[float]) -> str:
     """Mean, and all values."""
     return f"{statistics.mean(values):.1f} ({', '.join(f'{value:.1f}' for value in sorted(values))})"
 
 
-def shares_words(part: dict) -> str:
+def shares_words(parts: list[dict]) -> str:
+    part = parts[0]
     rates = {name: statistics.median(values) for name, values in part["samples_per_sec"].items()}
     slowed, even = (
         rates[f"auto, {speed}"] / rates[f"equal, {speed}"] for speed in ("one slowed", "equally fast")
@@ -107,4 +123,46 @@ def shares_words(part: dict) -> str:
         f" `--shares auto` does {rates['auto, one slowed']:.1f} samples/s where equal shares do"
         f" {rates['equal, one slowed']:.1f}, {slowed:.2f} times as many. Where both are equally fast it does"
         f" {even:.2f} times what equal shares do. The losses are the same."
+    )
+
+
+def recovery_words(parts: list[dict]) -> str:
+    """What the failures of measured jobs cost."""
+    words = [
+        f"With a failure every {part['every']:.0f} s ({part['failures']} in {part['minutes']:.0f} minutes)"
+        f" the first new step came {part['seconds_median']:.1f} s after the death in the median and"
+        f" {part['seconds_max']:.1f} s at most, {statistics.mean(part['repeated']):.1f} steps were repeated,"
+        f" and {100 * part['ettr']:.0f} % of the time was training whose results were kept."
+        for part in parts
+    ]
+    first = parts[0]
+    return (
+        f"A job of {first['processes']} processes with a core each, size {first['size']}, under `torchrun"
+        " --max-restarts`, with `--save-interval auto`; a process that is drawn by chance is killed without"
+        f" warning. {' '.join(words)} A step takes {first['step_seconds']:.2f} s; a checkpoint holds the"
+        f" training up for {first['blocked']:.2f} s and is written {first['written']:.1f} s later."
+    )
+
+
+def jobs(parts: list[dict]) -> str:
+    """The table: by arithmetic, what failures cost jobs of many GPUs."""
+    part = parts[0]
+    minutes = part["fixed_minutes"]
+    heads = ["GPUs", "fails every", "saves every", "share that is kept", *(f"{each} min" for each in minutes)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for row in part["table"]:
+        cells = [f"{row['gpus']:,}", f"{row['hours']:,.1f} h", f"{row['interval'] / 60:.1f} min"]
+        cells += [f"{100 * share:.2f} %" for share in (row["ettr"], *row["fixed"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def jobs_words(parts: list[dict]) -> str:
+    part = parts[0]
+    return (
+        "By arithmetic (Daly's model), with the failures that Kokolis et al. (2024, arXiv 2410.21680) report:"
+        " every 7.9 hours at 1,024 GPUs, and inversely proportional to their number below; for 16,384 they"
+        f" project 1.8 hours. A recovery is taken to last {part['recovery']:.0f} s, a checkpoint to hold the"
+        f" training up for {part['blocked']:g} s and to be written {part['lag']:g} s later, as here; larger"
+        " jobs start more slowly. The last columns are the shares with a checkpoint every so many minutes."
     )

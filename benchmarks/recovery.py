@@ -265,8 +265,9 @@ def table(args: argparse.Namespace) -> None:
         ratio, *others = ratios.values()
         cells = "".join(f" {each:9.4f}" for each in others)
         print(f"{gpus:7,} {hours:10.1f} h {interval / 60:6.1f} min {ratio:7.4f}   {'':23}{cells}")
-        found.append({"gpus": gpus, "hours": round(hours, 2), "interval": round(interval, 1), "ettr": ratio})
-    print(json.dumps({"recovery": args.recovery, "blocked": args.blocked, "lag": args.lag, "table": found}))
+        found.append({"gpus": gpus, "hours": hours, "interval": interval, "ettr": ratio, "fixed": others})
+    given = {"recovery": args.recovery, "blocked": args.blocked, "lag": args.lag}
+    print(json.dumps({**given, "fixed_minutes": FIXED_MINUTES, "table": found}))
 
 
 def main(argv: list[str] | None = None) -> None:
