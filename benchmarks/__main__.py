@@ -50,8 +50,11 @@ PARTS = {
 # Parts that --all leaves out, since each takes a quarter of an hour or more; the links need root.
 LONG = {
     "links small": ("links.py", "--sizes small --forecast"),
-    "links base": ("links.py", "--sizes base --forecast --rows 3 --budget 100"),
-    "accuracy small": ("links.py", "--accuracy --epochs 3"),
+    "links base": (
+        "links.py",
+        "--sizes base --batch 16 --rows 2 --budget 100 --ways ddp bf16 accumulate-4 sync-10 sync-20 --forecast",
+    ),
+    "accuracy": ("links.py", "--accuracy --sizes tiny --ngrams none default --epochs 10"),
     "shares": ("shares.py", ""),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),

@@ -67,7 +67,7 @@ A text costs as much as it is long: {length}, while the reference pays for 128 p
 # Sections of the longer parts, each there once all its parts were measured.
 LONGER = {
     "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
-    "Accuracy of groups that take steps on their own": (("accuracy small",), ("accuracy_words", "accuracy")),
+    "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
     "On unequal processes": (("shares",), ("shares_words",)),
     "Failures": (("recovery 60", "recovery 30"), ("recovery_words",)),
     "Failures of larger jobs": (("jobs",), ("jobs_words", "jobs")),

@@ -49,14 +49,15 @@ def of_ddp(run: dict, base: float) -> str:
 def links_words(parts: list[dict]) -> str:
     """What stands above the table."""
     sizes = [
-        f"size {table(part)['size']} sends {4 * table(part)['trained_parameters'] / 1e6:.0f} MB of gradients"
-        f" and does {runs(part)['ddp'][NONE]['samples_per_sec']:.1f} samples/s"
+        f"size {table(part)['size']} takes {part['batch']} samples a step on both, sends"
+        f" {4 * table(part)['trained_parameters'] / 1e6:.0f} MB of gradients and does"
+        f" {runs(part)['ddp'][NONE]['samples_per_sec']:.1f} samples/s"
         for part in parts
     ]
     return (
-        "Two nodes of one process and one core each, joined by a link whose rate is limited at both ends;"
-        f" {parts[0]['batch']} samples in a step of both, no n-grams. Figures are samples per second as a"
-        f" share of what DDP does without a limit ({'; '.join(sizes)}); with `--sync-every` each node takes"
+        "Two nodes of one process and one core each, joined by a link whose rate is limited at both ends; no"
+        " n-grams. Figures are samples per second as a share of what every step together does without a limit"
+        f" ({'; '.join(sizes)}); with `--sync-every` each node takes"
         " steps on its own and so does more than that. The bytes are those that a node's device sends for an"
         " optimizer step."
     )
@@ -89,8 +90,7 @@ def accuracy(parts: list[dict]) -> str:
     decoders = [name for name in parts[0]["tables"][0]["accuracy"]["ddp"][0] if name in ("seq2seq", "linear")]
     lines = ["| | " + " | ".join(f"{name} decoder" for name in decoders) + " |"]
     lines.append("|---" * (len(decoders) + 1) + "|")
-    for part in parts:
-        found = table(part)
+    for found in [each for part in parts for each in part["tables"]]:
         what = "with n-grams" if found["ngrams"] == "default" else "without n-grams"
         for way, seeds in found["accuracy"].items():
             cells = [spread([100 * seed[name]["all"] for seed in seeds]) for name in decoders]

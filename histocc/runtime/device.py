@@ -74,11 +74,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     of random numbers as it is.
     """
     until = time.perf_counter() + seconds
-    generator = torch.Generator(device).manual_seed(0)
     size, best, largest = 128, 0.0, LARGEST_MATRIX.get(device.type, 2048)
     while True:
         try:
-            pair = torch.empty(2, size, size, dtype=dtype, device=device).uniform_(-1, 1, generator=generator)
+            pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
             took = min(_product_seconds(pair) for _ in range(2))  # the first of a size is slow
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

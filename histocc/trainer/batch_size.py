@@ -173,5 +173,5 @@ def _out_of_memory_advice(
         f"{smaller} {same}: the total batch stays {total}, and so "
         "does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then "
         "continues from the last checkpoint. "
-        "Where no batch size fits, the model is too large: {smaller_model}, or --parallel fsdp"
+        f"Where no batch size fits, the model is too large: {smaller_model}, or --parallel fsdp"
     )
