@@ -47,6 +47,7 @@ from histocc.runtime.call_arguments import (
     thresholds,
 )
 from histocc.runtime.errors import UserError
+from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped, StopRequest
 from histocc.runtime.torch_settings import device_of, settings_of_torch
 from histocc.runtime.world import World
@@ -77,6 +78,7 @@ OF_THE_MODEL = {
     "use_within_block_sep": FLAG,
     "target_cols": optional(COLUMNS),
     "raw_confidence": FLAG,
+    "int8": FLAG,
 }
 OF_PREDICT = {
     "what": either(one_of(*WHAT), COUNT),
@@ -123,6 +125,7 @@ class OccCANINE:
         use_within_block_sep, target_cols: of a published general-purpose model, where it does not say it.
         raw_confidence: probabilities are those of the decoders themselves, not what the checkpoint has fitted
             to how often they are right.
+        int8: matrix products in int8, on CPUs alone; `histocc.predict --int8` says how the codes compare.
 
     Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device,
     batch_size.
@@ -149,6 +152,7 @@ class OccCANINE:
         use_within_block_sep: bool = False,
         target_cols: Sequence[str] | None = None,
         raw_confidence: bool = False,
+        int8: bool = False,
     ):
         given = checked(
             OF_THE_MODEL,
@@ -165,6 +169,7 @@ class OccCANINE:
                 "model_type": model_type,
                 "use_within_block_sep": use_within_block_sep,
                 "raw_confidence": raw_confidence,
+                "int8": int8,
             },
         )
         self._lock = threading.RLock()  # held while codes are computed or the model changes
@@ -172,6 +177,7 @@ class OccCANINE:
         self._batch_size, self._key_file, system = given["batch_size"], given["key"], given["system"]
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
         self._raw_confidence = given["raw_confidence"]
+        self._precision = Precision("int8" if given["int8"] else "float32", self.device)
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
             keys.key_reader(given["key"]),
@@ -222,8 +228,14 @@ class OccCANINE:
             raise UserError(
                 f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than"
             )
-        how = {"batch_size": self._batch_size, "raw_confidence": self._raw_confidence}
-        coder = Coder(model.to(self.device), formatter, state, **how)
+        coder = Coder(
+            model.to(self.device),
+            formatter,
+            state,
+            batch_size=self._batch_size,
+            precision=self._precision,
+            raw_confidence=self._raw_confidence,
+        )
         words = self._words(coder)
         with self._lock:
             self.file, self.coder, self.model, self.formatter = file, coder, model, formatter

@@ -44,6 +44,7 @@ from histocc.model import model_io
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence
 from histocc.model.decoding import greedy_from_memory, sets_of
+from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
 from histocc.model.search import CodeSearch
@@ -134,6 +135,11 @@ def get_args_parser() -> arguments.Parser:
             "also fit a linear support vector machine on n-grams to the rows that the run "
             "was trained on, and say what the model adds to it (extra `baseline`: scikit-learn)"
         ),
+    )
+    group.add_argument(
+        "--int8",
+        action="store_true",
+        help="report on the codes of predict --int8: matrix products in int8, on CPUs",
     )
     group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
     group.add_argument(
@@ -562,6 +568,7 @@ def make_report(
             "system": state["system"],
             "codes": len(state["key"]),
             "confidence_texts": 0 if args.raw_confidence else Confidence.of(state).texts,
+            **({"number_format": "int8"} if args.int8 else {}),
         },
         "data": facts,
         "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in lacking},
@@ -649,7 +656,13 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
         )
     if args.fit_thresholds and state.get("kind") == "seq2seq":
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
-    return model.to(world.device), formatter, state
+    if stores and args.int8:
+        raise UserError(f"{stores[0]} is for the model in float32: leave --int8 out")
+    model.to(world.device)
+    if args.int8:
+        Precision("int8", world.device)  # raises where there is none
+        to_int8(model)
+    return model, formatter, state
 
 
 def main(argv: list[str] | None = None) -> None:

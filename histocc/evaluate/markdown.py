@@ -351,7 +351,8 @@ def markdown(report: dict) -> str:
         "",
         (
             f"Model: {model['file']}, step {model['step'] or 0:,}, {model['codes']:,} codes of"
-            f" {model['system']}. Data: {', '.join(report['data']['files'])}."
+            f" {model['system']}{', computed in int8' if 'number_format' in model else ''}."
+            f" Data: {', '.join(report['data']['files'])}."
         ),
         "",
         *(f"- {line}" for line in data_lines(report["data"])),

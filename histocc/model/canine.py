@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.model import encoder_sizes
-from histocc.model.layers import Dropout, attend, project_together
+from histocc.model.layers import Dropout, attend, product
 from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -220,6 +220,8 @@ def drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> N
 class SelfAttention(nn.Module):
     """Multi-head attention; with a `stride`, chunks of that many positions attend only within themselves."""
 
+    joined = {"query_key_value": ("query", "key", "value")}
+
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
@@ -229,12 +231,17 @@ class SelfAttention(nn.Module):
         self.dropout_prob = config.attention_probs_dropout_prob
         self.stride = stride
 
+    def query_key_value(self) -> tuple[Tensor, Tensor]:
+        """(weight [3 H, H], bias [3 H]): one large product is faster than several small ones."""
+        layers = (self.query, self.key, self.value)
+        return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
+
     def forward(self, x: Tensor, visible: Tensor) -> Tensor:
         """x [B, S, H]; visible bool [B, S], True where a position may be looked at → [B, S, H]."""
         # [B, heads, S, H / heads]
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in project_together(x, self.query, self.key, self.value)
+            for part in product(x, *self.query_key_value()).chunk(3, dim=-1)
         )
         if self.stride is None:
             mixed = self.attend(q, k, v, visible)
@@ -320,6 +327,8 @@ class CharsToMolecules(nn.Module):
     is the last of all.
     """
 
+    joined = {"of_blocks": ("conv",)}
+
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.rate = config.downsampling_rate
@@ -327,13 +336,14 @@ class CharsToMolecules(nn.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
+    def of_blocks(self) -> tuple[Tensor, Tensor | None]:
+        """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
+        return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
+
     def forward(self, chars: Tensor, more_follow: bool) -> Tensor:
         whole = chars.shape[1] // self.rate * self.rate
         blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
-        # [B, M, H]
-        blocks = self.activation(
-            F.linear(blocks, self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias)
-        )
+        blocks = self.activation(product(blocks, *self.of_blocks()))  # [B, M, H]
         # The last block gives its place to position 0, as published.
         return self.LayerNorm(torch.cat([chars[:, :1], blocks if more_follow else blocks[:, :-1]], dim=1))
 
@@ -343,13 +353,25 @@ class Projection(nn.Module):
     block.
     """
 
+    joined = {"of_characters": ("conv",), "of_molecules": ("conv",)}
+
     def __init__(self, config: CanineConfig):
         super().__init__()
-        self.rate = config.downsampling_rate
+        self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def of_characters(self) -> tuple[Tensor, Tensor | None]:
+        """(weight [H, taps · H], bias [H]) of the convolution's first half."""
+        half = self.conv.weight[:, : self.conv.in_channels // 2]  # [H, H, taps]
+        return half.transpose(1, 2).flatten(1), self.conv.bias
+
+    def of_molecules(self) -> tuple[Tensor, None]:
+        """(weight [taps · H, H], no bias) of its second half."""
+        half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
+        return half.permute(2, 0, 1).flatten(0, 1), None
 
     def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
         """chars [B, S, H], molecules [B, M, H] → [B, S, H].
@@ -359,16 +381,13 @@ class Projection(nn.Module):
         characters.
         """
         length, width = chars.shape[1:]
-        taps = self.conv.weight.permute(2, 0, 1)  # [taps, H, 2 H]
-        before = (len(taps) - 1) // 2
-        around = F.pad(chars, (0, 0, before, len(taps) - 1 - before))  # [B, S + taps − 1, H]
+        before = (self.taps - 1) // 2
+        around = F.pad(chars, (0, 0, before, self.taps - 1 - before))  # [B, S + taps − 1, H]
         # [B, S, taps · H]
-        windows = torch.cat([around[:, tap : tap + length] for tap in range(len(taps))], dim=2)
-        x = F.linear(windows, taps[:, :, :width].transpose(0, 1).flatten(1), self.conv.bias)
+        windows = torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
+        x = product(windows, *self.of_characters())
         # each [B, M, H]
-        by_tap = (
-            F.linear(molecules, taps[:, :, width:].flatten(0, 1)).unflatten(2, (len(taps), width)).unbind(2)
-        )
+        by_tap = product(molecules, *self.of_molecules()).unflatten(2, (self.taps, width)).unbind(2)
         for tap, part in enumerate(by_tap):
             # tap t reads position i + t − before
             x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))

@@ -210,6 +210,8 @@ def curve(
 
     conf float [N], right bool [N], weight float [N] of each row.
     """
+    if not len(conf):
+        return []
     order = np.argsort(-conf, kind="stable")
     conf, right, weight = conf[order], right[order], weight[order]
     last = np.append(conf[1:] < conf[:-1], True)  # equal ones are taken together

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import Dropout, attend
+from histocc.model.layers import Dropout, attend, product
 
 LAYERS, HEADS = 3, 8  # as published
 
@@ -90,6 +90,8 @@ class MultiheadAttention(nn.Module):
     `torch.nn.MultiheadAttention`.
     """
 
+    joined = {"in_proj": ("in_proj_weight", "in_proj_bias")}
+
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
         self.width, self.heads, self.dropout = width, heads, dropout
@@ -99,12 +101,17 @@ class MultiheadAttention(nn.Module):
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
+    def in_proj(self) -> tuple[Tensor, Tensor]:
+        """(weight [3 H, H], bias [3 H]) of the projections, one below the other."""
+        return self.in_proj_weight, self.in_proj_bias
+
     def project(self, x: Tensor, parts: slice) -> tuple[Tensor, ...]:
         """The projections `parts` of query 0, key 1, value 2, each [B, heads, T, H / heads], in one
         product.
         """
         rows = slice(parts.start * self.width, parts.stop * self.width)
-        y = F.linear(x, self.in_proj_weight[rows], self.in_proj_bias[rows])
+        weight, bias = self.in_proj()
+        y = product(x, weight[rows], bias[rows])
         return y.unflatten(-1, (-1, self.heads, self.width // self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:

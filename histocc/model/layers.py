@@ -1,5 +1,7 @@
 """Parts that both halves of the model are built of, written so that they are fast on CPUs too."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,11 +80,8 @@ def attend(
     return dropout(scores.softmax(-1), dropout_p) @ v
 
 
-def project_together(x: Tensor, *layers: nn.Linear) -> tuple[Tensor, ...]:
-    """What each of `layers` makes of x, in one matrix product: one large product is faster than several small
-    ones.
+def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
+    """x [..., inputs] times a weight [outputs, inputs], a tensor or an `Int8Weight`, plus bias [outputs] →
+    [..., outputs].
     """
-    together = F.linear(
-        x, torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
-    )
-    return together.split([layer.out_features for layer in layers], dim=-1)
+    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)

@@ -32,6 +32,7 @@ from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Ranking
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
 from histocc.model.decoding import evaluating, upcast_half
+from histocc.model.layers import product
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 
 # of all rows together, in `full`; more would leave a CPU's caches
@@ -248,9 +249,7 @@ class CodeSearch:
         for i, layer in enumerate(self.layers[1:], start=1):
             flat = x.flatten(0, 1)  # [B · P, H]
             attention = layer.self_attn
-            q, k, v = torch.nn.functional.linear(
-                flat, attention.in_proj_weight, attention.in_proj_bias
-            ).chunk(3, dim=1)
+            q, k, v = product(flat, *attention.in_proj()).chunk(3, dim=1)
             x = layer.norm1(
                 flat + attend_to_path(attention, q, *opened[i].put(start, k, v), path, visible)
             ).view_as(x)

@@ -7,6 +7,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.model import published
 from histocc.predict.coder import DECODERS
+from histocc.predict.number_format import AUTO, FORMATS
 from histocc.runtime import arguments, entrypoint, outputs
 
 # What decides the output beside the input and the model; another value is another output.
@@ -31,7 +32,15 @@ DECIDES = (
 )
 
 # The same of flags that came later: outputs that were begun before do not have them.
-DECIDES_SINCE = ("target_cols", "use_within_block_sep", "target_accuracy", "back_off", "raw_confidence")
+DECIDES_SINCE = (
+    "target_cols",
+    "use_within_block_sep",
+    "target_accuracy",
+    "back_off",
+    "raw_confidence",
+    "int8",
+    "precision",
+)
 
 
 def probability(text: str) -> float:
@@ -180,9 +189,17 @@ def get_args_parser() -> arguments.Parser:
         ("float64", "double precision"),
         ("bf16", "matrix products in bfloat16"),
         ("fp16", "matrix products in float16"),
-        ("use-amp", "the fastest of these that the device has"),
+        ("int8", "matrix products in int8, on CPUs"),
+        ("use-amp", "the fastest of bf16 and fp16 that the device has"),
     ):
         machine.add_argument(f"--{name}", action="store_true", help=what)
+    machine.add_argument(
+        "--precision",
+        choices=(AUTO, *FORMATS),
+        default=None,
+        help="the number format by name; auto: the fastest of the device that gives some texts of the input"
+        " the codes of float32, measured in a second",
+    )
     return parser
 
 
@@ -215,8 +232,9 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         (args.stop_after is not None and not args.stop_after > 0, "--stop-after must be above 0 minutes"),
         (not args.timeout_minutes > 0, "--timeout-minutes must be above 0"),
         (
-            sum((args.bf16, args.fp16, args.use_amp, args.float64)) > 1,
-            "--bf16, --fp16, --use-amp and --float64 are mutually exclusive",
+            sum((args.bf16, args.fp16, args.int8, args.use_amp, args.float64, args.precision is not None))
+            > 1,
+            "--bf16, --fp16, --int8, --use-amp, --float64 and --precision are mutually exclusive",
         ),
     ]
     problems = [text for wrong, text in together if wrong]

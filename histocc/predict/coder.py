@@ -12,6 +12,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import decoding, model_io
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence, features
+from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import Given
 from histocc.model.search import CodeSearch
@@ -100,6 +101,8 @@ class Coder:
         self.model, self.formatter, self.batch_size, self.check = model, formatter, batch_size, check
         self.precision = precision or Precision("float32")
         self.model.to(self.precision.dtype)
+        if self.precision.name == "int8":
+            to_int8(self.model)
         self.device = next(model.parameters()).device
         self.codes = list(state["key"])
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
@@ -130,6 +133,17 @@ class Coder:
         self.model.to(device)
         self.device, self._search = device, None
         return self
+
+    def in_format(self, precision: Precision) -> "Coder":
+        """This coder, which computes in float32, in another number format; with a model of its own in int8,
+        with the same one in half precision.
+        """
+        made = Coder.__new__(Coder)
+        vars(made).update(vars(self), precision=precision, _search=None)
+        if precision.name == "int8":
+            made.model = copy.deepcopy(self.model)
+            to_int8(made.model)
+        return made
 
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":

@@ -156,7 +156,8 @@ class CodedFile:
         if before == self.settings:
             return True
         if before is not None and not overwrite:
-            differing = sorted(name for name in self.settings if before.get(name) != self.settings[name])
+            names = {*self.settings, *before}
+            differing = sorted(name for name in names if before.get(name) != self.settings.get(name))
             raise UserError(
                 f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
                 " differ): repeat that command to continue with it, or start over with --overwrite"

@@ -1,7 +1,7 @@
-"""In which number format a model computes: float32, float64, bfloat16 or float16.
+"""In which number format a model computes: float32, float64, bfloat16 or float16; and int8, to code alone.
 
 In the two half formats weights, optimizer, loss and sums stay float32, and matrix products run in half
-precision (autocast).
+precision (autocast). What int8 is says `histocc.model.int8`.
 """
 
 import contextlib
@@ -25,6 +25,11 @@ def has_bfloat16(device_type: str) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def has_int8() -> bool:
+    """Whether this CPU has instructions that multiply int8 and sum in int32 (AVX-512 VNNI)."""
+    return torch.cpu._is_vnni_supported()
+
+
 @dataclass(frozen=True)
 class PrecisionSettings:
     """--float64, --bf16, --fp16 and --use-amp, of which one at most is given."""
@@ -36,8 +41,8 @@ class PrecisionSettings:
 
 
 class Precision:
-    """name: float32, float64, bf16 or fp16; device: where it computes. scaler: scales the loss up in fp16,
-    None elsewhere.
+    """name: float32, float64, bf16 or fp16, or, to code, int8; device: where it computes. scaler: scales the
+    loss up in fp16, None elsewhere.
 
     Raises UserError where the device does not have the format, and names what it has.
     """
@@ -49,6 +54,11 @@ class Precision:
             raise UserError(
                 f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; it has float32 (the default) and"
                 " float16 (--fp16)"
+            )
+        if name == "int8" and self.device_type != "cpu":
+            raise UserError(
+                f"--int8 is for CPUs, and this process computes on {self.device_type}: --bf16 or --fp16,"
+                " or --device cpu"
             )
         self.scaler = torch.amp.GradScaler(self.device_type) if name == "fp16" else None
 
@@ -77,6 +87,11 @@ class Precision:
             return (
                 "this CPU has no instructions for bfloat16, so that --bf16 is many times slower than float32"
                 " here; leave it out"
+            )
+        if self.name == "int8" and not has_int8():
+            return (
+                "this CPU has no instructions for int8 (AVX-512 VNNI), so that --int8 may gain nothing here;"
+                " --precision auto measures it"
             )
         return None
 

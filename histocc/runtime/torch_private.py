@@ -9,12 +9,19 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 
 def loading_processes(batches: Iterator[Any]) -> Sequence[BaseProcess]:
     """The processes behind an iteration over a DataLoader. Who knows them can kill one that hangs, and say
     how one has ended; none are known where torch keeps them elsewhere, and its own limits remain.
     """
     return getattr(batches, "_workers", ())
+
+
+def int8_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """int8 [N, K] times int8 [K, M] → exact sums, int32 [N, M]."""
+    return torch._int_mm(left, right)
 
 
 def recorded_collectives(backend: str | None) -> list[dict[str, Any]]:

@@ -1,0 +1,155 @@
+"""Coding with matrix products in int8, and the choice of a number format by a trial."""
+
+import copy
+
+import pytest
+import torch
+from helpers import run_inside, write_csv
+from test_predict import CODES, flags, make_model, model, predict_here, read, table  # noqa: F401
+
+from histocc.evaluate import __main__ as evaluate
+from histocc.model import int8
+from histocc.model.int8 import Int8Linear, Int8Weight, to_int8
+from histocc.model.mixer import model_config
+from histocc.occ_canine import OccCANINE
+from histocc.predict import __main__ as predict
+from histocc.predict import number_format
+from histocc.predict.coder import Coded
+from histocc.predict.number_format import Trial, fastest, tried
+from histocc.runtime.errors import UserError
+from histocc.runtime.precision import Precision
+from histocc.text import encode
+
+TEXTS = ["wine merchant", "huusmand og væver", "farmer", "keeper of a very long description " * 3, "smith"]
+
+
+@torch.no_grad()
+def test_a_product_is_that_of_floats_to_rounding_and_a_row_does_not_depend_on_others():
+    torch.manual_seed(3)
+    weight, bias, x = torch.randn(96, 64), torch.randn(96), torch.randn(3, 200, 64)
+    x[0, 0] = 0
+    held = Int8Weight(weight)
+    found, exact = held.product(x, bias), x @ weight.t() + bias
+    assert found.shape == exact.shape and torch.equal(found[0, 0], bias)
+    assert float((found - exact).norm() / exact.norm()) < 0.01
+    assert torch.equal(held.product(x[1, 7:8], bias), found[1, 7:8])
+    assert torch.equal(held.product(1024 * x[1]), 1024 * held.product(x[1]))
+    part = held[32:64].product(x, bias[32:64])
+    assert torch.equal(part, found[..., 32:64])
+
+
+@torch.no_grad()
+def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
+    plain = make_model()
+    made = copy.deepcopy(plain)
+    to_int8(made)
+    kinds = {name: type(layer) for name, layer in made.named_modules()}
+    assert kinds["linear_decoder"] is kinds["decoder.head"] is torch.nn.Linear
+    assert [name for name, kind in kinds.items() if kind is torch.nn.Linear] == [
+        "decoder.head",
+        "linear_decoder",
+    ]
+    assert kinds["encoder.pooler.dense"] is kinds["decoder.decoder.layers.2.linear1"] is Int8Linear
+    assert not [name for name, _ in made.named_parameters() if "in_proj" in name or ".conv." in name]
+    ids, mask = map(torch.from_numpy, encode(TEXTS, ["en"] * len(TEXTS), 128))
+    for one, other in zip(plain.encode(ids, mask), made.encode(ids, mask)):
+        assert 0 < float((one - other).norm() / one.norm()) < 0.03
+    target = torch.randint(5, 15, (len(TEXTS), 20))
+    for one, other in zip(plain(ids, mask, target), made(ids, mask, target)):
+        assert float((one - other).norm() / one.norm()) < 0.08
+
+
+def test_a_file_in_int8_is_as_from_python_and_says_how_its_codes_compare(model, tmp_path, monkeypatch):  # noqa: F811
+    source = table(tmp_path / "in.csv", 60)
+    output = predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
+    assert "int8: in a trial " in output and "texts get the codes of float32" in output
+    coder = OccCANINE(str(model), "cpu", int8=True)
+    assert type(coder.model.encoder.pooler.dense) is Int8Linear
+    rows = read(tmp_path / "out.csv")
+    found = coder.coder.code([row["occ1"] for row in rows], [row["lang"] for row in rows])
+    assert [[row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] for row in rows] == [
+        each.codes for each in found
+    ]
+    assert [row["conf"] for row in rows] == [
+        "" if each.conf is None else f"{each.conf:.6g}" for each in found
+    ]
+
+
+def test_the_format_that_was_found_stays_when_the_command_is_given_again(model, tmp_path, monkeypatch):  # noqa: F811
+    source = table(tmp_path / "in.csv", 60)
+    asked = flags(model, source, tmp_path / "out.csv", "--precision", "auto")
+    of_int8 = [Trial("float32", 10.0, 8, 8, 0.0), Trial("int8", 30.0, 8, 8, 0.0)]
+    monkeypatch.setattr(number_format, "candidates", lambda _: ["int8"])
+    monkeypatch.setattr(predict, "candidates", lambda _: ["int8"])
+    monkeypatch.setattr(predict, "tried", lambda *a: (of_int8, tried(*a)[1]))
+    join = predict.CodedFile.join
+    monkeypatch.setattr(predict.CodedFile, "join", lambda *_: (_ for _ in ()).throw(UserError("interrupted")))
+    code, output = run_inside(predict.main, *asked, "--device", "cpu")
+    assert code == 2 and "Number format: int8, the fastest with the codes of float32" in output
+    monkeypatch.setattr(predict.CodedFile, "join", join)
+    monkeypatch.setattr(predict, "tried", None)  # nothing is tried again
+    before = sorted((tmp_path / "out.csv.parts").glob("*.csv"))
+    times = [path.stat().st_mtime_ns for path in before]
+    assert before and "resuming" in predict_here(*asked)
+    assert times and not (tmp_path / "out.csv.parts").exists()
+    monkeypatch.setattr(predict, "tried", tried)
+    other = predict_here(*flags(model, source, tmp_path / "int8.csv", "--precision", "int8"))
+    assert "int8: in a trial" in other
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "int8.csv").read_bytes()
+
+
+def test_the_fastest_format_that_keeps_the_codes_is_taken():
+    plain = Trial("float32", 100.0, 400, 400, 0.0)
+
+    def chosen(*others):
+        return fastest([plain, *others]).name
+
+    assert chosen(Trial("bf16", 150.0, 400, 399, 0.001), Trial("int8", 300.0, 400, 398, 0.01)) == "int8"
+    assert chosen(Trial("bf16", 150.0, 400, 399, 0.001), Trial("int8", 300.0, 400, 397, 0.01)) == "bf16"
+    assert chosen(Trial("bf16", 150.0, 400, 399, 0.03)) == "float32"
+    assert chosen(Trial("bf16", 105.0, 400, 400, 0.0)) == "float32"
+
+
+def test_what_a_trial_measures():
+    class Fake:
+        device = torch.device("cpu")
+
+        def in_format(self, precision):
+            return precision.name
+
+    def code(coder, texts, languages):
+        wrong = coder == "int8"
+        return [Coded(["1" if wrong and text == "b" else text], [1.0], 0.5 + 0.1 * wrong) for text in texts]
+
+    trials, coders = tried(Fake(), ["int8"], ["a", "b", "c", "d"], ["en"] * 4, code)  # pyright: ignore
+    plain, other = trials
+    assert (plain.name, plain.texts, plain.same, plain.apart) == ("float32", 4, 4, 0.0)
+    assert (other.texts, other.same) == (4, 3) and other.apart == pytest.approx(0.1)
+    assert set(coders) == {"float32", "int8"} and "1 with other codes" in str(other)
+    assert "WARNING" in number_format.words(other, trials, "int8")
+
+
+def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
+    source = table(tmp_path / "in.csv", 8)
+    code, output = run_inside(
+        predict.main, *flags(model, source, tmp_path / "out.csv", "--int8", "--bf16"), "--device", "cpu"
+    )
+    assert code == 2 and "--int8" in output and "mutually exclusive" in output
+    with pytest.raises(UserError, match="--int8 is for CPUs"):
+        Precision("int8", torch.device("cuda"))
+    data = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], [("smed", CODES[1])] * 4)
+    asked = ["--model", model, "--data", data, "--target-cols", "hisco_1", "--output", tmp_path / "report"]
+    code, output = run_inside(evaluate.main, *asked, "--int8", "--fit-thresholds", "--device", "cpu")
+    assert code == 2 and "leave --int8 out" in output
+    code, output = run_inside(evaluate.main, *asked, "--int8", "--device", "cpu")
+    assert code == 0 and ", computed in int8." in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_sizes_that_no_kernel_was_made_for():
+    torch.manual_seed(0)
+    for rows, inputs, outputs in ((1, 8, 8), (3, 24, 5), (257, 130, 33)):
+        weight, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
+        exact = x @ weight.t()
+        assert float((Int8Weight(weight).product(x) - exact).norm() / exact.norm()) < 0.02
+    assert int8.ROWS_AT_ONCE < 257
+    assert model_config("tiny").hidden_size == 128
