@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -33,7 +34,7 @@ from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.evaluate import baseline
 from histocc.evaluate import markdown as report_text
-from histocc.evaluate.answers import RANKED, Both, Outcomes
+from histocc.evaluate.answers import RANKED, Both, Collected, Outcomes
 from histocc.evaluate.figures import decoders_report
 from histocc.evaluate.fitted import fit_confidence, known_languages, store_thresholds, text_rows
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
@@ -53,6 +54,7 @@ from histocc.predict import arguments as predict_arguments
 from histocc.runtime import arguments, checksums, entrypoint, outputs
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError
+from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
@@ -183,6 +185,7 @@ def get_args_parser() -> arguments.Parser:
         help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)",
     )
     group.add_argument("--batch-size", type=arguments.count, default=256, help="rows at once per process")
+    predict_arguments.add_processes_argument(group)
     group.add_argument("--resamples", type=arguments.count, default=1000, help="draws of the bootstrap")
     group.add_argument("--seed", type=arguments.count_or_zero, default=1, help="seed of the bootstrap")
     entrypoint.add_process_arguments(parser)
@@ -541,8 +544,10 @@ def answered(
     model, formatter, state = loaded
     Precision("float32", world.device).use()  # as in training
     read_as = known_languages(data, state["languages"])
-    plan = BatchPlan(len(rows), args.batch_size * world.size, world.size, args.batch_size)
-    loader = BatchLoader(MicroBatches(text_rows(loaded, data, rows), plan, world.rank))
+    number = choose_processes(args.processes, world, -(-len(rows) // args.batch_size))
+    parts = world.size * number
+    plan = BatchPlan(len(rows), args.batch_size * parts, parts, args.batch_size)
+    texts = text_rows(loaded, data, rows)
     confidence = Confidence() if args.raw_confidence else Confidence.of(state)
     outcomes = Outcomes(
         formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state), confidence.outputs
@@ -550,10 +555,20 @@ def answered(
     trained_with = argparse.Namespace(**LOSS | state.get("args", {}))
     loss_fn = recipe.make_loss(arguments.settings_of(LossSettings, trained_with), formatter)
     task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state, confidence))
-    figures = loop.evaluate(model, loader, task, world, stop=StopPoll(world.stop_agreed))
-    if figures is None:
-        raise Stopped
-    return figures, outcomes
+
+    def share(part: int) -> tuple[dict[str, float], Collected]:
+        loader = BatchLoader(MicroBatches(texts, plan, world.rank * number + part))
+        found = loop.own_totals(model, loader, task, world, stop=StopPoll(world.stop_agreed))
+        if found is None:
+            raise Stopped
+        return {name: float(value) for name, value in found.items()}, outcomes.collected
+
+    totals: Counter[str] = Counter()
+    for part, (found, collected) in enumerate(Forked(number, world.give_up_if_asked).each(share)):
+        totals.update(found)
+        if part:
+            outcomes.take(collected)
+    return loop.figures_of(dict(totals), world), outcomes
 
 
 def make_report(

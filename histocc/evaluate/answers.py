@@ -31,6 +31,13 @@ class Both(NamedTuple):
     confidence: Tensor
 
 
+class Collected(NamedTuple):
+    """parts: what there is of each row, batch by batch; counts: of each language, see `threshold_counts`."""
+
+    parts: dict[str, list[np.ndarray]]
+    counts: dict[int, np.ndarray]
+
+
 class Outcomes:
     """One rank's share. language: number of each row's language, by which thresholds are counted, int [rows
     of all ranks]; languages: their names; thresholds: which codes of the linear decoder count; outputs: how
@@ -52,8 +59,7 @@ class Outcomes:
             outputs,
         )
         self.least = np.array([thresholds.least(each) for each in languages], dtype=np.float64)
-        self.parts: dict[str, list[np.ndarray]] = {}
-        self.counts: dict[int, np.ndarray] = {}
+        self.collected = Collected({}, {})
 
     def add(
         self,
@@ -122,7 +128,7 @@ class Outcomes:
 
     def _keep(self, **values: Tensor) -> None:
         for name, value in values.items():
-            self.parts.setdefault(name, []).append(value.cpu().numpy())
+            self.collected.parts.setdefault(name, []).append(value.cpu().numpy())
 
     def _count_thresholds(self, probs: Tensor, codes: Tensor, rows: Tensor, place: Tensor) -> None:
         """probs [B, C], codes [B, K], rows [B]; place: of each code in its row, 0 for the most probable one,
@@ -140,9 +146,17 @@ class Outcomes:
         language = self.language[rows.cpu().numpy()]
         for each in np.unique(language).tolist():
             chosen = language == each
-            self.counts[each] = self.counts.get(each, 0) + threshold_counts(
-                predicted[chosen], hits[chosen], number[chosen]
-            )
+            self._count(each, threshold_counts(predicted[chosen], hits[chosen], number[chosen]))
+
+    def take(self, others: Collected) -> None:
+        """What was collected of other rows."""
+        for name, values in others.parts.items():
+            self.collected.parts.setdefault(name, []).extend(values)
+        for language, counts in others.counts.items():
+            self._count(language, counts)
+
+    def _count(self, language: int, counts: np.ndarray) -> None:
+        self.collected.counts[language] = self.collected.counts.get(language, 0) + counts
 
     def gathered(self, world: World) -> dict | None:
         """Everything of all ranks, on rank 0; None on the others. All ranks.
@@ -157,8 +171,8 @@ class Outcomes:
         both_linear float [N, M], their log-probabilities by either decoder; both_number int64 [N], codes of
         the linear decoder's set.
         """
-        own = {name: np.concatenate(values) for name, values in self.parts.items()}
-        shares = world.gather_on_main((own, self.counts))
+        own = {name: np.concatenate(values) for name, values in self.collected.parts.items()}
+        shares = world.gather_on_main((own, self.collected.counts))
         if shares is None:
             return None
         found: dict[str, Any] = {

@@ -41,6 +41,7 @@ from histocc.predict.number_format import (
 from histocc.predict.output import INPUT, SETTINGS, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.runtime import entrypoint
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.input_files import is_pipe, spooled
 from histocc.runtime.lock import run_lock
 from histocc.runtime.machine_errors import in_words, is_out_of_memory
@@ -60,6 +61,7 @@ class Job:
         self.args, self.world = args, world
         self.header = read_header(args.input, args.delimiter)[0]
         self.progress: Progress | None = None
+        self.forked: Forked | None = None  # the processes that share the work
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
         asked = asked_format(args, world.device)
         self.tries = args.computes_in is None and asked in FOUND_BY_TRYING
@@ -226,7 +228,7 @@ class Job:
         )
 
     def between_batches(self) -> None:
-        self.world.give_up_if_asked()
+        self.forked.check() if self.forked is not None else self.world.give_up_if_asked()
         if self.progress is not None:
             self.progress.show(self.share[0] / self.share[1])
             self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
@@ -313,6 +315,8 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
 
     world.run_on("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
+    number = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
+    job.forked = forked = Forked(number, world.give_up_if_asked)
     if not args.non_verbose:
         world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
     job.progress = progress = Progress(file, world.is_main and not args.non_verbose)
@@ -320,24 +324,33 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     progress.begin(*often, lambda name: name.startswith("frequent"))
 
     def frequent_texts() -> None:
-        language = args.language or UNKNOWN_LANGUAGE
-        file.code_frequent(
-            scan,
-            lambda number: number % world.size == world.rank,
-            lambda texts, languages: job.code(
-                texts, languages if args.language_column else [language] * len(texts)
-            ),
-        )
+        language, pieces = args.language or UNKNOWN_LANGUAGE, forked.pieces()
+
+        def some(_: int) -> None:
+            file.code_frequent(
+                scan,
+                pieces.is_mine if forked.number > 1 else lambda number: number % world.size == world.rank,
+                lambda texts, languages: job.code(
+                    texts, languages if args.language_column else [language] * len(texts)
+                ),
+            )
+
+        forked.each(some)
 
     world.run_on("frequent texts", everyone, frequent_texts)
     progress.begin("coding", "rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
 
     def parts() -> None:
-        frequent = file.frequent(scan)
-        for number, chunks in file.rows(args.input, args.delimiter, scan):
-            world.give_up_if_asked()
-            if number % world.size == world.rank and not file.is_done(number):
-                job.code_part(file, number, chunks, frequent)
+        frequent, pieces = file.frequent(scan), forked.pieces()
+
+        def some(_: int) -> None:
+            for number, chunks in file.rows(args.input, args.delimiter, scan):
+                forked.check()
+                mine = pieces.is_mine(number) if forked.number > 1 else number % world.size == world.rank
+                if mine and not file.is_done(number):
+                    job.code_part(file, number, chunks, frequent)
+
+        forked.each(some)
 
     world.run_on("parts", everyone, parts)
 
@@ -421,7 +434,8 @@ def take_input(
 def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
     """What is about to be done."""
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
-    where = f"{world.size} {'process' if world.size == 1 else 'processes'} on {world.device.type}"
+    number = world.size * (job.forked.number if job.forked is not None else 1)
+    where = f"{number} {'process' if number == 1 else 'processes'} on {world.device.type}"
     lines = [
         f"Coding {rows:,} rows of {args.source} with {job.weights}{job.step} ({args.decoder},"
         f" {len(job.coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"

@@ -178,6 +178,7 @@ def get_args_parser() -> arguments.Parser:
     parser.add_argument("--non-verbose", action="store_true", help="no words but warnings and errors")
     machine = entrypoint.add_process_arguments(parser)
     machine.add_argument("--batch-size", type=arguments.count, default=256, help="texts at once")
+    add_processes_argument(machine)
     machine.add_argument(
         "--stop-after",
         type=float,
@@ -245,6 +246,16 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
     )
     unwritable = outputs.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
     return problems + ([unwritable] if unwritable else [])
+
+
+def add_processes_argument(group: arguments.Group) -> None:
+    group.add_argument(
+        "--processes",
+        type=arguments.count,
+        default=None,
+        help="without a launcher, on CPUs: processes that share the rows, and the memory of the weights"
+        " (default: one for each core, where there are rows enough)",
+    )
 
 
 def add_published_arguments(group: arguments.Group | argparse.ArgumentParser) -> None:

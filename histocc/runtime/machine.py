@@ -15,6 +15,7 @@ import torch
 from torch.cuda import nccl
 
 from histocc import __version__
+from histocc.runtime.forked import usable_cores
 from histocc.runtime.outputs import folder_above, save_path_problem
 from histocc.runtime.world import World, torch_is_too_old
 
@@ -190,7 +191,7 @@ def disk(save_path: str) -> Finding:
 
 
 def cores(world: World) -> Finding:
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = usable_cores()
     text = f"{there} cores for {world.local_size} processes here, {torch.get_num_threads()} threads each"
     if world.local_size > there:
         return Finding(

@@ -66,12 +66,31 @@ def die_with_launcher() -> str:
         return ""
     parent = os.getppid()
     agent = f"{socket.gethostname()} {parent}"
+    if parent == 1 and not _is_torchrun(parent):  # it died before the call, and init has this process
+        os._exit(1)
+    die_with(parent)
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         with open(f"/proc/{parent}/stat", encoding="utf-8") as file:
             agent += " " + file.read().rpartition(")")[2].split()[19]
-    except (OSError, AttributeError, IndexError):
-        return agent  # another system
-    if os.getppid() != parent or parent == 1:  # it died before the call
-        os._exit(1)
+    except (OSError, IndexError):
+        pass  # another system
     return agent
+
+
+def die_with(parent: int) -> None:
+    """Asks the system (Linux) to kill this process when its parent dies."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return  # another system
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
+def _is_torchrun(process: int) -> bool:
+    """By its command line: in a container torchrun may be process 1."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return b"torch" in file.read()
+    except OSError:
+        return False

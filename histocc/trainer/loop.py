@@ -310,6 +310,21 @@ def evaluate(
     Raises:
         ValueError: where no rank has a sample, and for a task that does not keep to its interface.
     """
+    totals = own_totals(model, batches, task, world, precision, stop)
+    return None if totals is None else figures_of(totals, world)
+
+
+def own_totals(
+    model: nn.Module,
+    batches: Iterable[dict[str, Any]],
+    task: Task,
+    world: World,
+    precision: Precision | None = None,
+    stop: StopPoll | None = None,
+) -> dict[str, Tensor | float] | None:
+    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. All ranks,
+    which ask each other whether to stop.
+    """
     raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
     world.note("validation")
@@ -325,8 +340,13 @@ def evaluate(
             for name, value in _weighted(task, found, batch).items():
                 totals[name] = totals.get(name, 0.0) + value
             stage.add()
-    if stop is not None and stop.agreed:  # its loader was stopped
-        return None
+    return None if stop is not None and stop.agreed else totals  # its loader was stopped
+
+
+def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
+    """What `evaluate` returns, from the totals of all ranks. All ranks. Raises ValueError where there is no
+    sample.
+    """
     names = next(filter(None, world.gather(list(totals))), None)
     if names is None:
         raise ValueError("the loader of validation rows gave no batch on any rank")

@@ -1,0 +1,201 @@
+"""Work that forked processes share: results in order, errors, a process that dies; coding and evaluating on
+several cores without a launcher.
+"""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+from helpers import run_inside, write_csv
+from test_predict import CODES, flags, model, predict_here, table  # noqa: F401
+
+from histocc.evaluate import __main__ as evaluate
+from histocc.predict import __main__ as predict
+from histocc.runtime import forked
+from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.forked import Forked, choose_processes
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World
+
+
+def never() -> None:
+    pass
+
+
+def test_results_come_in_order_and_memory_is_that_of_the_parent():
+    weights, here = torch.ones(1000), os.getpid()
+    found = Forked(3, never).each(lambda number: (number, float(weights.sum()), os.getpid()))
+    assert [each[:2] for each in found] == [(0, 1000.0), (1, 1000.0), (2, 1000.0)]
+    assert found[0][2] == here and len({process for *_, process in found}) == 3
+
+
+def test_each_piece_is_taken_once():
+    shared = Forked(3, never)
+    pieces = shared.pieces()
+
+    def work(_: int) -> list[int]:
+        mine = []
+        for number in range(200):
+            if pieces.is_mine(number):
+                mine.append(number)
+                time.sleep(0.0005)
+        return mine
+
+    found = shared.each(work)
+    assert sorted(number for each in found for number in each) == list(range(200))
+    assert all(each == sorted(each) for each in found) and all(found)
+
+
+def fails(error):
+    def work(number):
+        if number:
+            raise error
+
+    return work
+
+
+class Strange(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+def test_what_another_process_raises_is_raised_here():
+    with pytest.raises(UserError, match="a column is missing"):
+        Forked(2, never).each(fails(UserError("a column is missing")))
+    with pytest.raises(FileNotFoundError) as found:
+        Forked(2, never).each(fails(FileNotFoundError(2, "no such file", "x.csv")))
+    assert found.value.filename == "x.csv"
+    with pytest.raises(RuntimeError, match="Strange: 1 2"):
+        Forked(2, never).each(fails(Strange(1, 2)))
+    with pytest.raises(Stopped):
+        Forked(2, never).each(fails(Stopped()))
+
+
+def test_a_process_that_dies_is_noticed_while_others_work():
+    shared = Forked(3, never)
+
+    def work(number: int) -> None:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            shared.check()
+            time.sleep(0.01)
+
+    with pytest.raises(TrainingError, match="has died .killed by SIGKILL"):
+        shared.each(work)
+    assert not shared._children
+
+
+def test_a_stop_ends_all_processes(tmp_path):
+    asked = tmp_path / "asked"
+
+    def stop() -> None:
+        if asked.exists():
+            raise Stopped
+
+    def work(number: int) -> None:
+        if number:
+            (tmp_path / str(os.getpid())).touch()
+            time.sleep(100)
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.01)
+        asked.touch()
+
+    with pytest.raises(Stopped):
+        Forked(2, stop).each(work)
+    (process,) = [int(each.name) for each in tmp_path.iterdir() if each != asked]
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_how_many_processes(monkeypatch):
+    alone = World()
+    monkeypatch.setattr(forked, "usable_cores", lambda: 4)
+    assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 3, 9)] == [1, 1, 3, 4]
+    assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2
+    for world, why in (
+        (World(size=2), "the launcher"),
+        (World(device=torch.device("cuda")), "it is for CPUs"),
+    ):
+        assert choose_processes(None, world, 9) == 1 == choose_processes(1, world, 9)
+        with pytest.raises(UserError, match=why):
+            choose_processes(2, world, 9)
+
+
+def coded(tmp_path, model, rows, *more) -> tuple[bytes, str]:  # noqa: F811
+    source = table(tmp_path / "in.csv", rows)
+    output = tmp_path / f"out{'_'.join(map(str, more))}.csv"
+    said = predict_here(*flags(model, source, output, "--batch-size", 64, *more))
+    return output.read_bytes(), said
+
+
+def test_a_file_is_the_same_on_one_core_and_on_several(tmp_path, model, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(predict.CodedFile, "scan", small_parts(predict.CodedFile.scan, monkeypatch))
+    one, _ = coded(tmp_path, model, 1200, "--processes", 1)
+    several, said = coded(tmp_path, model, 1200, "--processes", 3)
+    assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 1200
+
+
+def small_parts(scan, monkeypatch):
+    """Parts of 128 rows, so that there are some to share."""
+    from histocc.data import tables
+
+    monkeypatch.setattr(tables, "CHUNK", 128)
+    return scan
+
+
+def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
+    tmp_path,
+    model,  # noqa: F811
+    monkeypatch,
+):
+    small_parts(None, monkeypatch)
+    expected, _ = coded(tmp_path, model, 1200, "--processes", 1)
+    parent, part = os.getpid(), predict.Job.code_part
+
+    def dies(job, file, number, *rest) -> None:
+        if number == 4 and os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while number == 3 and os.getpid() == parent:  # the other one is at 4 meanwhile
+            job.between_batches()
+            time.sleep(0.01)
+        part(job, file, number, *rest)
+
+    def in_order(number_of):
+        """Odd parts for this process, even ones for the other."""
+        return lambda self, number: number % 2 == (os.getpid() == parent) and number_of >= 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predict.Job, "code_part", dies)
+        patched.setattr(forked.Pieces, "is_mine", in_order(0))
+        asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
+        code, output = run_inside(predict.main, *asked, "--device", "cpu")
+    assert code == 1 and "a process that shares the work has died" in output, output
+    left = list((tmp_path / "out.csv.parts").glob("*.csv"))
+    assert left and "resuming" in predict_here(*asked)
+    assert (tmp_path / "out.csv").read_bytes() == expected
+
+
+def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):  # noqa: F811
+    texts = [(f"{word} {i}", CODES[1 + i % 5]) for i in range(60) for word in ("smed", "fisker", "farmer")]
+    data = write_csv(tmp_path / "known.csv", ["occ1", "hisco_1"], texts)
+    reports = []
+    for number in (1, 2):
+        folder = tmp_path / f"report{number}"
+        asked = ["--model", model, "--data", data, "--target-cols", "hisco_1", "--output", folder]
+        asked += ["--batch-size", 32, "--device", "cpu", "--processes", number]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        code, output = run_inside(evaluate.main, *asked)
+        torch.set_num_threads(threads)
+        assert code == 0, output
+        reports.append(json.loads((folder / "report.json").read_text()))
+    one, two = reports
+    assert one["decoders"].keys() == two["decoders"].keys()
+    for name, each in one["decoders"].items():
+        assert each["by_digits"] == two["decoders"][name]["by_digits"]
+    for name, value in one["validation"].items():
+        assert value == pytest.approx(two["validation"][name], rel=1e-5, nan_ok=True)
