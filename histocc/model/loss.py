@@ -1,6 +1,6 @@
 """Losses: order-invariant cross entropy over blocks of tokens, and its mix with a linear layer's loss.
 
-An row has as many codes as its target has blocks that are not PAD. The order of its codes carries no
+A row has as many codes as its target has blocks that are not PAD. The order of its codes carries no
 meaning, so each target block is held against several predicted blocks, and the best fit counts (Dahl,
 Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one predicted block to each. Every
 loss here is computed per row first: the gradient of one row does not depend on how many codes another
@@ -175,7 +175,7 @@ def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
 
 
 class BlockOrderInvariantLoss(_BlockLoss):
-    """Order-invariant loss that writes an row's n codes into its first n blocks, and PAD into the
+    """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the
     others.
 
     Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first
@@ -192,7 +192,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
     Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a
     block; empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind
     which decoding stops and nothing needs to be computed; matching, of targets with predicted blocks;
-    many_codes_weight (above 0), by which the whole loss of an row with more than one code is
+    many_codes_weight (above 0), by which the whole loss of a row with more than one code is
     multiplied. The mean over rows still divides by their number, whatever the weight. Calls and
     errors: see ``forward``.
     """
