@@ -233,6 +233,30 @@ class Job:
             self.progress.show(self.share[0] / self.share[1])
             self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
 
+    def code_frequent(self, file: CodedFile, scan: Scan) -> None:
+        """What occurs often, as far as it falls to this rank."""
+        assert self.forked is not None
+        language, pieces = self.args.language or UNKNOWN_LANGUAGE, self.forked.pieces()
+
+        def code(texts: list[str], languages: list[str]) -> list[Coded]:
+            return self.code(texts, languages if self.args.language_column else [language] * len(texts))
+
+        self.forked.each(lambda _: file.code_frequent(scan, pieces.is_mine, code))
+
+    def code_parts(self, file: CodedFile, scan: Scan) -> None:
+        """The parts that fall to this rank."""
+        forked = self.forked
+        assert forked is not None
+        frequent, pieces = file.frequent(scan), forked.pieces()
+
+        def code(_: int) -> None:
+            for number, chunks in file.rows(self.args.input, self.args.delimiter, scan):
+                forked.check()
+                if pieces.is_mine(number) and not file.is_done(number):
+                    self.code_part(file, number, chunks, frequent)
+
+        forked.each(code)
+
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
         texts, languages = columns[self.header.index(self.args.column)], self.languages_of(columns)
@@ -316,43 +340,15 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     world.run_on("ready", everyone, ready)
     job, scan = here["job"], found["scan"]
     number = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
-    job.forked = forked = Forked(number, world.give_up_if_asked)
+    job.forked = Forked(number, world.give_up_if_asked, world.rank, world.size)
     if not args.non_verbose:
         world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
     job.progress = progress = Progress(file, world.is_main and not args.non_verbose)
     often = ("coding what occurs often", "texts", len(scan.frequent), scan.pieces)
     progress.begin(*often, lambda name: name.startswith("frequent"))
-
-    def frequent_texts() -> None:
-        language, pieces = args.language or UNKNOWN_LANGUAGE, forked.pieces()
-
-        def some(_: int) -> None:
-            file.code_frequent(
-                scan,
-                pieces.is_mine if forked.number > 1 else lambda number: number % world.size == world.rank,
-                lambda texts, languages: job.code(
-                    texts, languages if args.language_column else [language] * len(texts)
-                ),
-            )
-
-        forked.each(some)
-
-    world.run_on("frequent texts", everyone, frequent_texts)
+    world.run_on("frequent texts", everyone, lambda: job.code_frequent(file, scan))
     progress.begin("coding", "rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
-
-    def parts() -> None:
-        frequent, pieces = file.frequent(scan), forked.pieces()
-
-        def some(_: int) -> None:
-            for number, chunks in file.rows(args.input, args.delimiter, scan):
-                forked.check()
-                mine = pieces.is_mine(number) if forked.number > 1 else number % world.size == world.rank
-                if mine and not file.is_done(number):
-                    job.code_part(file, number, chunks, frequent)
-
-        forked.each(some)
-
-    world.run_on("parts", everyone, parts)
+    world.run_on("parts", everyone, lambda: job.code_parts(file, scan))
 
     def join() -> dict:
         progress.close()

@@ -125,9 +125,11 @@ class Forked:
     of the cores.
     """
 
-    def __init__(self, number: int, stop: Callable[[], None]):
-        """stop: raises where the work is to be given up."""
-        self.number, self.stop = number, stop
+    def __init__(self, number: int, stop: Callable[[], None], rank: int = 0, ranks: int = 1):
+        """stop: raises where the work is to be given up; rank, ranks: of a launcher's processes, each of
+        which is alone then.
+        """
+        self.number, self.stop, self.rank, self.ranks = number, stop, rank, ranks
         self._children: list[_Child] = []
 
     @contextlib.contextmanager
@@ -159,9 +161,9 @@ class Forked:
                 child.close()
             self._children = []
 
-    def pieces(self) -> "Pieces":
+    def pieces(self) -> "Pieces | OwnPieces":
         """For work of `each`: made before its processes are."""
-        return Pieces()
+        return Pieces() if self.number > 1 else OwnPieces(self.rank, self.ranks)
 
     def check(self) -> None:
         """For the work that is done here, now and then: raises where it is to be given up, or another process
@@ -171,6 +173,17 @@ class Forked:
         for child in self._children:
             if not child.process.is_alive() and child.process.exitcode:
                 child.result()
+
+
+class OwnPieces:
+    """Pieces of work with the numbers 0, 1, …, of which each of a launcher's processes has its own."""
+
+    def __init__(self, rank: int, ranks: int):
+        self.rank, self.ranks = rank, ranks
+
+    def is_mine(self, number: int) -> bool:
+        """Whether this process takes the piece."""
+        return number % self.ranks == self.rank
 
 
 class Pieces:

@@ -21,7 +21,7 @@ def loading_processes(batches: Iterator[Any]) -> Sequence[BaseProcess]:
 
 def int8_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """int8 [N, K] times int8 [K, M] → exact sums, int32 [N, M]."""
-    return torch._int_mm(left, right)
+    return torch.ops.aten._int_mm(left, right)
 
 
 def recorded_collectives(backend: str | None) -> list[dict[str, Any]]:
