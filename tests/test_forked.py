@@ -114,6 +114,7 @@ def test_a_stop_ends_all_processes(tmp_path):
 def test_how_many_processes(monkeypatch):
     alone = World()
     monkeypatch.setattr(forked, "usable_cores", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 3, 9)] == [1, 1, 3, 4]
     assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2
     for world, why in (
@@ -123,6 +124,16 @@ def test_how_many_processes(monkeypatch):
         assert choose_processes(None, world, 9) == 1 == choose_processes(1, world, 9)
         with pytest.raises(UserError, match=why):
             choose_processes(2, world, 9)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # OMP_NUM_THREADS=1
+    assert choose_processes(None, alone, 9) == 1 and choose_processes(3, alone, 9) == 3
+
+
+def test_a_limit_of_a_container_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(forked, "CPU_LIMIT", str(tmp_path / "cpu.max"))
+    for content, cores in (("", 64), ("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1)):
+        (tmp_path / "cpu.max").write_text(content)
+        assert forked.usable_cores() == cores
 
 
 def coded(tmp_path, model, rows, *more) -> tuple[bytes, str]:  # noqa: F811

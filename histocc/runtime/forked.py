@@ -27,14 +27,25 @@ LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
 T = TypeVar("T")
 
 
+CPU_LIMIT = "/sys/fs/cgroup/cpu.max"  # of a container: microseconds of each so many, or "max"
+
+
 def usable_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those that this process may use, and a container's limit allows."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open(CPU_LIMIT, encoding="utf-8") as file:
+            quota, period = map(int, file.read().split())
+        cores = min(cores, max(1, round(quota / period)))
+    except (OSError, ValueError, ZeroDivisionError):  # there is none
+        pass
+    return cores
 
 
 def choose_processes(asked: int | None, world: World, pieces: int) -> int:
     """How many processes share work of so many pieces. asked: the value of --processes; None: one for each
-    core, where there are pieces enough. Raises UserError where there can be no others.
+    core that torch would use (OMP_NUM_THREADS), where there are pieces enough. Raises UserError where there
+    can be no others.
     """
     alone = world.size > 1 or world.device.type != "cpu" or not hasattr(os, "fork")
     if asked is not None and asked > 1 and alone:
@@ -48,7 +59,8 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
         raise UserError(f"--processes {asked}: {why}; leave it out")
     if alone:
         return 1
-    return max(1, min(usable_cores() if asked is None else asked, pieces))
+    cores = min(usable_cores(), torch.get_num_threads())
+    return max(1, min(cores if asked is None else asked, pieces))
 
 
 class _Child(Generic[T]):
