@@ -92,8 +92,9 @@ def machine() -> dict:
     }
 
 
-def measure(script: str, arguments: str) -> dict:
-    """Runs a script, its output shown as it comes; what its last line, JSON, says."""
+def measure(script: str, arguments: str) -> dict | None:
+    """Runs a script, its output shown as it comes; what its last line, JSON, says. None where it has left out
+    what it measures, for lack of data."""
     command = [sys.executable, str(REPO / "benchmarks" / script), *arguments.split()]
     line = ""
     with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True) as process:
@@ -101,6 +102,8 @@ def measure(script: str, arguments: str) -> dict:
             print(line, end="", flush=True)
     if process.returncode:
         sys.exit(f"python benchmarks/{script} {arguments} ended with exit code {process.returncode}")
+    if not line.startswith("{"):
+        return None
     return {"command": f"python benchmarks/{script} {arguments}", **json.loads(line)}
 
 
@@ -111,9 +114,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="every part, too small to mean anything: a trial"
     )
-    parser.add_argument("--results", default=str(REPO / "benchmarks" / "results.json"), metavar="FILE")
-    parser.add_argument("--output", default=str(REPO / "docs"), metavar="FOLDER", help="of the page")
+    results, output = str(REPO / "benchmarks" / "results.json"), str(REPO / "docs")
+    parser.add_argument("--results", default=results, metavar="FILE")
+    parser.add_argument("--output", default=output, metavar="FOLDER", help="of the page")
     args = parser.parse_args(argv)
+    if args.quick and (args.results, args.output) == (results, output):
+        parser.error("--quick measures nothing worth keeping: give it --results and --output of its own")
     parts = QUICK if args.quick else {name: part[:2] for name, part in PARTS.items()} | LONG
     every = [name for name in parts if name not in LONG]
     wanted = every if args.all or args.quick else args.parts
@@ -127,7 +133,10 @@ def main(argv: list[str] | None = None) -> None:
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() and not args.quick else {}
     for name in wanted:
         print(f"\n== {name}: python benchmarks/{' '.join(parts[name])}", flush=True)
-        found[name] = {"machine": machine(), **measure(*parts[name])}
+        measured = measure(*parts[name])
+        if measured is None:
+            continue
+        found[name] = {"machine": machine(), **measured}
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if missing := [name for name in every if name not in found]:
         parser.error(f"not measured yet: {', '.join(missing)}; --all measures everything")

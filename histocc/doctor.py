@@ -375,7 +375,7 @@ def say_stacks(folder: str, as_json: bool) -> int:
     sentence, lines = compared(found, places) if places else ("", [])
     if not found:
         sentence = (
-            f"no process has answered within {stack_request.PATIENCE_SECONDS:.0f} s. {sentence}".strip()
+            f"no process has answered within {stack_request.patience(folder):.0f} s. {sentence}".strip()
         )
     complete = bool(found) and len(found) == len(places)
     if as_json:

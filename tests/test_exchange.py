@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
-from helpers import TINY, read_logs, run, write_rows
+from helpers import REPO, TINY, read_logs, run, write_rows
 
+from histocc.trainer import loop
 from histocc.trainer.exchange import Exchanges
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
+from histocc.trainer.meter import Meter
 
 CODE = """
 import copy, json, sys
@@ -94,8 +97,6 @@ def found(output):
 )
 def test_weights_are_those_of_plain_loops(tmp_path, rate, momentum, last):
     """SGD with Nesterov momentum on what the groups have moved by; and the mean of their weights."""
-    from helpers import REPO
-
     script = tmp_path / "toy.py"
     script.write_text(CODE.format(repo=str(REPO), rate=rate, momentum=momentum, last=last))
     weights, rows = found(run(script, processes=2))
@@ -161,6 +162,86 @@ def test_a_resumed_run_is_bitwise_the_same(tmp_path):
         part["optimizer"]["state"][0]["exp_avg"] for part in ({"optimizer": a["optimizer"]}, a["groups"][0])
     ]
     assert not torch.equal(*groups)  # each has its own
+
+
+STOPS = """
+import os, signal, sys, time
+sys.path[:0] = ["{repo}"]
+from histocc.trainer.exchange import GroupExchange
+
+after_step = GroupExchange.after_step
+
+def asked_to_stop(self, step, *samples):
+    found = after_step(self, step, *samples)
+    if step == {step} and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+    return found
+
+GroupExchange.after_step = asked_to_stop
+from train_mixer import main
+main()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_stop_at_an_epochs_end_comes_at_the_next_exchange(tmp_path):
+    """An epoch has 8 steps, and exchanges come after steps 7 and 11."""
+    script = tmp_path / "stops.py"
+    script.write_text(STOPS.format(repo=str(REPO), step=8))
+    run("train_mixer.py", *arguments(tmp_path, "whole"), processes=2)
+    said = run(script, *arguments(tmp_path, "parts"), processes=2)
+    assert "Stopped by SIGTERM at step 11 of 24" in said
+    run("train_mixer.py", *arguments(tmp_path, "parts"), processes=2)
+    a, b = state(tmp_path / "whole"), state(tmp_path / "parts")
+    assert all(torch.equal(value, b["model"][name]) for name, value in a["model"].items())
+    assert read_logs(tmp_path / "parts")[-1]["train_loss"] == read_logs(tmp_path / "whole")[-1]["train_loss"]
+
+
+class Ranks:
+    """The world of one rank, to which the others say `others`."""
+
+    def __init__(self, rank, size, others=()):
+        self.rank, self.size, self.is_main, self.others = rank, size, rank == 0, others
+
+    def gather(self, value):
+        return [value, *self.others]
+
+
+def test_the_open_row_of_the_log_counts_each_sample_once():
+    """Of two groups of a process each, with 40 and 24 samples, and of two processes together with 64."""
+
+    def parts(counts, ranks):
+        own = {} if ranks is None else {"ranks_of_group": ranks}
+        return [{"sums": {"loss": count / 2}, "count": count, "seconds_data": 0.0, **own} for count in counts]
+
+    def found(running, size, group):
+        return [
+            loop._own_share(running, Ranks(rank, size, [group] * (size - 1)), group) for rank in range(size)
+        ]
+
+    alone, together = parts([40, 24], 1), parts([64, 64], None)
+    assert found(alone, 2, 1) == alone and found(together, 2, None) == together
+    (one,) = found(alone, 1, None)
+    assert (one["count"], one["sums"]["loss"]) == (64, 32)
+    for running in (alone, together):
+        for size, group in ((4, 1), (4, 2), (2, 2)):
+            shares = found(running, size, group)
+            assert sum(each["count"] / group for each in shares) == 64
+            assert sum(each["sums"]["loss"] for each in shares) == sum(each["count"] / 2 for each in running)
+
+
+def test_groups_agree_whether_the_weights_are_in_doubt():
+    """One had two steps without a finite gradient at the end, the other none: both save, or neither does."""
+    doubts = []
+    for own, other in ((True, (0, 0)), (False, (2, 2))):
+        meter = Meter(ranks_of_group=1)
+        hooks = StepHooks(Ranks(0, 2, [other]), meter, Steps(10), Intervals(), Callbacks())
+        for step in (1, 2):
+            hooks.count_bad_steps(torch.tensor(own), 20, step, together=step == 2)
+        doubts.append(hooks._doubt())
+    assert doubts == ["the last 2 steps had no finite gradient"] * 2
 
 
 @pytest.mark.full

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from histocc.trainer.plan import BatchPlan, share_sizes
-from histocc.trainer.shares import AUTO, EQUAL, FIRST, LATER, SKIPPED, Shares, problem, shares
+from histocc.trainer.shares import (
+    AUTO,
+    EQUAL,
+    FIRST,
+    LATER,
+    SKIPPED,
+    Shares,
+    given_weights,
+    problem,
+    shares,
+)
 
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=1, max_size=9)
 
@@ -94,6 +104,9 @@ def test_shares_that_do_not_fit():
     assert "gives 3 numbers, and there are 2 processes" in (problem("1,2,3", 2, 8) or "")
     assert "leaves rank 1 without rows of a step, which has 8" in (problem("99,1", 2, 8) or "")
     assert "a step has 2 rows" in (problem(AUTO, 4, 2) or "")
+    assert problem("1e308,1e308", 2, 8) is None  # though their sum is no number
+    assert share_sizes(8, given_weights("1e308,1e308")).tolist() == [4, 4]
+    assert "leaves rank 1 without rows" in (problem("1e308,1e-308", 2, 8) or "")
 
 
 def arguments(folder, name, *more):

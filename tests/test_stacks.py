@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from helpers import REPO, _as_script, environment, fork_server, free_port, run_inside
 
 from histocc import doctor
-from histocc.runtime import stack_request, stacks
+from histocc.runtime import living, stack_dump, stack_request, stacks
 from histocc.runtime.collectives import Collectives
 from histocc.runtime.heartbeat import Heartbeat
 from histocc.runtime.stack_dump import Call, Place, Summary, Wait, read_summary, summary_of_file
@@ -186,7 +187,8 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(ranks):
     for rank in (0, 1):
         text = job.file(rank)
         summary = summary_of_file(text)
-        assert summary.rank == rank and summary.place == Place(HOST, job.processes[rank].pid)
+        place_of = summary.place
+        assert (summary.rank, place_of.host, place_of.process) == (rank, HOST, job.processes[rank].pid)
         assert "in wait_for_the_file\n" in text if rank else "in the sum over gradients: begun" in text
     code, words = ask(job.run)
     assert code == 0 and f"Look at {place}: it is in {job.folder}/{FRAME}, step 3: " in words
@@ -292,6 +294,61 @@ def test_rank_0_writes_for_a_host_without_the_folder(tmp_path, capsys):
     assert [each.rank for each in summaries] == [0, 1] and summaries[1].activity == "reading"
     assert said.startswith("Stacks: No rank waits for another one.\n") and "rank 1, host b, process 2" in said
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_two_that_are_asked_at_the_same_time_both_answer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 2.0)
+    both = two_hosts(tmp_path)
+    for each in both:
+        each.start()
+        each.ask()
+    said = ""
+    until = time.monotonic() + 20
+    while said.count("the stacks of all threads") < 2 and time.monotonic() < until:
+        said += capsys.readouterr().out
+    for each in both:
+        each.close()
+    assert said.count("Stacks: No rank waits for another one") == 2 and "not answered" not in said, said
+
+
+def test_a_process_of_another_container_is_not_taken_for_one_here():
+    """Its number means another process there, though the host may have the same name."""
+    found, _ = answers(Wait("in a barrier", 1, 30.0), None)
+    own = living.own_name()
+    elsewhere = Place(HOST, os.getpid(), "0 pid:[1] " + " ".join(own.rsplit(" ", 2)[1:]))
+    here = Place(HOST, os.getpid(), own)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        ended = Place(HOST, process.pid, f"{living.machine_of(own)} {process.pid} 1")
+        process.kill()
+    for place, words in (
+        (elsewhere, "it is stopped, dead, out of reach"),
+        (here, "it is stopped, dead, out of reach"),
+        (ended, f"process {ended.process} on host {HOST} is gone"),
+    ):
+        sentence, _ = compared({0: found[0]}, (Place("a", 1), place))
+        assert words in sentence, (place, sentence)
+
+
+def test_stacks_where_no_file_can_be_opened(monkeypatch):
+    def none_free(name):
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", none_free)
+    calls = stack_dump.calls_of(stack_dump.thread_stacks(), threading.main_thread().ident)
+    assert [call.function for call in calls][:2] == [
+        "thread_stacks",
+        "test_stacks_where_no_file_can_be_opened",
+    ]
+
+
+def test_one_that_is_asked_to_end_does_not_speak_of_the_time_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.5)
+    first, _ = two_hosts(tmp_path, patience=1800.0)
+    first.heartbeat.since = first.world.collectives.changed = time.monotonic() - 20
+    first.world.stop.signal = signal.SIGTERM  # a launcher ends all after one has failed
+    assert first.at_the_end([], {}) is None
+    first.heartbeat.since = first.world.collectives.changed = time.monotonic() - 1790
+    assert first.at_the_end([1], {}).at_limit
 
 
 def test_a_host_that_waits_for_its_device_compares_before_torch_ends_it(tmp_path, capsys, monkeypatch):
@@ -427,3 +484,24 @@ def test_a_command_without_a_folder_prints_its_own_stacks():
     output, said = process.communicate(timeout=60)
     assert process.returncode == 0 and output == "goes on\n"
     assert 'File "<string>", line 1 in <module>' in said
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_other_commands_print_theirs_and_continue():
+    code = "import sys, time; from histocc.runtime.entrypoint import run_command; "
+    code += (
+        "sys.exit(run_command(lambda: [print('ready', flush=True), time.sleep(1.5), print('goes on')] and 0))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(),
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR2)
+    output, said = process.communicate(timeout=60)
+    assert process.returncode == 0 and output == "goes on\n" and "in run_command" in said

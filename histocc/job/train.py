@@ -35,7 +35,7 @@ def run_as_asked(settings: Settings, world: World, data: PreparedData) -> None:
     with contextlib.ExitStack() as held:
         if not settings.dry_run:
             held.enter_context(held_folder(settings.folder, world))
-        with memory_advice(settings.batch, world, SMALLER_MODEL):
+        with memory_advice(settings.batch, world, SMALLER_MODEL, settings.schedule.lr_scaling != "none"):
             train(settings, world, data)
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from textwrap import shorten
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from histocc.runtime import living
 from histocc.runtime.launcher import is_first_of_machine, is_under_torchrun
@@ -23,8 +23,16 @@ LISTEN_AGAIN_SECONDS = 0.05
 LAST_SAVE_SECONDS = 20.0  # for a checkpoint that is being written; torchrun kills after 30 s
 LEFT = "left"
 
-# Whether this process is the one to speak, where all are, and a line on each.
-Report = tuple[bool, str, list[str]]
+
+class Report(NamedTuple):
+    """speaks: whether this process is the one to speak; sentence: where all are; lines: one on each, and
+    more; at_limit: whether nothing has moved for as long as the time limit.
+    """
+
+    speaks: bool
+    sentence: str = ""
+    lines: Sequence[str] = ()
+    at_limit: bool = False
 
 
 class Heartbeat:
@@ -232,7 +240,7 @@ def end_without(
     doing = doing or own.doing
     nobody_named = not silent and own.asked() and is_first_of_machine()
     first = nobody_named or all(rank in silent for rank in range(own.rank))
-    speaks, sentence, lines = own.report(silent, said) or (first, "", list[str]())
+    speaks, sentence, lines, at_limit = own.report(silent, said) or Report(first)
     if speaks:
         who = "; ".join(
             f"rank {rank} does not answer any more, last reported activity: {said.get(rank, 'nothing')} (a"
@@ -241,7 +249,7 @@ def end_without(
         )
         unknown = "the connection between the processes failed"
         unknown += ", and this one was asked to end" if own.asked() else ", though all answer"
-        if sentence:
+        if at_limit:
             unknown = (
                 "the processes did not get on within the time limit (--timeout-minutes), though all live"
             )

@@ -30,7 +30,13 @@ MEMORY_LIMIT = mapping({"width": COUNT, "samples": whole(1, 2**62)})
 SHARES_FROM = mapping({"step": COUNT, "weights": listing(real(0, above=True), 1, 1 << 20)})
 RUNNING = mapping(
     {"sums": mapping({}, rest=ANY_FLOAT), "count": COUNT, "seconds_data": real(0)},
-    {"skipped": COUNT, "grad_norm": maybe(ANY_FLOAT), "memory_cuts": COUNT, "memory": listing(MEMORY_LIMIT)},
+    {
+        "skipped": COUNT,
+        "grad_norm": maybe(ANY_FLOAT),
+        "memory_cuts": COUNT,
+        "memory": listing(MEMORY_LIMIT),
+        "ranks_of_group": whole(1, 1 << 20),
+    },
 )
 POSITION = mapping(
     {

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -15,6 +16,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any, BinaryIO
 
 import torch
@@ -72,10 +74,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: the host, and the number of its process there."""
+    """Where a rank runs: the host, the number of its process there, and its `living.own_name`."""
 
     host: str
     process: int
+    name: str = ""
 
     def __str__(self) -> str:
         return f"host {self.host}, process {self.process}"
@@ -132,10 +135,20 @@ def thread_stacks() -> str:
     """The calls of all threads as `faulthandler` writes them, the innermost first; of no file system, since
     that may be what hangs.
     """
-    with _nameless_file() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode("utf-8", "replace")
+    try:
+        with _nameless_file() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode("utf-8", "replace")
+    except OSError:  # no free descriptor
+        return "\n".join(map(_frames_in_words, sys._current_frames().items()))
+
+
+def _frames_in_words(thread: tuple[int, FrameType]) -> str:
+    """As `faulthandler` writes them."""
+    calls = [(frame.f_code, line) for frame, line in traceback.walk_stack(thread[1])]
+    lines = [f'  File "{code.co_filename}", line {line} in {code.co_name}' for code, line in calls]
+    return "\n".join([f"Thread {thread[0]:#018x} (most recent call first):", *lines])
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Mapping
 
+from histocc.runtime import living
 from histocc.runtime.stack_dump import Place, Summary
 
 
@@ -75,14 +76,14 @@ def _all_wait(found: Mapping[int, Summary]) -> str:
 
 def _state(place: Place) -> str:
     """What is known of a process that does not answer, and what to do."""
-    if place.host == socket.gethostname():
+    # a host of the same name may be another container, which numbers its processes by itself
+    here = living.is_numbered_here(place.name) if place.name else place.host == socket.gethostname()
+    if here:
+        if _is_gone(place):
+            return f"process {place.process} on host {place.host} is gone"
         try:
             with open(f"/proc/{place.process}/status", encoding="utf-8") as file:
                 state = file.read().partition("State:")[2].split(maxsplit=1)[0]
-        except FileNotFoundError:
-            if os.path.isdir("/proc/self"):
-                return f"process {place.process} on host {place.host} is gone"
-            state = ""
         except (OSError, IndexError):
             state = ""
         if state == "T":
@@ -95,6 +96,18 @@ def _state(place: Place) -> str:
         f"look at process {place.process} on host {place.host}: it is stopped, dead, out of reach, or in a"
         " call that lets no other thread run"
     )
+
+
+def _is_gone(place: Place) -> bool:
+    """Of this machine. The files of a process may be hidden from others, its number is not."""
+    if living.has_ended(place.name):
+        try:
+            os.kill(place.process, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _ranks(ranks: list[int]) -> str:

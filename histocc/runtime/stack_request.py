@@ -4,6 +4,7 @@ import contextlib
 import glob
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import Generator
@@ -16,7 +17,7 @@ from histocc.runtime.stack_dump import Place, Summary, summary_of_file
 
 NAME = "stacks-request.json"
 FILES = "stacks-rank{}.txt"
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS, FAR_PATIENCE_SECONDS = 10.0, 70.0
 POLL_SECONDS = 0.2
 _LARGEST = 1 << 16  # bytes of a request
 _HEAD = 1 << 22  # characters of a file, in which its summary is
@@ -56,7 +57,13 @@ def summary_in(path: str) -> Summary | None:
         return None
 
 
-def ask(folder: str, seconds: float = PATIENCE_SECONDS) -> tuple[dict[int, Summary], tuple[Place, ...]]:
+def patience(folder: str) -> float:
+    """Seconds that answers may take: another host that sees the folder notices a new file within a minute."""
+    owner = holder(folder)
+    return FAR_PATIENCE_SECONDS if owner and owner["host"] != socket.gethostname() else PATIENCE_SECONDS
+
+
+def ask(folder: str, seconds: float | None = None) -> tuple[dict[int, Summary], tuple[Place, ...]]:
     """(what each rank of the run in `folder` has answered in time, where all ranks are; without an answer
     where rank 0 is, as far as that is known).
 
@@ -72,7 +79,7 @@ def ask(folder: str, seconds: float = PATIENCE_SECONDS) -> tuple[dict[int, Summa
     request = f"doctor-{uuid.uuid4().hex}"
     found, done = dict[int, Summary](), set[str]()
     places = tuple[Place, ...]()
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (patience(folder) if seconds is None else seconds)
     with _written(folder, request):
         while (not places or len(found) < len(places)) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)

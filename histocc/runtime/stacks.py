@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Generator, Sequence
 
-from histocc.runtime import stack_request
+from histocc.runtime import living, stack_request
 from histocc.runtime.heartbeat import Heartbeat, Report
 from histocc.runtime.outputs import kind_of, write_text
 from histocc.runtime.signals import calling_at_sigusr2
@@ -40,7 +40,8 @@ def answering(world: World, folder: str, names: Sequence[str]) -> Generator[None
 
     names: of the files of all ranks, in `folder`.
     """
-    places = tuple(Place(*place) for place in world.gather((socket.gethostname(), os.getpid())))
+    own = (socket.gethostname(), os.getpid(), living.own_name())
+    places = tuple(Place(*place) for place in world.gather(own))
     stacks = Stacks(world, folder, names, places)
     stacks.start()
     try:
@@ -71,7 +72,7 @@ class Stacks:
         self._silent: list[int] = []
         self._report: Report | None = None
         self._reported, self._speaks = threading.Event(), False
-        self._overdue_since = 0.0
+        self._overdue_since, self._at_limit = 0.0, False
 
     @property
     def _several(self) -> bool:
@@ -173,9 +174,10 @@ class Stacks:
                 while self._untold:
                     self._tell(self._untold.pop(0))
                 number = store.add("stacks/requests", 0)
-                if number > seen and store.check([f"stacks/request/{number}"]):
-                    seen = number
-                    self._answer_with_all(store.get(f"stacks/request/{number}").decode())
+                # each of them, in the same order on all: who has asked waits for the answers to that
+                while seen < number and store.check([f"stacks/request/{seen + 1}"]):
+                    seen += 1
+                    self._answer_with_all(store.get(f"stacks/request/{seen}").decode())
 
     def _tell(self, request: str) -> None:
         """Passes a request on, unless another process has done so."""
@@ -190,8 +192,8 @@ class Stacks:
     def _answer_with_all(self, request: str) -> None:
         world, dump = self.world, self.answer(request)
         if self._is_far(world.rank):  # its folder may be another one: rank 0 writes what it has said
-            world.store.set(f"stacks/text/{world.rank}", dump.text[:LONGEST])
-        world.store.set(f"stacks/answer/{world.rank}", dump.summary.written())
+            world.store.set(f"stacks/text/{request}/{world.rank}", dump.text[:LONGEST])
+        world.store.set(f"stacks/answer/{request}/{world.rank}", dump.summary.written())
         speaks = self._speaks and request == LIMIT
         if world.is_main or speaks or request in self._own:
             found = self._collect(request)
@@ -199,7 +201,7 @@ class Stacks:
                 self._say(found)
             if speaks:
                 sentence, lines = compared(found, self.places, self._said_last(found))
-                self._report = (True, sentence, [*lines, self.where_files_are()])
+                self._report = Report(True, sentence, [*lines, self.where_files_are()], self._at_limit)
                 world.store.set("stacks/collected", "1")
         if request == LIMIT:
             self._wait_for_speaker()
@@ -211,7 +213,7 @@ class Stacks:
         waited_for = set(range(self.world.size)) - set(self._silent)
         while waited_for - found.keys() and time.monotonic() < until:
             for rank in waited_for - found.keys():
-                key = f"stacks/answer/{rank}"
+                key = f"stacks/answer/{request}/{rank}"
                 summary = read_summary(store.get(key)) if store.check([key]) else None
                 if summary is not None and summary.request == request:
                     found[rank] = summary
@@ -221,13 +223,18 @@ class Stacks:
         return found
 
     def _is_far(self, rank: int) -> bool:
-        return self.places[rank].host != self.places[0].host
+        first, other = self.places[0], self.places[rank]
+        if first.name and other.name:
+            return living.machine_of(first.name) != living.machine_of(other.name)
+        return first.host != other.host
 
     def _write_for(self, rank: int, request: str) -> None:
         """The file of a rank on another host, unless that has put it into this folder itself."""
         summary = stack_request.summary_in(self.paths[rank])
         if summary is None or summary.request != request:
-            self._write(rank, self.world.store.get(f"stacks/text/{rank}").decode("utf-8", "replace"))
+            self._write(
+                rank, self.world.store.get(f"stacks/text/{request}/{rank}").decode("utf-8", "replace")
+            )
 
     def _said_last(self, found: dict[int, Summary]) -> dict[int, str]:
         """By their heartbeats, those that have not answered."""
@@ -238,11 +245,13 @@ class Stacks:
     # ---- the end of the job
 
     def at_the_end(self, silent: list[int], said: dict[int, str]) -> Report | None:
-        """(whether this process is the one to speak, where all are, a line on each), when the job ends and
-        nothing has moved for long; else None. The store is not waited for longer than a few seconds.
+        """When the job ends and nothing has moved for long; else None. The store is not waited for longer
+        than a few seconds.
         """
-        since = max(self.heartbeat.since, self.world.collectives.changed)
-        if time.monotonic() - since < min(HUNG_SHARE * self.world.patience, HUNG_SECONDS):
+        still = time.monotonic() - max(self.heartbeat.since, self.world.collectives.changed)
+        self._at_limit = still >= HUNG_SHARE * self.world.patience
+        # one that is asked to end, as by a launcher after another has failed, has waited for that one
+        if not self._at_limit and (still < HUNG_SECONDS or self.world.stop):
             return None
         self._silent = silent
         summary = self.answer(LIMIT).summary
@@ -250,14 +259,14 @@ class Stacks:
             return self._report
         sentence, lines = compared({self.world.rank: summary}, self.places, said)
         speaks = all(rank in silent for rank in range(self.world.rank))
-        return speaks, sentence, [*lines, self.where_files_are()]
+        return Report(speaks, sentence, [*lines, self.where_files_are()], self._at_limit)
 
     def _wait_for_speaker(self) -> None:
         """As soon as one process ends, a launcher ends the others: who speaks first collects the answers."""
         until = time.monotonic() + ANSWER_SECONDS + LISTEN_SECONDS
         while not self.world.store.check(["stacks/collected"]) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
-        self._report = self._report or (False, "", [])
+        self._report = self._report or Report(False)
         self._reported.set()
 
 

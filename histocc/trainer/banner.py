@@ -22,7 +22,7 @@ PARALLEL = {
 @dataclass(frozen=True)
 class Banner:
     """What is about to run. about: lines on data and model; about_rate: on learning rates other than that of
-    the schedule; precision: its name.
+    the schedule; precision: its name; together: steps before groups take their own.
     """
 
     settings: RunSettings
@@ -33,6 +33,7 @@ class Banner:
     schedule: Schedule
     precision: str
     groups: Groups = Groups()
+    together: int = 0
 
 
 def say_banner(run: Banner) -> None:
@@ -86,11 +87,10 @@ def _sync_lines(run: Banner) -> list[str]:
     if settings.machine.gradient_compression != "none" and run.world.backend:
         lines.append(f"Gradients between processes: {settings.machine.gradient_compression}")
     if sync.sync_every > 1 and number > 1:
-        start = run.schedule.warmup if sync.sync_start is None else sync.sync_start
         lines.append(
             f"Synchronization: {number} groups take {sync.sync_every} steps each on their own between two"
-            f" exchanges, after {start:,} steps together; outer rate {sync.outer_learning_rate:g}, momentum"
-            f" {sync.outer_momentum:g}. Results depend on the number of groups"
+            f" exchanges, after {run.together:,} steps together; outer rate {sync.outer_learning_rate:g},"
+            f" momentum {sync.outer_momentum:g}. Results depend on the number of groups"
         )
     return lines
 

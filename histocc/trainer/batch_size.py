@@ -109,17 +109,19 @@ def _where(world: World) -> str:
 
 
 @contextlib.contextmanager
-def memory_advice(batch: BatchSettings, world: World, smaller: str = "a smaller model") -> Generator[None]:
+def memory_advice(
+    batch: BatchSettings, world: World, smaller: str = "a smaller model", scaled: bool = False
+) -> Generator[None]:
     """Running out of memory ends with what to type instead, said by the process that it happened to.
 
-    smaller: what to take where not even one sample fits.
+    smaller: what to take where not even one sample fits; scaled: whether --lr-scaling is given.
     """
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        advice = _out_of_memory_advice(batch, world, error, smaller)
+        advice = _out_of_memory_advice(batch, world, error, smaller, scaled)
         raise TrainingError(advice, said_by_all=True) from None
 
 
@@ -153,7 +155,7 @@ def _model_advice(parallel: str, float64: bool, world: World, error: BaseExcepti
 
 
 def _out_of_memory_advice(
-    batch: BatchSettings, world: World, error: BaseException, smaller_model: str
+    batch: BatchSettings, world: World, error: BaseException, smaller_model: str, scaled: bool
 ) -> str:
     """The same total batch, and so the same result, with less at once."""
     rows, total = int(batch.batch_size), batch.total(world.size)
@@ -163,11 +165,14 @@ def _out_of_memory_advice(
             f"{memory_in_words(error)}, on {_where(world)}, with one sample at once: take {smaller_model}, "
             "or --bf16"
         )
-    same = (
-        f"--accumulate-steps {batch.accumulate_steps * 2}"
-        if batch.global_batch_size is None and rows % 2 == 0
-        else f"--global-batch-size {total}"
-    )
+    per_process, rest = divmod(total, world.size)
+    if batch.global_batch_size is None and rows % 2 == 0:
+        same = f"--accumulate-steps {batch.accumulate_steps * 2}"
+    elif not rest and (scaled or batch.accumulate_steps > 1):  # which --global-batch-size does not go with
+        smaller = max(size for size in range(1, smaller + 1) if per_process % size == 0)
+        same = f"--accumulate-steps {per_process // smaller}"
+    else:
+        same = f"--global-batch-size {total}"
     return (
         f"{memory_in_words(error)}, on {_where(world)} with --batch-size {rows}. Give --batch-size "
         f"{smaller} {same}: the total batch stays {total}, and so "

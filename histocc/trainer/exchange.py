@@ -30,6 +30,13 @@ class SyncSettings:
     outer_momentum: float = 0.9
 
 
+def steps_together(settings: SyncSettings, warmup: int, position: dict[str, Any]) -> int:
+    """Steps that all processes take together at the start. warmup: steps of the schedule's; position: of the
+    run that is resumed, which keeps its own.
+    """
+    return position.get("sync_start", warmup if settings.sync_start is None else settings.sync_start)
+
+
 @dataclass(frozen=True)
 class Exchanges:
     """After which optimizer steps (numbered from 1) groups exchange: none up to `start`, since all processes
@@ -83,6 +90,7 @@ class GroupExchange:
             nesterov=settings.outer_momentum > 0,
         )
         self.rows = self.all_rows = 0.0  # of this group, and of all, since the last exchange
+        self.together = True  # whether all ranks have the same weights now, and may speak to each other
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -98,18 +106,18 @@ class GroupExchange:
         self.rows = self.all_rows = 0.0
 
     def after_step(self, step: int, own_rows: float, all_rows: float) -> bool:
-        """What is due after step `step`, whose samples are those of this group, and of all. Returns whether
-        all ranks have the same weights now.
+        """What is due after step `step`, whose samples are those of this group, and of all. Returns
+        `together`.
         """
         if not self.exchanges.alone(step):
             if step == self.exchanges.start:
                 self._start_here()
-            return True
+            return self.together
         self.rows, self.all_rows = self.rows + own_rows, self.all_rows + all_rows
-        if self.exchanges.due(step):
+        self.together = self.exchanges.due(step)
+        if self.together:
             self()
-            return True
-        return False
+        return self.together
 
     @torch.no_grad()
     def _start_here(self) -> None:

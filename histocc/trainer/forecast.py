@@ -19,7 +19,7 @@ from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import MicroBatches, Rows
-from histocc.trainer.exchange import SyncSettings
+from histocc.trainer.exchange import SyncSettings, steps_together
 from histocc.trainer.hooks import StopPoll
 from histocc.trainer.plan import BatchPlan
 
@@ -58,10 +58,14 @@ class Messages:
     members: int = 1
 
     def of_step(self, processes: int, alone: bool) -> float:
-        """Bytes over the slowest link for an optimizer step. alone: whether groups take it on their own."""
-        if not alone:
+        """Bytes over the slowest link for an optimizer step. alone: whether groups take it on their own; the
+        links inside of a group, between processes of a node, are taken to cost nothing then. A single group
+        sums its gradients in every step.
+        """
+        groups = -(-processes // self.members)
+        if not alone or groups == 1:
             return ring(processes) * self.gradients
-        return ring(-(-processes // self.members)) * self.moved / self.every
+        return ring(groups) * self.moved / self.every
 
 
 def ring(processes: int) -> float:
@@ -181,7 +185,7 @@ def finish(world: World) -> None:
 def messages_of(run: loop.Run, compression: str, sync: SyncSettings, warmup: int) -> Messages:
     """Of these settings. warmup: steps of the learning rate's."""
     members = run.world.local_size if sync.sync_group == "node" else 1
-    start = warmup if sync.sync_start is None else sync.sync_start
+    start = steps_together(sync, warmup, {})
     moved = sent_bytes(run, sync.sync_compression)
     return Messages(sent_bytes(run, compression), moved, sync.sync_every, start, members)
 
@@ -202,6 +206,8 @@ def forecast_lines(
     """
     here, plans = rate_here(run), [plan_of(number) for number in asked.processes or []]
     owns = own_seconds(run, rows, plans, stop)
+    if stop.agreed:
+        return []
     given = None if asked.link_gbit is None else asked.link_gbit * BYTES_OF_GBIT
     rate = min(filter(None, (here, given)))
     more = sent_bytes(run, "none") * (run.world.size == 1)  # where gradients are summed

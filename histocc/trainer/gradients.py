@@ -82,8 +82,8 @@ class StepGradients:
     def _try(self, batch: Batch) -> bool:
         """Forward and backward pass; whether they fit into memory."""
         run = self.run
-        moved = to_device(batch, run.world.device)
         try:
+            moved = to_device(batch, run.world.device)
             with no_sync(run.model, sync=batch.get("last_micro_batch", True)):
                 sums, self.count = forward_backward(
                     run.model, run.task, moved, run.number_format, self.ranks, run.averaged_over

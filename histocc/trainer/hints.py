@@ -18,14 +18,22 @@ RISEN = 1.5  # times the lowest mean of ROWS rows so far
 class Hints:
     """`of(row)` gives the sentences that a row of the log occasions. total_steps: of the run; workers: of a
     process's loader;
-    fitted: whether the model knew its texts before the first step, so that the loss begins low.
+    fitted: whether the model knew its texts before the first step, so that the loss begins low; may_share:
+    whether --shares auto can be given, and is not.
     """
 
-    def __init__(self, total_steps: int, workers: int = 0, first_step: int = 0, fitted: bool = False):
+    def __init__(
+        self,
+        total_steps: int,
+        workers: int = 0,
+        first_step: int = 0,
+        fitted: bool = False,
+        may_share: bool = False,
+    ):
         self.total_steps = total_steps
         self.workers = workers
         self.resumed = first_step > 0
-        self.fitted = fitted
+        self.fitted, self.may_share = fitted, may_share
         self.said: set[str] = set()
         self.losses: list[float] = []
         self.data_bound, self.slow = 0, (0, None)  # rows in a row; the same and the rank
@@ -73,8 +81,9 @@ class Hints:
             return None
         return (
             f"rank {least} is slower than the others, which wait for it {min(others):.0%} of the time: look"
-            " what else runs on its machine; python -m histocc.doctor under the same launcher compares them;"
-            " --shares auto gives it fewer rows"
+            " what else runs on its machine; python -m histocc.doctor under the same launcher compares them"
+            + "; --shares auto gives it fewer rows"
+            * self.may_share
         )
 
     def _loss(self, row: dict[str, Any]) -> str | None:

@@ -163,6 +163,7 @@ class StepHooks:
         self.best_val_loss = self.best_before = position.get("best_val_loss")
         self.bad_in_row: Tensor | int = position.get("bad_in_row", 0)
         self.worst_in_row: Tensor | int = 0
+        self.in_doubt = int(self.bad_in_row)  # the most of any group, when they were together last
         self.val_not_finite: int = position.get("val_not_finite", 0)  # in a row
         self.finite_step: int | None = position.get("finite_step")
         # the last call's step
@@ -264,7 +265,7 @@ class StepHooks:
         """What speaks against weights that would take the place of earlier ones; "" where nothing does."""
         if self.val_not_finite:
             return "the loss of the last validation was not finite"
-        bad = int(self.bad_in_row)
+        bad = self.in_doubt if self.groups else int(self.bad_in_row)  # the same on all ranks
         return f"the last {bad} steps had no finite gradient" if bad >= IN_DOUBT else ""
 
     def _raise_diverged(self, step: int, val_loss: float) -> None:
@@ -316,7 +317,9 @@ class StepHooks:
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
         if self.groups and together:
-            self.worst_in_row = self.bad_in_row.new_tensor(max(self.world.gather(int(self.worst_in_row))))
+            found = self.world.gather((int(self.worst_in_row), int(self.bad_in_row)))
+            worst, self.in_doubt = map(max, zip(*found))
+            self.worst_in_row = self.bad_in_row.new_tensor(worst)
         looks = bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY) or self.groups
         if together and looks and int(self.worst_in_row) >= most:
             # after so many steps, a gradient or a loss was finite
@@ -352,7 +355,7 @@ class StepHooks:
                 "samples": self.meter.samples,
                 "running": running,
                 "best_val_loss": self.best_val_loss,
-                "bad_in_row": int(self.bad_in_row),
+                "bad_in_row": self.in_doubt if self.groups else int(self.bad_in_row),
                 "val_not_finite": self.val_not_finite,
                 "finite_step": self.finite_step,
                 "unfinished": self.unfinished,

@@ -31,7 +31,7 @@ from histocc.runtime.world import World
 from histocc.trainer.gradients import StepGradients
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
 from histocc.trainer.memory_limits import free_memory
-from histocc.trainer.meter import Meter
+from histocc.trainer.meter import Meter, as_int
 from histocc.trainer.profiling import phase
 from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
 
@@ -66,12 +66,14 @@ def train(
         raise ValueError("steps say neither how many there are in total nor where to stop")
     world, position = run.world, position or {}
     check_columns(run.task)
+    if run.shares is not None:
+        run.shares.step = steps.start
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
     steps = replace(steps, per_epoch=per_epoch)
     peers = StragglerTimer(run.model, world.device, run.reducer is not None and world.size > 1)
-    running = _own_share(position.get("running") or [], world)
     group = None if run.exchange is None else len(run.exchange.groups.members)
+    running = _own_share(position.get("running") or [], world, group)
     products = partial(matmul_rate, world.device, run.number_format.matmul_dtype)
     meter = Meter(position.get("samples", 0), running, peers, world.device, group, products)
 
@@ -105,7 +107,10 @@ def train(
             raise TrainingError("the data loader gave no batch")
     peers.close()
     if isinstance(stop, StopVote):
+        agreed = stop.agreed
         stop.close()
+        if step == last and not hooks.unfinished:  # who asks to stop now comes too late
+            stop.agreed = agreed
     return step
 
 
@@ -146,10 +151,8 @@ def train_one_epoch(
     """
     meter, stop, exchange = hooks.meter, hooks.callbacks.stop or StopPoll(None), run.exchange
     run.model.train()
-    unread, together = iter(batches), True
+    unread, together = iter(batches), exchange is None or exchange.together
     while hooks.steps.last is None or step < hooks.steps.last:
-        if run.shares is not None:
-            run.shares.step = step
         if together and stop():
             break
         gradients = StepGradients(run, meter, step)
@@ -161,6 +164,8 @@ def train_one_epoch(
         learning_rate = run.optimizer.param_groups[0]["lr"]
         run.scheduler.step()
         step += 1
+        if run.shares is not None:  # an answer that is read in what follows is about the steps until here
+            run.shares.step = step
         if exchange is not None:
             together = exchange.after_step(step, gradients.own_rows, gradients.all_rows)
         hooks.count_bad_steps(bad, run.max_bad_steps, step, together)
@@ -376,22 +381,30 @@ def _weighted(task: Task, found: dict[str, Any], batch: dict[str, Any]) -> dict[
     return {name: (value.double() * weights.double()).sum() for name, value in values.items()}
 
 
-def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | None:
+def _own_share(running: list[dict[str, Any]], world: World, group: int | None) -> dict[str, Any] | None:
     """This rank's sums of the log row that was open when the checkpoint was written; on another number of
-    ranks the first takes them all.
+    ranks, or in groups of other sizes, the first takes them all. group: how many ranks the group of this one
+    has, None where all take their steps together.
     """
-    if len(running) == world.size:
-        return running[world.rank]
     if not running:
         return None
+    groups = [part.get("ranks_of_group") for part in running]
+    if groups == world.gather(group):
+        return running[world.rank]
+
+    def own(name: str) -> float:
+        """This rank's part of what `Meter.row` divides by the ranks of a group, and sums over all."""
+        found = sum(part.get(name, 0) / (ranks or len(running)) for part, ranks in zip(running, groups))
+        return found if group is None else group * found if world.is_main else 0
+
     names = running[0]["sums"].keys()
     sums = {
         name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0 for name in names
     }
     return {
         "sums": sums,
-        "count": running[0]["count"],
-        "skipped": running[0].get("skipped", 0),
+        "count": as_int(own("count")),
+        "skipped": round(own("skipped")),
         "seconds_data": 0.0,
         "memory_cuts": sum(part.get("memory_cuts", 0) for part in running) if world.is_main else 0,
     }

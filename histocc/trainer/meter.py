@@ -16,7 +16,7 @@ from histocc.trainer.memory_limits import MemoryLimits
 FLOPS = " flops"  # beside the names of losses among the sums of an open step
 
 
-def whole(count: float) -> float:
+def as_int(count: float) -> float:
     """An int where it is one: a sum of weights usually is."""
     return int(count) if float(count).is_integer() else count
 
@@ -70,12 +70,13 @@ class Meter:
     def state(self) -> dict[str, Any]:
         return {
             "sums": {name: float(value) for name, value in self.sums.items()},
-            "count": whole(float(self.count)),
+            "count": as_int(float(self.count)),
             "seconds_data": self.data.seconds,
             "skipped": int(self.skipped),
             "memory_cuts": self.memory_cuts,
             "memory": self.limits.state(),
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
+            **({} if self.ranks_of_group is None else {"ranks_of_group": self.ranks_of_group}),
         }
 
     def snapshot(self) -> tuple[Any, ...]:
@@ -125,7 +126,7 @@ class Meter:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
         device. samples: of the step, of all ranks; own: of those that have taken it together.
         """
-        self.samples = whole(self.samples + samples)
+        self.samples = as_int(self.samples + samples)
         self.count = self.count + (samples if self.ranks_of_group is None else own) * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
@@ -148,6 +149,7 @@ class Meter:
                 "_cuts": self.memory_cuts,
                 "_flops": self.flops,
                 "_count": self.count / (self.ranks_of_group or 1),
+                "_skipped": self.skipped / (self.ranks_of_group or world.size),
             }
         )
         count = float(self.count) if self.ranks_of_group is None else total["_count"]
@@ -165,7 +167,7 @@ class Meter:
             "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
             "peer_shares": peers,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
-            "skipped_steps": int(self.skipped),
+            "skipped_steps": round(total["_skipped"]),
             "memory_cuts": int(total["_cuts"]),
             **self._flops_of(total["_flops"] / max(elapsed, 1e-9), world),
         }

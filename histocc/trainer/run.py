@@ -22,6 +22,7 @@ from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
+from histocc.trainer.exchange import steps_together
 from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
@@ -29,6 +30,7 @@ from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, finish, opened_outputs
 from histocc.trainer.schedule import Schedule, linear_schedule
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
+from histocc.trainer.shares import EQUAL
 from histocc.trainer.training import (
     DROPOUT,
     Training,
@@ -72,7 +74,8 @@ def train(
     # Which rows a step takes, and how many steps there are.
     if settings.batch.is_open:
         settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
-    memory = partial(memory_advice, settings.batch, world, smaller)
+    scaled = settings.schedule.lr_scaling != "none"
+    memory = partial(memory_advice, settings.batch, world, smaller, scaled)
     plan = batch_plan(settings.batch, training.train, world)
     if resumed:
         check_unchanged(settings, resumed, plan, training.files)
@@ -90,9 +93,9 @@ def train(
     loaders = make_loaders(
         settings, world, training, plan, shares, groups.members if groups.number > 1 else None
     )
-    say_banner(
-        Banner(settings, world, training.about, training.about_rate, plan, schedule, precision.name, groups)
-    )
+    about = (training.about, training.about_rate)
+    together = steps_together(settings.sync, schedule.warmup, position)
+    say_banner(Banner(settings, world, *about, plan, schedule, precision.name, groups, together))
 
     # One process's model, or that of all. The first DDP imports torch's compiler.
     world.start_up.done("model")
@@ -125,7 +128,13 @@ def train(
     last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)
     steps = Steps(schedule.total, start, last, plan.steps_per_epoch)
     state = RunState(settings, training, run, plan, resumed)
-    hints = Hints(schedule.stop, settings.loader.num_workers, start, bool(training.fitted_before))
+    hints = Hints(
+        schedule.stop,
+        settings.loader.num_workers,
+        start,
+        bool(training.fitted_before),
+        may_share=reducer is not None and settings.machine.shares == EQUAL,
+    )
     with opened_outputs(settings, training, world, state, steps, hints) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
         stop = StopVote(world, at_once=run.exchange is not None)

@@ -96,7 +96,8 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
     with contextlib.ExitStack() as held:
         if not settings.dry_run:
             held.enter_context(held_folder(folder, world))
-        held.enter_context(memory_advice(settings.batch, world, training.smaller_model))
+        scaled = settings.schedule.lr_scaling != "none"
+        held.enter_context(memory_advice(settings.batch, world, training.smaller_model, scaled))
         with memory:
             resumed = resume.find_resumable(folder, world, newest_good, refuse, training.fingerprint)
             resume.set_threads(resumed, world)

@@ -13,6 +13,7 @@ SKIPPED = 2  # steps after the start that are not measured
 EARLY = 3  # looks at the start: what a row costs depends on how many a process has, so one is not enough
 FIRST, LATER = 5, 20  # measured steps before each of them, and before each later look
 FIRST_GAIN, GAIN = 1.05, 1.10  # how much faster the steps must become for a change
+KEPT = 8  # changes in a checkpoint
 LOOKS = 2  # one after the other that must find it, but for the early ones
 
 
@@ -33,7 +34,10 @@ def shares(text: str) -> str:
 
 def given_weights(text: str) -> tuple[float, ...] | None:
     """Of a value of --shares that gives them."""
-    return None if text in (EQUAL, AUTO) else tuple(float(part) for part in text.split(","))
+    if text in (EQUAL, AUTO):
+        return None
+    given = [float(part) for part in text.split(",")]
+    return tuple(weight / max(given) for weight in given)  # their sum is finite
 
 
 def problem(text: str, processes: int, rows: int) -> str | None:
@@ -99,8 +103,8 @@ class Shares:
         return next(weights for first, weights in reversed(self.changes) if first <= step)
 
     def state(self) -> list[Any]:
-        """For a checkpoint: the last changes."""
-        last = self.changes[-2:] if self.measures else []
+        """For a checkpoint: the last changes. Some may be of steps whose rows are loaded already."""
+        last = self.changes[-KEPT:] if self.measures else []
         return [{"step": step, "weights": list(weights)} for step, weights in last if weights]
 
     def heard(self, figures: list[float]) -> None:

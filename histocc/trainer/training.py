@@ -20,7 +20,7 @@ from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows, widest
-from histocc.trainer.exchange import Exchanges, GroupExchange
+from histocc.trainer.exchange import Exchanges, GroupExchange, steps_together
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import LoaderSettings, MachineSettings, RunSettings
@@ -164,8 +164,8 @@ def make_exchange(
     if groups.number == 1 or run.reducer is None:
         return None
     sync = settings.sync
-    start = schedule.warmup if sync.sync_start is None else sync.sync_start
-    exchanges = Exchanges(position.get("sync_start", start), sync.sync_every, schedule.total)
+    together = steps_together(sync, schedule.warmup, position)
+    exchanges = Exchanges(together, sync.sync_every, schedule.total)
     trained = [p for p in run.model.parameters() if p.requires_grad]
     exchange = GroupExchange(trained, groups, exchanges, sync)
     exchange.reducer = run.reducer.within(groups.inside, len(groups.members))
