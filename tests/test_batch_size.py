@@ -7,8 +7,10 @@ import pytest
 import torch
 from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, write_rows
 
+from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
-from histocc.trainer.batch_size import find_batch_size
+from histocc.trainer.batch_size import find_batch_size, memory_advice
+from histocc.trainer.settings import BatchSettings
 
 
 def test_on_a_cpu_the_fastest_size_is_taken():
@@ -35,6 +37,23 @@ def test_sizes_that_do_not_fit_are_not_taken():
 
     with pytest.raises(RuntimeError, match="something else"):
         find_batch_size(other, 64, World())
+
+
+@pytest.mark.parametrize(
+    "given, scaled, advice",
+    [
+        ({"batch_size": 6}, True, "--batch-size 3 --accumulate-steps 2"),
+        ({"batch_size": 5}, False, "--batch-size 2 --global-batch-size 10"),
+        ({"batch_size": 9}, True, "--batch-size 3 --accumulate-steps 3"),  # no --global-batch-size beside it
+        ({"batch_size": 9, "accumulate_steps": 2}, False, "--batch-size 3 --accumulate-steps 6"),
+        ({"batch_size": 8, "global_batch_size": 16}, True, "--batch-size 4 --accumulate-steps 2"),
+        ({"batch_size": 8, "global_batch_size": 16}, False, "--batch-size 4 --global-batch-size 16"),
+    ],
+)
+def test_the_advice_is_what_the_program_takes(given, scaled, advice):
+    words = pytest.raises(TrainingError, match=f"Give {advice}: the total batch stays")
+    with words, memory_advice(BatchSettings(**given), World(size=2), scaled=scaled):
+        raise torch.OutOfMemoryError("not enough memory")
 
 
 OUT_OF_MEMORY = """

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -13,6 +15,7 @@ import types
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import REPO, environment
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from histocc.runtime.device import check_one_process_per_gpu
@@ -419,3 +422,25 @@ def test_the_launchers_report_names_the_error(launched, monkeypatch, tmp_path):
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
         _ = 1 / 0
+
+
+@pytest.mark.full
+def test_a_launcher_that_is_process_1_is_there(tmp_path):
+    """As in a container whose command is torchrun."""
+    inside = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no namespace of processes can be made here")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from histocc.runtime.watchdog import die_with_launcher\nimport os\n"
+        "print('launcher', os.getppid(), bool(die_with_launcher()))\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--no-python"]
+    done = subprocess.run(
+        [*inside, *launch, sys.executable, str(script)],
+        env=environment(PYTHONPATH=str(REPO)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0 and "launcher 1 True" in done.stdout, done.stdout + done.stderr

@@ -129,3 +129,10 @@ def test_several_processes_measure_the_link(flags, tmp_path):
 def test_two_processes(flags, tmp_path):
     output = run(TRAIN_MIXER, *flags, "--dry-run", processes=2)
     assert output.count("Everything checks out") == 1 and os.listdir(tmp_path / "run") == ["prepared"]
+
+
+def test_processes_of_one_node_are_one_group_and_sum_in_every_step():
+    messages = Messages(gradients=100.0, moved=50.0, every=10, start=4, members=2)
+    assert messages.of_step(2, alone=True) == messages.of_step(2, alone=False) == 100.0
+    assert messages.of_step(8, alone=True) == 2 * 3 / 4 * 50.0 / 10  # four nodes
+    assert messages.of_step(8, alone=False) == 2 * 7 / 8 * 100.0

@@ -34,7 +34,9 @@ def test_waiting_for_data_in_three_rows_running():
 
 
 def test_one_rank_that_all_others_wait_for():
-    found = said([{"peer_shares": [0.4, 0.02, 0.5]}] * 5)
+    rows = [{"peer_shares": [0.4, 0.02, 0.5]}] * 5
+    found = said(rows, may_share=True)
+    assert "--shares" not in said(rows)[0][1]  # which goes with --reduce after alone, or is given already
     assert found == [
         (
             2,
