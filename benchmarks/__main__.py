@@ -55,7 +55,7 @@ LONG = {
         "--sizes base --batch 16 --rows 2 --budget 100 --forecast"
         " --ways ddp bf16 accumulate-4 sync-10 sync-20",
     ),
-    "accuracy": ("links.py", "--accuracy --sizes tiny --ngrams none default --epochs 10"),
+    "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 6"),
     "shares": ("shares.py", ""),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),

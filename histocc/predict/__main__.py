@@ -241,7 +241,11 @@ class Job:
         def code(texts: list[str], languages: list[str]) -> list[Coded]:
             return self.code(texts, languages if self.args.language_column else [language] * len(texts))
 
-        self.forked.each(lambda _: file.code_frequent(scan, pieces.is_mine, code))
+        def share(process: int) -> None:
+            self.progress = None if process else self.progress  # the first shows what all have done
+            file.code_frequent(scan, pieces.is_mine, code)
+
+        self.forked.each(share)
 
     def code_parts(self, file: CodedFile, scan: Scan) -> None:
         """The parts that fall to this rank."""
@@ -249,13 +253,14 @@ class Job:
         assert forked is not None
         frequent, pieces = file.frequent(scan), forked.pieces()
 
-        def code(_: int) -> None:
+        def share(process: int) -> None:
+            self.progress = None if process else self.progress
             for number, chunks in file.rows(self.args.input, self.args.delimiter, scan):
                 forked.check()
                 if pieces.is_mine(number) and not file.is_done(number):
                     self.code_part(file, number, chunks, frequent)
 
-        forked.each(code)
+        forked.each(share)
 
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
