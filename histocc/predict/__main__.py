@@ -30,7 +30,7 @@ from histocc.predict.arguments import DECIDES, DECIDES_SINCE, argument_problems,
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.number_format import (
     AUTO,
-    FOUND_BY_TRYING,
+    CHOSEN_BY_TRIAL,
     MOST_TEXTS,
     asked_format,
     candidates,
@@ -64,7 +64,7 @@ class Job:
         self.forked: Forked | None = None  # the processes that share the work
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
         asked = asked_format(args, world.device)
-        self.tries = args.computes_in is None and asked in FOUND_BY_TRYING
+        self.tries = args.computes_in is None and asked in CHOSEN_BY_TRIAL
         precision = Precision("float32" if self.tries else args.computes_in or asked, world.device)
         precision.use()
         key = keys.key_reader(args.key)
@@ -329,7 +329,7 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     args.source = args.input  # as it was named: what comes through a pipe is saved elsewhere
     started, everyone = time.monotonic(), list(range(world.size))
 
-    args.computes_in = None  # the number format, where it was found by trying
+    args.computes_in = None  # the number format, where a trial has chosen it
     settings, before, args.input = world.run_on_main(
         "first look", lambda: first_look(args, world, held, here)
     )
@@ -376,7 +376,7 @@ def first_look(
     raise_if_any(argument_problems(args))
     CodedFile(args.output, {}).refuse_others()
     begun = CodedFile(args.output, {}).read(SETTINGS) or {}
-    if asked_format(args, world.device) in FOUND_BY_TRYING and not args.overwrite:
+    if asked_format(args, world.device) in CHOSEN_BY_TRIAL and not args.overwrite:
         args.computes_in = begun.get("computes_in")  # what is there was coded in it
     with contextlib.ExitStack() as otherwise:
         locked = take_input(args, world, held, otherwise)

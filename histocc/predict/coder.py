@@ -135,7 +135,7 @@ class Coder:
         return self
 
     def in_format(self, precision: Precision) -> "Coder":
-        """This coder, which computes in float32, in another number format; with a model of its own in int8,
+        """This coder, which computes in float32, in another number format; with a separate model in int8,
         with the same one in half precision.
         """
         made = Coder.__new__(Coder)

@@ -12,7 +12,7 @@ from histocc.runtime.arguments import settings_of
 from histocc.runtime.precision import Precision, PrecisionSettings, has_bfloat16, has_int8
 
 AUTO = "auto"
-FOUND_BY_TRYING = (AUTO, "int8")  # the codes of these are compared with those of float32
+CHOSEN_BY_TRIAL = (AUTO, "int8")  # the codes of these are compared with those of float32
 FORMATS = ("float32", "float64", "bf16", "fp16", "int8")
 TEXTS_AT_ONCE, MOST_TEXTS, SECONDS = 64, 512, 0.4  # of a trial in float32; others code the same texts
 LEAST_SAME, MOST_APART = 0.995, 0.02  # share of texts with the codes of float32; mean difference of conf

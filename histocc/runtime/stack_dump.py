@@ -1,4 +1,4 @@
-"""Where this process is: the stacks of its threads, the innermost call of its own code, the collective that
+"""Where this process is: the stacks of its threads, the innermost call of the program, the collective that
 it waits in.
 """
 
@@ -110,7 +110,7 @@ class Summary:
         waits = f"waits {self.wait} for {self.wait.seconds:,.0f} s; " if self.wait else ""
         return (
             f"rank {self.rank}, {self.place}: {self.activity} for {self.seconds:,.0f} s; {waits}in"
-            f" {self.call or 'no call of its own'}"
+            f" {self.call or 'no call of the program'}"
         )
 
 

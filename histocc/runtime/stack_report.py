@@ -53,7 +53,7 @@ def _waits(found: Mapping[int, Summary]) -> list[str]:
 def _look_at(each: Summary) -> str:
     return (
         f"look at rank {each.rank} on host {each.place.host} (process {each.place.process}): it is in"
-        f" {each.call or 'no call of its own'}, {each.activity}, for {each.seconds:,.0f} s"
+        f" {each.call or 'no call of the program'}, {each.activity}, for {each.seconds:,.0f} s"
     )
 
 

@@ -217,7 +217,7 @@ class StepHooks:
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
         if self.saves is not None:
-            self.saves.go_on()
+            self.saves.restart_clock()
 
     def _validate(self, step: int) -> dict[str, Any] | None:
         """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one

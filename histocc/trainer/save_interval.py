@@ -57,7 +57,7 @@ class AutoInterval:
 
     Args:
         mean_between_failures: seconds, of the whole job.
-        start: the step that the run starts or goes on from.
+        start: the step that the run starts or continues from.
         save: what writes checkpoints. Where it has `is_writing` and `seconds`, as that of
             `histocc.trainer.saver`, they count; so does `say`, for the interval in words.
     """
@@ -76,7 +76,7 @@ class AutoInterval:
         return bool(getattr(self.save, "is_writing", False))
 
     def stepped(self, steps: int) -> None:
-        """After so many steps since `go_on`, before anything else is done."""
+        """After so many steps since `restart_clock`, before anything else is done."""
         seconds = time.perf_counter() - self._since
         if steps < 1:
             return
@@ -88,7 +88,7 @@ class AutoInterval:
             self.costs.append(max(self._cost, LEAST_COST))
             self._cost = None
 
-    def go_on(self) -> None:
+    def restart_clock(self) -> None:
         """What comes now are steps."""
         self._since, self._writes = time.perf_counter(), self.is_writing
 

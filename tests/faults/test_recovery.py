@@ -1,4 +1,4 @@
-"""What a failure costs: who is left ends at once, the launcher starts all again, and they go on where the
+"""What a failure costs: who is left ends at once, the launcher starts all again, and they continue where the
 checkpoint is.
 """
 
