@@ -120,11 +120,7 @@ class _Tensors(TorchFunctionMode):
 
 @contextlib.contextmanager
 def second_device(monkeypatch):
-    """`DEVICE` works like a device, and is the one that the scripts choose."""
-    from histocc.model import search
-    from histocc.runtime import world as distributed
-    from histocc.trainer import training
-
+    """`DEVICE` works like a device, and is the accelerator that torch finds here: --device meta."""
     fused = optimizer._get_fused_kernels_supported_devices
     autocast = torch.autocast
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: [*fused(), DEVICE.type])
@@ -133,9 +129,8 @@ def second_device(monkeypatch):
         "autocast",
         lambda device, *a, **b: contextlib.nullcontext() if is_device(device) else autocast(device, *a, **b),
     )
-    monkeypatch.setattr(distributed, "choose_device", lambda *_: DEVICE)
-    for by_device in (training.LENGTH_GROUP_ROWS, search.PREFIXES_AT_ONCE, search.ROWS_AT_ONCE):
-        monkeypatch.setitem(by_device, DEVICE.type, by_device["cpu"])
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: DEVICE)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device=None: None)
     waits.clear()
     with _Tensors(), _Operations():
         yield

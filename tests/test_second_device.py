@@ -2,6 +2,7 @@
 waits for the device.
 """
 
+import argparse
 import json
 from collections import Counter
 
@@ -17,6 +18,11 @@ from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import settings_of_torch
 from histocc.predict.coder import DECODERS, Coder
+from histocc.runtime import device
+from histocc.runtime.device import choose_device
+from histocc.runtime.entrypoint import device_name
+from histocc.runtime.errors import UserError
+from histocc.runtime.torch_settings import device_of
 
 TEXTS = [
     "wine merchant",
@@ -26,6 +32,7 @@ TEXTS = [
     "keeper of a very long description " * 5,
     "smith",
 ]
+HERE = ("--device", DEVICE.type)
 TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--length-groups", 2, "--float64"]
 
 
@@ -97,9 +104,9 @@ def test_operations_on_tensors_of_two_devices_and_numpy_are_refused_and_waits_ar
 @pytest.mark.full
 def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     with second_device(monkeypatch):
-        train(rows, tmp_path, *TWO_EPOCHS, "--max-steps", 3)
+        train(rows, tmp_path, *TWO_EPOCHS, *HERE, "--max-steps", 3)
         assert waits["_to_copy"] > 0  # the weights, to save them
-        train(rows, tmp_path, *TWO_EPOCHS)
+        train(rows, tmp_path, *TWO_EPOCHS, *HERE)
     here, there = read_logs(on_cpu), read_logs(tmp_path)
     assert [row["step"] for row in there] == [row["step"] for row in here] == [1, 2, 3, 4]
     for row, other in zip(here, there):
@@ -129,10 +136,29 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
                 0,
                 "--length-groups",
                 1,
+                *HERE,
             )
         return Counter(waits)
 
     assert count(1) == count(2)
+
+
+def test_what_is_no_device_here_is_said(monkeypatch):
+    with pytest.raises(
+        UserError, match="--device xpu: torch .* finds no accelerator here; take --device"
+    ):
+        choose_device("xpu", 0, 1)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a kind of device"):
+        device_name("cuda:1")
+    with second_device(monkeypatch):
+        assert choose_device("meta", 0, 1) == DEVICE == device_of("meta")
+        with pytest.raises(UserError, match="finds meta here; take --device meta"):
+            choose_device("xpu", 0, 1)
+        with pytest.raises(UserError, match="a run has one process there"):
+            choose_device("meta", 1, 2)
+    monkeypatch.setattr(device, "accelerator", lambda: "mps")
+    with pytest.raises(UserError, match="does not compute in float64"):
+        choose_device("mps", 0, 1)
 
 
 def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
@@ -176,7 +202,7 @@ def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
 
 @pytest.mark.full
 def test_evaluation_reports_the_figures_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
-    def report(name):
+    def report(name, *more):
         with settings_of_torch():
             code, output = run_inside(
                 evaluate.main,
@@ -188,13 +214,14 @@ def test_evaluation_reports_the_figures_of_the_cpu(rows, on_cpu, tmp_path, monke
                 tmp_path / name,
                 "--resamples",
                 5,
+                *more,
             )
         assert code == 0, output
         return json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))
 
     here = report("cpu")
     with second_device(monkeypatch):
-        there = report("there")
+        there = report("there", *HERE)
     assert here["validation"].keys() == there["validation"].keys()
     assert all(abs(value - there["validation"][name]) < 1e-5 for name, value in here["validation"].items())
     assert here["decoders"]["linear"]["top_k"] == there["decoders"]["linear"]["top_k"]

@@ -34,6 +34,7 @@ from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, vis
 from histocc.model.decoding import evaluating, upcast_half
 from histocc.model.layers import product
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime.device import by_kind
 
 # of all rows together, in `full`; more would leave a CPU's caches
 PREFIXES_AT_ONCE = {
@@ -189,7 +190,7 @@ class CodeSearch:
         k = min(k, len(self.tree.codes))
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
-            step, parts = ROWS_AT_ONCE[input_ids.device.type], []
+            step, parts = by_kind(ROWS_AT_ONCE, input_ids.device), []
             for i in range(0, len(input_ids), step):
                 part = slice(i, i + step)
                 parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
@@ -223,7 +224,7 @@ class CodeSearch:
         for.
         """
         widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-        step = max(1, PREFIXES_AT_ONCE[self.x.device.type] // widest)
+        step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
         for i in range(0, rows, step):
             yield self._full(memory.rows(slice(i, i + step)), min(step, rows - i))
 

@@ -10,16 +10,20 @@ import torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import is_out_of_memory
 
-LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
+LARGEST_MATRIX = {"cpu": 2048}  # rows of one that `matmul_rate` multiplies; 8192 on accelerators
 MATMUL_SECONDS = 0.25
+WITHOUT_FLOAT64 = ("mps",)
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of this process. `name`: auto, cpu or cuda. Raises UserError where there is none for it.
+    """The device of this process. `name`: auto, cpu, cuda or another accelerator that torch finds here.
+    Raises UserError where there is none for it.
 
     Of several processes on a node each takes the GPU of its local rank; where each sees a single one, as with
     `srun --gpus-per-task=1`, that one: `check_one_process_per_gpu` then compares them.
     """
+    if name not in ("auto", "cpu", "cuda"):
+        return other_accelerator(name, local_size)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cuda" and not gpus:
         raise UserError(
@@ -36,6 +40,41 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
     # cuDNN's attention plans again for every shape, and shapes change from batch to batch
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device("cuda", place)
+
+
+def accelerator() -> str:
+    """The kind that torch finds here: cuda, xpu, mps, …; "" for none."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "" if found is None else found.type
+
+
+def other_accelerator(name: str, local_size: int) -> torch.device:
+    """One that is neither CPU nor CUDA, for a run of one process. Raises UserError."""
+    here = accelerator()
+    if name != here:
+        found = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
+        raise UserError(f"--device {name}: {found}; take --device {here or 'cpu'}, or leave it out")
+    if name in WITHOUT_FLOAT64:
+        raise UserError(
+            f"--device {name}: it does not compute in float64, in which losses and figures are summed; take"
+            " --device cpu"
+        )
+    if local_size > 1:
+        raise UserError(
+            f"--device {name}: a run has one process there; several go on CPUs and on CUDA devices"
+        )
+    return torch.device(name)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what the device has been given to do."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def by_kind(values: dict[str, int], device: torch.device) -> int:
+    """The value for this kind of device: that of GPUs for one that is not named."""
+    return values.get(device.type, values["cuda"])
 
 
 def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:
@@ -74,7 +113,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     of random numbers as it is.
     """
     until = time.perf_counter() + seconds
-    size, best, largest = 128, 0.0, LARGEST_MATRIX.get(device.type, 2048)
+    size, best, largest = 128, 0.0, LARGEST_MATRIX.get(device.type, 8192)
     while True:
         try:
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
@@ -95,10 +134,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
 
 def _product_seconds(pair: torch.Tensor) -> float:
     """Of the product of two matrices, [2, N, N]."""
-    if pair.device.type == "cuda":
-        torch.cuda.synchronize(pair.device)
+    synchronize(pair.device)
     started = time.perf_counter()
     torch.mm(pair[0], pair[1])
-    if pair.device.type == "cuda":
-        torch.cuda.synchronize(pair.device)
+    synchronize(pair.device)
     return max(time.perf_counter() - started, 1e-9)

@@ -22,6 +22,8 @@ def has_bfloat16(device_type: str) -> bool:
     """
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device_type != "cpu":
+        return False  # of others nothing is known
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

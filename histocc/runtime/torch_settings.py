@@ -6,7 +6,7 @@ from collections.abc import Generator
 import torch
 
 from histocc.runtime.call_arguments import is_text, shown
-from histocc.runtime.device import choose_device
+from histocc.runtime.device import accelerator, choose_device
 from histocc.runtime.errors import UserError
 
 
@@ -18,7 +18,7 @@ def device_of(given: str | torch.device | None) -> torch.device:
         )
     name, sign, number = str("auto" if given is None else given).partition(":")
     if (
-        name not in ("auto", "cpu", "cuda")
+        name not in ("auto", "cpu", "cuda", accelerator())
         or sign
         and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0")
     ):

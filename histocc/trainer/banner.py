@@ -64,11 +64,12 @@ def say_banner(run: Banner) -> None:
 
 
 def _machine_lines(machine: MachineSettings, world: World, visible: int) -> list[str]:
-    gpu = world.device.type == "cuda"
+    gpu, on_cpu = world.device.type == "cuda", world.device.type == "cpu"
     kind = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpu else "MULTI_CPU"
     names = f" ({torch.cuda.get_device_name(world.device)})" if gpu else ""
     return [
-        *([f"TRAINING ON CPUs, NO GPU IS USED: {no_gpu(machine.device)}"] if not gpu else []),
+        *([f"TRAINING ON CPUs, NO GPU IS USED: {no_gpu(machine.device)}"] if on_cpu else []),
+        *([] if gpu or on_cpu else [f"Device: {world.device.type}"]),
         f"Distributed environment: {kind}",
         f"Number of processes: {world.size}",
         f"Number of GPUs: {world.size if gpu else 0}",
@@ -164,7 +165,7 @@ def notes(world: World, plan: BatchPlan, gpus: int) -> list[str]:
 
 
 def kind_of(world: World) -> str:
-    return "GPU" if world.device.type == "cuda" else "CPU process"
+    return {"cuda": "GPU", "cpu": "CPU process"}.get(world.device.type, f"{world.device.type} process")
 
 
 def devices(world: World) -> str:

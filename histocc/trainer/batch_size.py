@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from histocc.runtime.device import synchronize
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.world import World
@@ -87,8 +88,7 @@ def _try(
         started = time.perf_counter()
         try:
             run(size)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

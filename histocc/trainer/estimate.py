@@ -10,6 +10,7 @@ from itertools import islice
 import torch
 
 from histocc.runtime.console import duration
+from histocc.runtime.device import synchronize
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
@@ -17,7 +18,7 @@ from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
-from histocc.trainer.forecast import finish, forecast_lines, messages_of
+from histocc.trainer.forecast import forecast_lines, messages_of
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
 from histocc.trainer.plan import BatchPlan
@@ -103,7 +104,7 @@ def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tup
         hooks = StepHooks(run.world, Meter(), Steps(steps), Intervals(log=None), callbacks)
         started = time.perf_counter()
         done = loop.train_one_epoch(replace(run, seed=0), batches, hooks)
-        finish(run.world)
+        synchronize(run.world.device)
         return (time.perf_counter() - started) / max(done, 1), done
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
@@ -158,7 +159,7 @@ def _validation_seconds(run: loop.Run, loader: BatchLoader | None, stop: StopPol
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
     loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, stop)
-    finish(run.world)
+    synchronize(run.world.device)
     return max(run.world.gather((time.perf_counter() - started) / batches * len(loader)))
 
 

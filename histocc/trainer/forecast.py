@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from histocc.runtime.console import duration
+from histocc.runtime.device import synchronize
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.reduction import GradientReducer
-from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import MicroBatches, Rows
 from histocc.trainer.exchange import SyncSettings, steps_together
@@ -145,7 +143,7 @@ def _own_seconds(run: loop.Run, rows: Rows, plan: BatchPlan) -> float:
             loop.forward_backward(alone.model, alone.task, batch, alone.number_format, plan.processes)
         reducer.rehearse()
         loop.optimizer_step(alone)
-        finish(world)
+        synchronize(world.device)
         taken.append(time.perf_counter() - started)
         if len(taken) > 2 and time.perf_counter() - begun > SECONDS:
             break
@@ -160,11 +158,11 @@ def rate_here(run: loop.Run) -> float | None:
     if world.size == 1 or reducer is None:
         return None
     reducer()
-    finish(world)
+    synchronize(world.device)
     started = time.perf_counter()
     for _ in range(SUMS):
         reducer()
-    finish(world)
+    synchronize(world.device)
     seconds = max(world.gather((time.perf_counter() - started) / SUMS))
     run.optimizer.zero_grad(set_to_none=True)
     return ring(world.size) * sent_bytes(run, reducer.compression) / seconds
@@ -174,12 +172,6 @@ def sent_bytes(run: loop.Run, compression: str) -> float:
     """Of a number for each weight that is trained, as they are sent."""
     trained = [p for p in unwrap(run.model).parameters() if p.requires_grad]
     return sum(p.numel() * (HALF_WORD if compression == "bf16" else p.element_size()) for p in trained)
-
-
-def finish(world: World) -> None:
-    """Waits for what the device has been given to do."""
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
 
 
 def messages_of(run: loop.Run, compression: str, sync: SyncSettings, warmup: int) -> Messages:

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
+from histocc.runtime.device import synchronize
 from histocc.runtime.outputs import OwnFiles
 
 PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
@@ -29,8 +30,7 @@ def phase(name: str) -> Generator[None]:
         return
     with record_function(name):
         yield
-        if _active[0].type == "cuda":
-            torch.cuda.synchronize(_active[0])
+        synchronize(_active[0])
 
 
 class StepProfiler:

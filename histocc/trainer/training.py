@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from histocc.runtime import checkpoint
+from histocc.runtime.device import by_kind
 from histocc.runtime.errors import UserError
 from histocc.runtime.groups import Groups
 from histocc.runtime.machine_errors import too_few_open_files
@@ -82,7 +83,7 @@ def batch_plan(batch: BatchSettings, rows: Rows, world: World, processes: int | 
         number,
         batch.batch_size,
         batch.length_groups or usual,
-        1 if batch.length_groups else LENGTH_GROUP_ROWS[world.device.type],
+        1 if batch.length_groups else by_kind(LENGTH_GROUP_ROWS, world.device),
     )
 
 
