@@ -163,6 +163,7 @@ def jobs_words(parts: list[dict]) -> str:
         "By arithmetic (Daly's model), with the failures that Kokolis et al. (2024, arXiv 2410.21680) report:"
         " every 7.9 hours at 1,024 GPUs, and inversely proportional to their number below; for 16,384 they"
         f" project 1.8 hours. A recovery is taken to last {part['recovery']:.0f} s, a checkpoint to hold the"
-        f" training up for {part['blocked']:g} s and to be written {part['lag']:g} s later, as here; larger"
-        " jobs start more slowly. The last columns are the shares with a checkpoint every so many minutes."
+        f" training up for {part['blocked']:g} s and to be written {part['lag']:g} s later: longer than here,"
+        " since larger jobs start and save more slowly. The last columns are the shares with a checkpoint"
+        " every so many minutes."
     )

@@ -89,18 +89,18 @@ def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
 
     assert (
         banner("new", "--max-steps", 2)
-        == "0.001 (not scaled; warm-up over 1 steps), of the linear decoder 5 times that"
+        == "0.001 (not scaled; warm-up over 1 step), of the linear decoder 5 times that"
     )
     assert banner("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
     published = ["--learning-rate", 2e-5, "--linear-loss", "mean"]
     assert (
         banner("published", "--max-steps", 2, *published)
-        == "2e-05 (not scaled; warm-up over 1 steps), of the linear decoder 30 times that"
+        == "2e-05 (not scaled; warm-up over 1 step), of the linear decoder 30 times that"
     )
     assert banner("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
     assert (
         banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
-        == "2e-05 (not scaled; warm-up over 1 steps)"
+        == "2e-05 (not scaled; warm-up over 1 step)"
     )
     assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith(
         "of the linear decoder 5 times that"

@@ -144,9 +144,7 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
 
 
 def test_what_is_no_device_here_is_said(monkeypatch):
-    with pytest.raises(
-        UserError, match="--device xpu: torch .* finds no accelerator here; take --device"
-    ):
+    with pytest.raises(UserError, match="--device xpu: torch .* finds no accelerator here; take --device"):
         choose_device("xpu", 0, 1)
     with pytest.raises(argparse.ArgumentTypeError, match="is not a kind of device"):
         device_name("cuda:1")

@@ -114,8 +114,8 @@ def _step_lines(run: Banner) -> list[str]:
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items())
         + ")",
         f"Epochs: {run.settings.schedule.num_epochs} ({schedule.total:,} steps)",
-        f"Learning rate: {schedule.rate:g} ({_scaling(run)}; warm-up over {schedule.warmup:,} steps)"
-        + run.about_rate,
+        f"Learning rate: {schedule.rate:g} ({_scaling(run)}; warm-up over {schedule.warmup:,}"
+        f" step{'s' * (schedule.warmup != 1)})" + run.about_rate,
         *schedule.warnings(),
     ]
 
