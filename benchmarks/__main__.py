@@ -52,8 +52,7 @@ LONG = {
     "links small": ("links.py", "--sizes small --forecast"),
     "links base": (
         "links.py",
-        "--sizes base --batch 16 --rows 2 --budget 100"
-        " --ways ddp bf16 accumulate-4 sync-10 sync-20",
+        "--sizes base --batch 16 --rows 2 --budget 100 --ways ddp bf16 accumulate-4 sync-10 sync-20",
     ),
     "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 6"),
     "shares": ("shares.py", ""),

@@ -417,7 +417,6 @@ CHOICES = {
     "formatter": ("gpf", "hisco", "occ1950"),
     "model_size": ("tiny", "small", "base"),
     "lr_scaling": ("none", "linear", "sqrt"),
-    "device": ("auto", "cpu", "cuda"),
     "parallel": ("ddp", "fsdp"),
     "reduce": ("after", "during"),
     "gradient_compression": ("none", "bf16"),

@@ -2,7 +2,6 @@
 waits for the device.
 """
 
-import argparse
 import json
 from collections import Counter
 
@@ -20,7 +19,6 @@ from histocc.occ_canine import settings_of_torch
 from histocc.predict.coder import DECODERS, Coder
 from histocc.runtime import device
 from histocc.runtime.device import choose_device
-from histocc.runtime.entrypoint import device_name
 from histocc.runtime.errors import UserError
 from histocc.runtime.torch_settings import device_of
 
@@ -146,8 +144,8 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
 def test_what_is_no_device_here_is_said(monkeypatch):
     with pytest.raises(UserError, match="--device xpu: torch .* finds no accelerator here; take --device"):
         choose_device("xpu", 0, 1)
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a kind of device"):
-        device_name("cuda:1")
+    with pytest.raises(UserError, match="--device cuda:1: torch .* finds no accelerator here"):
+        choose_device("cuda:1", 0, 1)
     with second_device(monkeypatch):
         assert choose_device("meta", 0, 1) == DEVICE == device_of("meta")
         with pytest.raises(UserError, match="finds meta here; take --device meta"):

@@ -74,7 +74,7 @@ def synchronize(device: torch.device) -> None:
 
 def by_kind(values: dict[str, int], device: torch.device) -> int:
     """The value for this kind of device: that of GPUs for one that is not named."""
-    return values.get(device.type, values["cuda"])
+    return values[device.type if device.type in values else "cuda"]
 
 
 def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import faulthandler
 import gc
-import re
 import signal
 import sys
 import threading
@@ -31,13 +30,6 @@ CLOSE_SECONDS = 60.0
 STOP_SECONDS = 2.0
 
 
-def device_name(text: str) -> str:
-    """A value of --device, for argparse; `choose_device` knows what is here."""
-    if not re.fullmatch("[a-z]+[a-z0-9_]*", text):
-        raise argparse.ArgumentTypeError(f"{text[:60]!r} is not a kind of device: auto, cpu, cuda, xpu, …")
-    return text
-
-
 def add_process_arguments(
     parser: Parser, minutes: float = 30.0, timeout_help: str = "minutes that a process waits for another one"
 ) -> Group:
@@ -47,7 +39,6 @@ def add_process_arguments(
     machine = parser.add_argument_group("machine and processes")
     machine.add_argument(
         "--device",
-        type=device_name,
         default="auto",
         metavar="NAME",
         help="auto: CUDA GPUs where there are any, else the CPU; cpu; cuda; or another accelerator that"

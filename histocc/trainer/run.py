@@ -74,8 +74,7 @@ def train(
     # Which rows a step takes, and how many steps there are.
     if settings.batch.is_open:
         settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
-    scaled = settings.schedule.lr_scaling != "none"
-    memory = partial(memory_advice, settings.batch, world, smaller, scaled)
+    memory = partial(memory_advice, settings.batch, world, smaller, settings.schedule.lr_scaling != "none")
     plan = batch_plan(settings.batch, training.train, world)
     if resumed:
         check_unchanged(settings, resumed, plan, training.files)
@@ -128,13 +127,7 @@ def train(
     last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)
     steps = Steps(schedule.total, start, last, plan.steps_per_epoch)
     state = RunState(settings, training, run, plan, resumed)
-    hints = Hints(
-        schedule.stop,
-        settings.loader.num_workers,
-        start,
-        bool(training.fitted_before),
-        may_share=reducer is not None and settings.machine.shares == EQUAL,
-    )
+    hints = make_hints(settings, run, training, schedule, start)
     with opened_outputs(settings, training, world, state, steps, hints) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
         stop = StopVote(world, at_once=run.exchange is not None)
@@ -147,6 +140,14 @@ def train(
     say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
     if not stop.agreed:
         use_model(training, model)
+
+
+def make_hints(
+    settings: RunSettings, run: loop.Run, training: Training, schedule: Schedule, start: int
+) -> Hints:
+    may_share = run.reducer is not None and settings.machine.shares == EQUAL
+    fitted = bool(training.fitted_before)
+    return Hints(schedule.stop, settings.loader.num_workers, start, fitted, may_share)
 
 
 def use_model(training: Training, model: nn.Module) -> None:
