@@ -54,7 +54,7 @@ LONG = {
         "links.py",
         "--sizes base --batch 16 --rows 2 --budget 100 --ways ddp bf16 accumulate-4 sync-10 sync-20",
     ),
-    "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 6"),
+    "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 3"),
     "shares": ("shares.py", ""),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),
