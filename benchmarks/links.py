@@ -74,8 +74,11 @@ class Way:
     every: int = 1
 
 
-def sync(every: int) -> Way:
-    return Way(("--sync-every", str(every)), every=every)
+def sync(every: int, *more: str) -> Way:
+    return Way(("--sync-every", str(every), *more), every=every)
+
+
+MEAN = ("--outer-learning-rate", "1", "--outer-momentum", "0")  # of the weights of all groups
 
 
 WAYS = {
@@ -85,7 +88,12 @@ WAYS = {
     "sync-10": sync(10),
     "sync-20": sync(20),
     "sync-50": sync(50),
+    "mean-10": sync(10, *MEAN),
+    "mean-20": sync(20, *MEAN),
+    "mean-50": sync(50, *MEAN),
 }
+# averages send as much
+RATE_WAYS = [name for name in WAYS if not name.startswith("mean")]
 ACCURACY_WAYS = [name for name, way in WAYS.items() if name == "ddp" or way.every > 1]
 
 
@@ -397,7 +405,7 @@ def link_rate(text: str) -> str:
 def get_args_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--sizes", nargs="+", default=None, choices=("tiny", "small", "base"))
-    parser.add_argument("--ways", nargs="+", default=None, choices=WAYS, help="default: all; DDP comes first")
+    parser.add_argument("--ways", nargs="+", default=None, choices=WAYS, help="DDP comes first")
     parser.add_argument(
         "--links", nargs="*", type=link_rate, default=DEFAULT_LINKS, help="rates as tc writes them"
     )
@@ -423,7 +431,7 @@ def main() -> None:
     args = get_args_parser().parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    args.ways = args.ways or (ACCURACY_WAYS if args.accuracy else list(WAYS))
+    args.ways = args.ways or (ACCURACY_WAYS if args.accuracy else RATE_WAYS)
     args.sizes = args.sizes or (["small"] if args.accuracy else ["small", "base"])
     tables = [(size, ngrams) for size in args.sizes for ngrams in args.ngrams]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,10 @@ WAYS = {
     "sync-10": "`--sync-every 10`",
     "sync-20": "`--sync-every 20`",
     "sync-50": "`--sync-every 50`",
+    **{
+        f"mean-{every}": f"`--sync-every {every} --outer-learning-rate 1 --outer-momentum 0`"
+        for every in (10, 20, 50)
+    },
 }
 
 

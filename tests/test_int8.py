@@ -85,7 +85,7 @@ def test_the_format_that_was_found_stays_when_the_command_is_given_again(model, 
     join = predict.CodedFile.join
     monkeypatch.setattr(predict.CodedFile, "join", lambda *_: (_ for _ in ()).throw(UserError("interrupted")))
     code, output = run_inside(predict.main, *asked, "--device", "cpu")
-    assert code == 2 and "Number format: int8, the fastest with the codes of float32" in output
+    assert code == 2 and "Number format: int8, the fastest that keeps the codes of float32" in output
     monkeypatch.setattr(predict.CodedFile, "join", join)
     monkeypatch.setattr(predict, "tried", None)  # nothing is tried again
     before = sorted((tmp_path / "out.csv.parts").glob("*.csv"))

@@ -138,6 +138,7 @@ main()
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 def test_losses_are_those_of_equal_shares(tmp_path):
     """A process that is slower, whose shares are measured; and shares that were given, on a resumed run."""
     from helpers import REPO

@@ -95,10 +95,11 @@ def words(chosen: Trial, trials: list[Trial], asked: str) -> str:
     """What is said of a choice, or of a format that was asked for."""
     plain = trials[0]
     if asked == AUTO:
-        return (
-            f"Number format: {chosen.name}, the fastest with the codes of float32 (texts/s in a trial of"
-            f" {plain.texts}: {', '.join(map(str, trials))})"
-        )
+        why = "the fastest that keeps the codes of float32"
+        if chosen is plain:
+            why = "since no other one that keeps the codes is faster"
+        rates = ", ".join(map(str, trials))
+        return f"Number format: {chosen.name}, {why} (texts/s in a trial of {plain.texts}: {rates})"
     agree = (
         f"{chosen.name}: in a trial {chosen.same:,} of {chosen.texts:,} texts get the codes of float32, with"
         f" conf {chosen.apart:.3f} apart in the mean, at {chosen.rate / plain.rate:.1f} times its rate"

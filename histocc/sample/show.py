@@ -128,7 +128,7 @@ def confidence_lines(coder: Coder) -> list[str]:
                 f"predict --target-accuracy {target:g}: {kept.mean():.0%} of these rows need no review,"
                 f" {right[kept].mean():.1%} of them are right"
             )
-    return [*lines, "histocc review hands the others to a person"]
+    return [*lines, "python -m histocc review hands the others to a person"]
 
 
 if __name__ == "__main__":
