@@ -5,11 +5,13 @@ several cores without a launcher.
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
-from helpers import run_inside, write_csv
+from helpers import REPO, run_inside, write_csv
 from test_predict import CODES, flags, model, predict_here, table  # noqa: F401
 
 from histocc.evaluate import __main__ as evaluate
@@ -89,6 +91,62 @@ def test_a_process_that_dies_is_noticed_while_others_work():
     assert not shared._children
 
 
+def test_a_failure_is_noticed_while_others_work():
+    shared = Forked(2, never)
+
+    def work(number: int) -> None:
+        if number:
+            raise UserError("a column is missing")
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            shared.check()
+            time.sleep(0.01)
+
+    with pytest.raises(UserError, match="a column is missing"):
+        shared.each(work)
+
+
+THREADS = """
+import os, sys, time
+sys.path[:0] = ["{repo}"]
+import torch
+from histocc.runtime import forked
+from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.world import World
+
+forked.usable_cores = lambda: 8
+torch.set_num_threads(4)
+x = torch.rand(512, 512)
+x @ x  # the parent has threads now
+print("sums", *forked.Forked(2, lambda: None).each(lambda number: float((x @ x).sum()) > 0), flush=True)
+
+request = StopRequest()
+with request.listening():
+    world = World(stop=request)
+    try:
+        shared = forked.Forked(2, world.give_up_if_asked)
+        shared.each(lambda number: time.sleep(60) if number else print("waits", flush=True))
+    except Stopped:
+        print("stopped by", request.reason)
+"""
+
+
+@pytest.mark.processes
+def test_threads_of_the_parent_and_a_signal_to_all(tmp_path):
+    """A fork leaves the parent's threads behind; a queue sends its signal to all processes of a job."""
+    script = tmp_path / "threads.py"
+    script.write_text(THREADS.format(repo=REPO))
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "sums True True\n"
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and output == "stopped by SIGTERM\n"
+
+
 def test_a_stop_ends_all_processes(tmp_path):
     asked = tmp_path / "asked"
 
@@ -115,7 +173,7 @@ def test_how_many_processes(monkeypatch):
     alone = World()
     monkeypatch.setattr(forked, "usable_cores", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 3, 9)] == [1, 1, 3, 4]
+    assert [choose_processes(None, alone, pieces) for pieces in (0, 1, 2, 3, 9)] == [1, 1, 1, 3, 4]
     assert choose_processes(7, alone, 9) == 7 and choose_processes(7, alone, 2) == 2
     for world, why in (
         (World(size=2), "the launcher"),

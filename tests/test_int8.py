@@ -16,13 +16,16 @@ from histocc.predict import __main__ as predict
 from histocc.predict import number_format
 from histocc.predict.coder import Coded
 from histocc.predict.number_format import Trial, fastest, tried
+from histocc.runtime import precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
+from histocc.runtime.precision import Precision, has_int8
 from histocc.text import encode
 
+needs_vnni = pytest.mark.skipif(not has_int8(), reason="this CPU has no instructions for int8")
 TEXTS = ["wine merchant", "huusmand og væver", "farmer", "keeper of a very long description " * 3, "smith"]
 
 
+@needs_vnni
 @torch.no_grad()
 def test_a_product_is_that_of_floats_to_rounding_and_a_row_does_not_depend_on_others():
     torch.manual_seed(3)
@@ -38,6 +41,7 @@ def test_a_product_is_that_of_floats_to_rounding_and_a_row_does_not_depend_on_ot
     assert torch.equal(part, found[..., 32:64])
 
 
+@needs_vnni
 @torch.no_grad()
 def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
     plain = make_model()
@@ -59,6 +63,7 @@ def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
         assert float((one - other).norm() / one.norm()) < 0.08
 
 
+@needs_vnni
 def test_a_file_in_int8_is_as_from_python_and_says_how_its_codes_compare(model, tmp_path, monkeypatch):  # noqa: F811
     source = table(tmp_path / "in.csv", 60)
     output = predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
@@ -75,6 +80,7 @@ def test_a_file_in_int8_is_as_from_python_and_says_how_its_codes_compare(model, 
     ]
 
 
+@needs_vnni
 def test_the_format_that_was_found_stays_when_the_command_is_given_again(model, tmp_path, monkeypatch):  # noqa: F811
     source = table(tmp_path / "in.csv", 60)
     asked = flags(model, source, tmp_path / "out.csv", "--precision", "auto")
@@ -110,6 +116,7 @@ def test_the_fastest_format_that_keeps_the_codes_is_taken():
     assert chosen(Trial("bf16", 105.0, 400, 400, 0.0)) == "float32"
 
 
+@needs_vnni
 def test_what_a_trial_measures():
     class Fake:
         device = torch.device("cpu")
@@ -129,6 +136,7 @@ def test_what_a_trial_measures():
     assert "WARNING" in number_format.words(other, trials, "int8")
 
 
+@needs_vnni
 def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
     source = table(tmp_path / "in.csv", 8)
     code, output = run_inside(
@@ -145,6 +153,7 @@ def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
     assert code == 0 and ", computed in int8." in (tmp_path / "report" / "report.md").read_text()
 
 
+@needs_vnni
 def test_sizes_that_no_kernel_was_made_for():
     torch.manual_seed(0)
     for rows, inputs, outputs in ((1, 8, 8), (3, 24, 5), (257, 130, 33)):
@@ -153,3 +162,19 @@ def test_sizes_that_no_kernel_was_made_for():
         assert float((Int8Weight(weight).product(x) - exact).norm() / exact.norm()) < 0.02
     assert int8.ROWS_AT_ONCE < 257
     assert model_config("tiny").hidden_size == 128
+
+
+def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
+    monkeypatch.setattr(precision, "has_int8", lambda: False)
+    with pytest.raises(UserError, match="no instructions that multiply int8 exactly"):
+        Precision("int8")
+
+
+@needs_vnni
+@pytest.mark.parametrize("rows", [[], [(" ", "en")]])
+def test_a_file_without_texts(model, tmp_path, rows):  # noqa: F811
+    source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
+    for way in (["--int8"], ["--precision", "auto"]):
+        output = tmp_path / f"{way[-1]}.csv"
+        predict_here(*flags(model, source, output, *way))
+        assert len(read(output)) == len(rows)

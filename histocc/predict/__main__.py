@@ -122,7 +122,9 @@ class Job:
         if column_problems(self.args.source, self.header, self.read_columns):
             return [], []
         chunk = next(read_chunks(self.args.input, self.read_columns, self.args.delimiter), None)
-        columns = chunk.columns if chunk is not None else [[]]
+        if chunk is None:
+            return [], []
+        columns = chunk.columns
         languages = columns[1] if len(columns) > 1 else self.languages_of(columns)
         pairs = dict.fromkeys((self.coder.clean(text), each) for text, each in zip(columns[0], languages))
         found = [pair for pair in pairs if pair[0].strip()]

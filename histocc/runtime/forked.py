@@ -9,7 +9,7 @@ import os
 import pickle
 import signal
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -59,8 +59,11 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
         raise UserError(f"--processes {asked}: {why}; leave it out")
     if alone:
         return 1
+    if asked is not None:
+        return max(1, min(asked, pieces))
     cores = min(usable_cores(), torch.get_num_threads())
-    return max(1, min(cores if asked is None else asked, pieces))
+    # a process that shares work has one thread, and few of them would leave most cores idle
+    return min(cores, pieces) if 2 * pieces > cores else 1
 
 
 class _Child(Generic[T]):
@@ -107,17 +110,20 @@ def _how(code: int | None) -> str:
 
 def _serve(pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:
     leave_to_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all: the parent says that it stops, and ends this
     die_with(parent)
     progress.show(False)
+    code = 1
     try:
         answer = pickle.dumps(("done", work(number)), protocol=-1)
+        code = 0
     except Stopped:
         answer = pickle.dumps(("stopped", None))
     except Exception as error:
         answer = pickle.dumps(("failed", _portable(error)))
     with contextlib.suppress(OSError):  # nobody reads it any more
         pipe.send_bytes(answer)
-    os._exit(0)  # exit functions and open files are the parent's
+    os._exit(code)  # exit functions and open files are the parent's
 
 
 def _portable(error: Exception) -> Exception:
@@ -133,8 +139,8 @@ def _portable(error: Exception) -> Exception:
 
 
 class Forked:
-    """`number` processes, of which this is the first, share what follows. Inside `sharing` each has its part
-    of the cores.
+    """`number` processes, of which this is the first, share what follows, with a thread each: the threads of
+    OpenMP do not come through a fork, and a process that asks for more than one then waits for them forever.
     """
 
     def __init__(self, number: int, stop: Callable[[], None], rank: int = 0, ranks: int = 1):
@@ -144,34 +150,27 @@ class Forked:
         self.number, self.stop, self.rank, self.ranks = number, stop, rank, ranks
         self._children: list[_Child] = []
 
-    @contextlib.contextmanager
-    def sharing(self) -> Generator[None]:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, min(threads, usable_cores() // self.number)))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
     def each(self, work: Callable[[int], T]) -> list[T]:
         """What work(0), here, and work(1), … in forked processes return, in this order; the latter must come
         through a pipe. Raises what any of them raises, and ends the others then.
         """
         if self.number == 1:
             return [work(0)]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
-            with self.sharing():
-                self._children = [_Child(work, number) for number in range(1, self.number)]
-                found = [work(0)]
-                for child in list(self._children):
-                    while not child.end.poll(LOOK_SECONDS):
-                        self.check()
-                    found.append(child.result())
+            self._children = [_Child(work, number) for number in range(1, self.number)]
+            found = [work(0)]
+            for child in list(self._children):
+                while not child.end.poll(LOOK_SECONDS):
+                    self.check()
+                found.append(child.result())
             return found
         finally:
             for child in self._children:
                 child.close()
             self._children = []
+            torch.set_num_threads(threads)
 
     def pieces(self) -> "Pieces | OwnPieces":
         """For work of `each`: made before its processes are."""

@@ -28,7 +28,9 @@ def has_bfloat16(device_type: str) -> bool:
 
 
 def has_int8() -> bool:
-    """Whether this CPU has instructions that multiply int8 and sum in int32 (AVX-512 VNNI)."""
+    """Whether this CPU has instructions that multiply int8 and sum in int32 (AVX-512 VNNI). Others sum pairs
+    of products in 16 bits, which do not hold them.
+    """
     return torch.cpu._is_vnni_supported()
 
 
@@ -62,6 +64,11 @@ class Precision:
                 f"--int8 is for CPUs, and this process computes on {self.device_type}: --bf16 or --fp16,"
                 " or --device cpu"
             )
+        if name == "int8" and not has_int8():
+            raise UserError(
+                "--int8: this CPU has no instructions that multiply int8 exactly (AVX-512 VNNI); take"
+                " --precision auto, which finds the fastest format that it has"
+            )
         self.scaler = torch.amp.GradScaler(self.device_type) if name == "fp16" else None
 
     @classmethod
@@ -89,11 +96,6 @@ class Precision:
             return (
                 "this CPU has no instructions for bfloat16, so that --bf16 is many times slower than float32"
                 " here; leave it out"
-            )
-        if self.name == "int8" and not has_int8():
-            return (
-                "this CPU has no instructions for int8 (AVX-512 VNNI), so that --int8 may gain nothing here;"
-                " --precision auto measures it"
             )
         return None
 

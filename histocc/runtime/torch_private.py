@@ -20,7 +20,7 @@ def loading_processes(batches: Iterator[Any]) -> Sequence[BaseProcess]:
 
 
 def int8_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """int8 [N, K] times int8 [K, M] → exact sums, int32 [N, M]."""
+    """int8 [N, K] times int8 [K, M] → int32 [N, M]: exact sums on CPUs of which `has_int8` is true."""
     return torch.ops.aten._int_mm(left, right)
 
 
