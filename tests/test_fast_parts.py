@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from histocc.formatter import PAD_IDX
-from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.layers import Dropout, attend, dropout, project_together
+from histocc.model.canine import CanineConfig, CanineEncoder, SelfAttention
+from histocc.model.layers import Dropout, attend, dropout, product
 from histocc.model.loss import BlockOrderInvariantLoss
 
 SMALL = {
@@ -77,9 +77,9 @@ def test_attention_in_steps_is_that_of_the_fused_kernel(kind):
 
 
 def test_one_product_for_several_layers():
-    layers = [torch.nn.Linear(6, n) for n in (4, 4, 3)]
-    x = torch.randn(2, 5, 6)
-    for found, layer in zip(project_together(x, *layers), layers):
+    attention = SelfAttention(CanineConfig(**SMALL), None)
+    layers, x = (attention.query, attention.key, attention.value), torch.randn(2, 5, 32)
+    for found, layer in zip(product(x, *attention.query_key_value()).chunk(3, dim=-1), layers, strict=True):
         assert torch.allclose(found, layer(x), atol=1e-6)
 
 

@@ -247,15 +247,15 @@ def test_the_rate_is_the_best_and_sizes_grow_as_long_as_there_is_time(monkeypatc
 
 
 def test_the_rate_does_with_the_memory_that_is_there(monkeypatch):
-    make = torch.empty
+    make = torch.linspace
 
     def rate_with(most):
-        def short(*sizes, **options):
-            if sizes[-1] > most:
+        def short(first, last, numbers, **options):
+            if numbers > 2 * most * most:
                 raise torch.OutOfMemoryError("out of memory")
-            return make(*sizes, **options)
+            return make(first, last, numbers, **options)
 
-        monkeypatch.setattr(torch, "empty", short)
+        monkeypatch.setattr(torch, "linspace", short)
         return matmul_rate(CPU, torch.float32, 0.05)
 
     assert rate_with(128) > 0 and rate_with(0) == 0

@@ -162,6 +162,7 @@ def test_two_processes_save_together(tmp_path, flags):
     output = run(FINETUNE, *args, processes=2)
     steps = sorted(int(file.stem) for file in folder.glob("*.bin") if file.stem.isdecimal())
     assert steps[0] == 10
-    assert not flags or all((step - 4) % 3 == 0 for step in steps)
+    last = f"Finished at step {steps[-1]}." in output  # an exchange follows the last step, too
+    assert not flags or all((step - 4) % 3 == 0 for step in (steps[:-1] if last else steps))
     assert len(steps) < 2 or re.search(r"Saving: checkpoints every [0-9,]+ step", output), output
     assert "Finished at step" in output

@@ -331,7 +331,6 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     args.source = args.input  # as it was named: what comes through a pipe is saved elsewhere
     started, everyone = time.monotonic(), list(range(world.size))
 
-    args.computes_in = None  # the number format, where a trial has chosen it
     settings, before, args.input = world.run_on_main(
         "first look", lambda: first_look(args, world, held, here)
     )

@@ -201,6 +201,7 @@ def get_args_parser() -> arguments.Parser:
         help="the number format by name; auto: the fastest of the device that gives some texts of the input"
         " the codes of float32, measured in a second",
     )
+    parser.set_defaults(computes_in=None)  # the number format that a trial has chosen
     return parser
 
 

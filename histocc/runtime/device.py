@@ -68,7 +68,9 @@ def other_accelerator(name: str, local_size: int) -> torch.device:
 
 def synchronize(device: torch.device) -> None:
     """Waits for what the device has been given to do."""
-    if device.type != "cpu":
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
