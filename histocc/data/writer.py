@@ -8,7 +8,6 @@ import functools
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS
 from histocc.data.report import LINES, WrittenPart
+from histocc.runtime.machine_errors import how_it_ended
 from histocc.runtime.signals import leave_to_parent
 from histocc.text import code_points, text_hashes
 
@@ -29,15 +29,6 @@ MOST_COUNTED_WORDS = (
 ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
 POLL_SECONDS = 0.2  # between two looks at whether the run is to stop, in waiting for the process
 JOIN_SECONDS = 10.0  # for a process that has ended or was killed
-
-
-def _how_it_ended(exitcode: int | None) -> str:
-    """In words; a negative code is the signal that ended a process."""
-    if exitcode == -signal.SIGKILL:
-        return " (killed by SIGKILL: the system does so where memory runs out)"
-    if exitcode is not None and exitcode < 0:
-        return f" (ended by signal {-exitcode}, {signal.strsignal(-exitcode)})"
-    return f" (exit code {exitcode})" if exitcode else ""
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
@@ -173,7 +164,7 @@ class RowWriter:
         try:
             result = pickle.loads(received)
         except (EOFError, pickle.UnpicklingError):
-            end = _how_it_ended(self.process.exitcode)
+            end = how_it_ended(self.process.exitcode)
             raise OSError(f"the process that writes the prepared data has died{end}") from None
         if isinstance(result, BaseException):
             raise result

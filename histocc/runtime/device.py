@@ -10,7 +10,7 @@ import torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import is_out_of_memory
 
-LARGEST_MATRIX = {"cpu": 2048}  # rows of one that `matmul_rate` multiplies; 8192 on accelerators
+LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
 MATMUL_SECONDS = 0.25
 WITHOUT_FLOAT64 = ("mps",)
 
@@ -115,7 +115,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     of random numbers as it is.
     """
     until = time.perf_counter() + seconds
-    size, best, largest = 128, 0.0, LARGEST_MATRIX.get(device.type, 8192)
+    size, best, largest = 128, 0.0, by_kind(LARGEST_MATRIX, device)
     while True:
         try:
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)

@@ -18,6 +18,7 @@ import torch
 
 from histocc.runtime import progress
 from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.machine_errors import how_it_ended
 from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.watchdog import die_with
 from histocc.runtime.world import World
@@ -84,9 +85,9 @@ class _Child(Generic[T]):
             kind, value = pickle.loads(self.end.recv_bytes())
         except (EOFError, OSError):
             self.process.join(JOIN_SECONDS)
-            raise TrainingError(
-                f"a process that shares the work has died{_how(self.process.exitcode)}"
-            ) from None
+            end = how_it_ended(self.process.exitcode)
+            less = "; fewer --processes need less" * (self.process.exitcode == -signal.SIGKILL)
+            raise TrainingError(f"a process that shares the work has died{end}{less}") from None
         if kind == "done":
             return value
         if kind == "stopped":
@@ -98,14 +99,6 @@ class _Child(Generic[T]):
             self.process.kill()  # files are written whole or not at all
         self.process.join(JOIN_SECONDS)
         self.end.close()
-
-
-def _how(code: int | None) -> str:
-    if code == -signal.SIGKILL:
-        return " (killed by SIGKILL: the system does so where memory runs out; fewer --processes need less)"
-    if code is not None and code < 0:
-        return f" (ended by signal {-code}, {signal.strsignal(-code)})"
-    return f" (exit code {code})"
 
 
 def _serve(pipe: Connection, work: Callable[[int], Any], number: int, parent: int) -> None:

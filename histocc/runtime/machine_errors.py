@@ -10,6 +10,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -231,3 +232,12 @@ def _space(number: int, path: str | None, size: int | None) -> list[str]:
         except OSError:
             pass
     return found
+
+
+def how_it_ended(exitcode: int | None) -> str:
+    """In words; a negative code is the signal that ended a process."""
+    if exitcode == -signal.SIGKILL:
+        return " (killed by SIGKILL: the system does so where memory runs out)"
+    if exitcode is not None and exitcode < 0:
+        return f" (ended by signal {-exitcode}, {signal.strsignal(-exitcode)})"
+    return f" (exit code {exitcode})" if exitcode else ""
