@@ -74,8 +74,15 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
     }
     per_sample = getattr(loss_fn, "per_sample", None)
     if per_sample is not None:
-        return per_sample(**arguments)
+        return per_sample(**arguments, **more_entries(loss_fn, batch))
     return {"loss": loss_fn(**arguments).expand(len(target_linear))}
+
+
+def more_entries(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
+    """Entries of a batch that a criterion takes beside the targets, where they are there: those that its
+    `batch_entries` name.
+    """
+    return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 
 
 class MixerTask:

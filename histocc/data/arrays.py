@@ -33,10 +33,13 @@ ARRAYS = {
     "codes": np.dtype("<i4"),
     "text_hash": np.dtype("<u8"),
 }
+TEACHER = "teacher"  # the file of a teacher's answers to the training rows, where there are some
+TEACHER_OUTPUTS = 16  # of its linear decoder that are kept for a text, the most probable ones
 META = "meta.json"
 # All files that this program writes into a prepared folder; `lines`, `codes.new` are gone before it is whole.
 FILES = (
     *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines", "codes.new")),
+    f"train.{TEACHER}",
     "key.csv",
     "words.csv",
     "rejected_rows.csv",
@@ -44,6 +47,22 @@ FILES = (
     "data_report.json",
     META,
 )
+
+
+def teacher_record(room: int) -> np.dtype:
+    """What a teacher answers to a text, in numbers of the student's codes, −1 for none: its most probable
+    linear outputs and their logits; the codes that it writes, `room` at most, and the probability of that;
+    and whether the row that has the answer has true codes, too.
+    """
+    return np.dtype(
+        [
+            ("codes", "<i4", (TEACHER_OUTPUTS,)),
+            ("logits", "<f2", (TEACHER_OUTPUTS,)),
+            ("written", "<i4", (room,)),
+            ("prob", "<f4"),
+            ("labelled", "?"),
+        ]
+    )
 
 
 def _is_count(value) -> bool:
@@ -174,6 +193,8 @@ class RowSet:
         }
         self.chars, self.offsets, self.language = arrays["chars"], arrays["offsets"], arrays["language"]
         self.codes, self.text_hash = arrays["codes"].reshape(-1, self.max_codes), arrays["text_hash"]
+        taught = os.path.join(self.folder, f"{self.part}.{TEACHER}")
+        self.teacher = map_array(taught, teacher_record(self.max_codes)) if os.path.exists(taught) else None
 
     def __getstate__(self) -> dict:
         return {"folder": self.folder, "part": self.part, "max_codes": self.max_codes}
@@ -188,6 +209,10 @@ class RowSet:
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Characters of the descriptions of `rows` (int64 [B]); int64 [B]."""
         return self.offsets[rows + 1] - self.offsets[rows]
+
+    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
+        """What the teacher answers to `rows` (int64 [B]): `teacher_record`s [B]; None where there is none."""
+        return None if self.teacher is None else np.asarray(self.teacher[rows])
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""

@@ -48,6 +48,9 @@ class TextChanges:
     descriptions: Descriptions | None = None
 
 
+NO_CHANGES = TextChanges()
+
+
 class TextRowSet(Protocol):
     """A `RowSet`, or rows of one. language int [N], codes int [N, K]."""
 
@@ -59,6 +62,8 @@ class TextRowSet(Protocol):
     def lengths(self, rows: np.ndarray) -> np.ndarray: ...
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None: ...
 
 
 class TextRows(Rows):
@@ -73,7 +78,7 @@ class TextRows(Rows):
         rows: TextRowSet,
         data: PreparedData,
         encoding: RowEncoding,
-        changes: TextChanges = TextChanges(),
+        changes: TextChanges = NO_CHANGES,
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
         self.rows, self.encoding, self.changes, self.languages = rows, encoding, changes, data.languages
@@ -100,13 +105,11 @@ class TextRows(Rows):
 
     def piece(self, batch: dict[str, torch.Tensor], kept: np.ndarray) -> dict[str, torch.Tensor]:
         width, rows = self.widths(batch)[kept].max(), torch.from_numpy(kept)
-        codes = batch["targets_linear"][rows]
-        return {
-            "input_ids": batch["input_ids"][rows, :width],
-            "attention_mask": batch["attention_mask"][rows, :width],
-            "targets_seq2seq": self._shortened(batch["targets_seq2seq"][rows], codes),
-            "targets_linear": codes,
-        }
+        found = {name: value[rows] for name, value in batch.items()}
+        for name in ("input_ids", "attention_mask"):
+            found[name] = found[name][:, :width]
+        found["targets_seq2seq"] = self._shortened(found["targets_seq2seq"])
+        return found
 
     def widest(self, numbers: np.ndarray, limit: bool) -> dict[str, torch.Tensor]:
         max_len = self.encoding.max_len
@@ -172,9 +175,11 @@ class TextRows(Rows):
         targets[:, 1 : 1 + self.max_codes * block] = self.code_tokens[codes].reshape(len(codes), -1)
         return targets
 
-    def _shortened(self, targets: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    def _shortened(self, targets: torch.Tensor) -> torch.Tensor:
         """Targets without blocks that are empty in every row; with `first_empty_block` one of these stays."""
         if not self.encoding.first_empty_block:
             return targets
-        blocks = min(self.nb_blocks, int((codes >= 0).sum(dim=1).max()) + 1)
-        return torch.cat([targets[:, : 1 + blocks * self.code_tokens.shape[1]], targets[:, -1:]], dim=1)
+        size = self.code_tokens.shape[1]
+        begins = targets[:, 1:-1:size]  # the first token of each block
+        blocks = min(self.nb_blocks, int((begins != PAD_IDX).sum(dim=1).max()) + 1)
+        return torch.cat([targets[:, : 1 + blocks * size], targets[:, -1:]], dim=1)

@@ -11,13 +11,14 @@ import os
 from collections.abc import Callable
 
 from histocc.data import folder as prepared_folder
-from histocc.data.arrays import PREPARED_FORMAT, read_meta
+from histocc.data.arrays import PREPARED_FORMAT, PreparedData, read_meta
 from histocc.data.folder import WAIT_SECONDS, build_folder, write_last
 from histocc.data.keys import write_key, write_words
 from histocc.data.rows import Reader
 from histocc.data.settings import PrepareSettings, file_problems, fingerprint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.world import World
 from histocc.trainer import run_files
 
 
@@ -66,7 +67,7 @@ def write_folder(
         "codes": codes,
         "languages": reader.languages.names,
         "alphabet": reader.alphabet(),
-        "max_codes": len(settings.target_cols),
+        "max_codes": settings.max_codes,
         "clean_text": settings.clean_text,
         "kept_codes": len(settings.first_codes or []),
         "hisco_numbers": settings.number_codes is not None,
@@ -175,3 +176,35 @@ def prepare_on_node(
         )
     except (UserError, OSError) as error:
         raise UserError(f"on the node of rank {rank}: {error}") from None
+
+
+def on_every_node(
+    settings: PrepareSettings,
+    save_path: str,
+    folder: str,
+    world: World,
+    check: Callable[[], None],
+    wait_seconds: float,
+    name: str = "prepare on each node",
+) -> PreparedData:
+    """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
+    ranks. name: of this work, once in a run.
+    """
+    leaders = world.node_leaders()
+    folders = world.run_on(
+        name,
+        leaders,
+        lambda: prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),
+    )
+    if len({os.path.basename(folder) for folder in folders}) > 1:
+        differ = [
+            rank
+            for rank, folder in zip(leaders, folders)
+            if os.path.basename(folder) != os.path.basename(folders[0])
+        ]
+        raise UserError(
+            f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0:"
+            f" copy the same {', '.join(path for _, path in settings.files)} to every node",
+            heard_from_main=True,
+        )
+    return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

@@ -281,15 +281,18 @@ def _what_there_is(report: dict) -> list[str]:
             "Length in characters: "
             + ", ".join(f"{name} {value:,}" for name, value in report["length"].items())
         )
-    return [
-        *lines,
+    codes = [
         f"Codes: {report['codes_used']:,} used"
         + (f" of {report['codes']:,} in the key" if report["codes"] > report["codes_used"] else "")
         + f", {len(report['rare_codes']):,} of them in fewer than {RARE} rows"
         + "".join(
             f"; rows with {n} {'code' if n == '1' else 'codes'}: {count:,}"
             for n, count in report["codes_per_row"].items()
-        ),
+        )
+    ]
+    return [
+        *lines,
+        *(codes if report["codes"] else []),
         "Languages: "
         + (", ".join(f"{name} {count:,}" for name, count in report["languages"].items()) or "none"),
     ]

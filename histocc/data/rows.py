@@ -86,7 +86,7 @@ class Reader:
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
         self.findings = Findings(folder)
         self.files: list[dict] = []
-        self.writer = RowWriter(folder, len(settings.target_cols), settings.share_val, check, wait_seconds)
+        self.writer = RowWriter(folder, settings.max_codes, settings.share_val, check, wait_seconds)
 
     def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for
@@ -183,6 +183,8 @@ class Reader:
         `keep`.
         """
         names = self.settings.target_cols
+        if not names:
+            return np.full((len(keep), self.settings.max_codes), BLANK)
         cells = chunk.columns[1 : 1 + len(names)]
         # [n, K]
         numbers = np.stack(
@@ -291,10 +293,12 @@ class Reader:
         language = (
             f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
         )
+        codes = "no codes"
+        if settings.target_cols:
+            columns = ", ".join(settings.target_cols)
+            codes = f"codes from {columns} ({formatter.kind}, block size {formatter.block_size})"
         lines = [
-            f"Read: descriptions from column {settings.input_col}, codes from"
-            f" {', '.join(settings.target_cols)} ({formatter.kind}, block size {formatter.block_size}),"
-            f" language: {language}"
+            f"Read: descriptions from column {settings.input_col}, {codes}, language: {language}"
             + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")
         ]
         ignored = [

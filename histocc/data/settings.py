@@ -45,6 +45,11 @@ class PrepareSettings:
         return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
 
     @property
+    def max_codes(self) -> int:
+        """Codes that a row has room for."""
+        return max(1, len(self.target_cols))
+
+    @property
     def files(self) -> list[tuple[str, str]]:
         """(part, path) of all files in the order in which they are read."""
         return [("train", path) for path in self.train_files] + [("val", path) for path in self.val_files]

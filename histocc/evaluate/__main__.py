@@ -36,7 +36,6 @@ from histocc.evaluate.answering import answered
 from histocc.evaluate.figures import decoders_report
 from histocc.evaluate.fitted import fit_confidence, store_thresholds
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
-from histocc.job.data import on_every_node
 from histocc.model import model_io
 from histocc.model.confidence import Confidence
 from histocc.model.int8 import to_int8
@@ -324,7 +323,7 @@ def prepared(
             raise UserError(nothing_left(error.report, args)) from None
 
     settings, folder = world.run_on_main("prepare", first)
-    return on_every_node(
+    return preparing.on_every_node(
         settings,
         args.output,
         folder,

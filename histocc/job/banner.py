@@ -5,6 +5,7 @@ the guides look for.
 from histocc.data.arrays import PreparedData
 from histocc.job.optimizer import LinearRate
 from histocc.job.settings import Settings
+from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.text_rules import AS_IS
 
@@ -12,8 +13,11 @@ from histocc.text_rules import AS_IS
 def about(settings: Settings, data: PreparedData, model: Seq2SeqMixerOccCANINE) -> list[str]:
     """A line each."""
     formatter, encoder = settings.formatter, model.encoder.config
+    first = "the teacher" if settings.teaching.teacher else "the initial checkpoint"
+    if settings.model.initial_checkpoint:
+        first = "the initial checkpoint"
     kept = (
-        f", the first {data.kept_codes:,} those of the initial checkpoint, the others new (--shrink-key:"
+        f", the first {data.kept_codes:,} those of {first}, the others new (--shrink-key:"
         " those of the data alone)"
         if data.kept_codes
         else ""
@@ -21,8 +25,9 @@ def about(settings: Settings, data: PreparedData, model: Seq2SeqMixerOccCANINE) 
     return [
         f"Dataset: {', '.join(settings.data.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
-        f"Model: {settings.model.model_size} (width {encoder.hidden_size},"
-        f" {encoder.num_hidden_layers} layers)",
+        f"Model: {settings.model.model_size} ("
+        + ("" if isinstance(model.encoder, CanineEncoder) else "no encoder, ")
+        + f"width {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
         f"Codes: {len(data.codes):,} ({formatter.kind}, columns {', '.join(formatter.target_cols)}){kept}",

@@ -11,14 +11,16 @@ import torch
 from histocc.data import keys
 from histocc.data.arrays import PreparedData
 from histocc.data.augment import Augmenter
-from histocc.data.dataset import RowEncoding, TextChanges, TextRows
+from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
 from histocc.data.descriptions import load_descriptions
 from histocc.data.joined_rows import JoinedRows
+from histocc.data.taught import TaughtRows
 from histocc.job import initial_weights, new_model, recipe
 from histocc.job.ngram_fit import ngrams_of
 from histocc.job.recipe import make_loss
 from histocc.job.settings import NoiseSettings, Settings
 from histocc.model import model_io
+from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checksums
 from histocc.runtime.compiling import compile_layers
@@ -30,7 +32,7 @@ from histocc.text_rules import ASCII_LOWER, cleaner
 from histocc.trainer.training import WEIGHTS
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
-NOISE, DESCRIPTIONS, JOINED, NGRAMS = 2, 4, 5, 6
+NOISE, DESCRIPTIONS, JOINED, NGRAMS, TEACHER = 2, 4, 5, 6, 7
 
 
 def make_model(
@@ -90,8 +92,8 @@ def fit_of_ngrams(
     return new_model.fit_ngrams(
         model,
         data,
-        encoding,
-        make_loss(settings.loss, settings.formatter),
+        partial(training_rows, settings, data=data, encoding=encoding),
+        make_loss(settings.loss, settings.formatter, settings.teaching.distillation_temperature),
         passes,
         derived_seed(settings.seed, NGRAMS),
         new_model.progress(world),
@@ -134,6 +136,20 @@ def text_changes(settings: Settings, world: World, data: PreparedData, max_len: 
     return TextChanges(joined, augmenter, descriptions)
 
 
+def training_rows(
+    settings: Settings,
+    rows: TextRowSet,
+    data: PreparedData,
+    encoding: RowEncoding,
+    changes: TextChanges = NO_CHANGES,
+) -> TextRows:
+    """Rows that are trained on, with what a teacher says of them where there is one."""
+    if data.train.teacher is None:
+        return TextRows(rows, data, encoding, changes)
+    seed = derived_seed(settings.seed, TEACHER)
+    return TaughtRows(rows, data, encoding, changes, settings.teaching.distillation_weight, seed)
+
+
 def make_rows(
     settings: Settings, world: World, data: PreparedData, config: dict
 ) -> tuple[TextRows, TextRows | None]:
@@ -141,14 +157,14 @@ def make_rows(
     UserError.
     """
     encoding, changes = row_encoding(settings, config), text_changes(settings, world, data, config["max_len"])
-    train = TextRows(data.train, data, encoding, changes)
+    train = training_rows(settings, data.train, data, encoding, changes)
     val = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, val) if len(data.val) else None
 
 
 def train_seen_characters(model: Seq2SeqMixerOccCANINE, rows: TextRows, config: dict, frozen: bool) -> None:
     """Of the embeddings of characters only those that can occur are trained. frozen: the encoder is."""
-    if not frozen:
+    if not frozen and isinstance(model.encoder, CanineEncoder):
         characters = torch.from_numpy(rows.characters())
         model.encoder.char_embeddings.train_rows_of(characters, config["max_len"])
 

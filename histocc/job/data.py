@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-from collections.abc import Callable
 
 from histocc.data import keys
 from histocc.data import prepare as preparing
@@ -12,10 +11,10 @@ from histocc.data.descriptions import DescriptionSettings, find_columns, load_de
 from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, StartsFrom, settings_from
 from histocc.formatter import BlockyFormatter
-from histocc.job import initial_weights
+from histocc.job import initial_weights, teacher
 from histocc.job.flags import argument_problems
 from histocc.job.resume import refuse_other_arguments
-from histocc.job.settings import ModelSettings, Settings
+from histocc.job.settings import ModelSettings, Settings, TeachingSettings
 from histocc.model import model_io
 from histocc.runtime import checkpoint
 from histocc.runtime.arguments import flag, settings_of
@@ -110,7 +109,11 @@ def resumes(args: argparse.Namespace) -> bool:
 
 
 def _start(
-    args: argparse.Namespace, model: ModelSettings, resumed: dict | None, problems: list[str]
+    args: argparse.Namespace,
+    model: ModelSettings,
+    teaching: TeachingSettings,
+    resumed: dict | None,
+    problems: list[str],
 ) -> StartsFrom:
     """What the weights that the run starts from, or is resumed from, say of its data. Adds what is wrong to
     `problems`.
@@ -120,6 +123,8 @@ def _start(
             return initial_weights.resumes_from(resumed)
         if args.initial_checkpoint:
             return initial_weights.starts_from(model)
+        if teaching.teacher and not args.eval_only:
+            return teacher.starts_from(teaching)
         if args.eval_only and (file := checkpoint.find(args.save_path)):
             return initial_weights.resumes_from(model_io.own_checkpoint(file))
     except UserError as error:
@@ -141,6 +146,7 @@ def prepared(
     namespace of arguments ends: what comes after takes the settings that are returned.
     """
     model, descriptions = settings_of(ModelSettings, args), settings_of(DescriptionSettings, args)
+    teaching = settings_of(TeachingSettings, args)
 
     def first() -> tuple[PrepareSettings, str]:
         found = [
@@ -151,7 +157,8 @@ def prepared(
         resumed = None
         if resumes(args) and not args.prepare_only:
             resumed = model_io.newest_good(args.save_path, keep=True)[1]
-        start = _start(args, model, resumed, found)
+        start = _start(args, model, teaching, resumed, found)
+        found += [each for each in teacher.problems(teaching, args) if each not in found]
         settings = settings_from(args, train_files, val_files, naming, found, start)
         if resumed:
             refuse_other_arguments(Settings.of(args, settings), resumed)
@@ -161,8 +168,9 @@ def prepared(
             and settings.first_codes is None
             and not args.shrink_key
         ):
+            source = "--initial-checkpoint" if args.initial_checkpoint else "--teacher"
             world.print(
-                f"Key: the codes of --initial-checkpoint are not kept, since formatter {args.formatter} does"
+                f"Key: the codes of {source} are not kept, since formatter {args.formatter} does"
                 " not write all of them as they are (--formatter, --block-size, --use-within-block-sep,"
                 " --allow-codes-shorter-than-block-size): the key is that of the data"
             )
@@ -179,41 +187,10 @@ def prepared(
 
     world.note("preparing data")
     settings, folder = world.run_on_main("prepare", first)
-    data = on_every_node(
+    data = preparing.on_every_node(
         settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes
     )
     for line in report_lines(data.report):
         world.print(line)
     world.start_up.done("data")
     return Settings.of(args, settings), data
-
-
-def on_every_node(
-    settings: PrepareSettings,
-    save_path: str,
-    folder: str,
-    world: World,
-    check: Callable[[], None],
-    wait_seconds: float,
-) -> PreparedData:
-    """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
-    ranks.
-    """
-    leaders = world.node_leaders()
-    folders = world.run_on(
-        "prepare on each node",
-        leaders,
-        lambda: preparing.prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),
-    )
-    if len({os.path.basename(folder) for folder in folders}) > 1:
-        differ = [
-            rank
-            for rank, folder in zip(leaders, folders)
-            if os.path.basename(folder) != os.path.basename(folders[0])
-        ]
-        raise UserError(
-            f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0:"
-            f" copy the same {', '.join(path for _, path in settings.files)} to every node",
-            heard_from_main=True,
-        )
-    return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

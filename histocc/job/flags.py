@@ -10,6 +10,7 @@ from histocc import __version__
 from histocc.data.arguments import add_table_arguments, table_problems
 from histocc.model.linear_loss import LINEAR_LOSSES
 from histocc.model.loss import BLOCK_LOSSES
+from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
 from histocc.runtime import arguments
 from histocc.runtime.arguments import Group, Parser, count, count_or_zero, not_shares, positive
@@ -38,6 +39,7 @@ def finetune_parser(description: str = "") -> Parser:
     trainer_flags.add_run_arguments(parser, "--save-path", "./Finetuned/", save_interval=1000)
     add_data_arguments(parser, formatter="gpf", use_val_share=True)
     add_model_arguments(parser)
+    add_teacher_arguments(parser)
     _add_training_arguments(parser, num_epochs=5, default_batch=128, seq2seq_weight=0.1)
     return parser
 
@@ -73,6 +75,7 @@ def train_mixer_parser(description: str = "") -> Parser:
     trainer_flags.add_run_arguments(parser, "--save-dir", None, save_interval=5000)
     add_data_arguments(parser, formatter="hisco", use_val_share=False)
     add_model_arguments(parser)
+    add_teacher_arguments(parser)
     _add_training_arguments(parser, num_epochs=50, default_batch=512, seq2seq_weight=0.5)
     return parser
 
@@ -167,11 +170,12 @@ def add_model_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model-size",
-        choices=("tiny", "small", "base"),
+        choices=("tiny", "small", "base", "ngrams"),
         default=None,
         help=(
             "size of a new model: tiny is 128 wide with 2 layers, small 256 with 4, base 768 with 12, as"
-            " google/canine-s (default: that of --initial-checkpoint, else base)"
+            " google/canine-s; ngrams has no encoder, but n-grams alone (default: that of"
+            " --initial-checkpoint, else base)"
         ),
         resumable=True,
     )
@@ -270,10 +274,50 @@ def add_model_arguments(parser: Parser) -> None:
     )
 
 
+def add_teacher_arguments(parser: Parser) -> None:
+    group = parser.add_argument_group("learning from a larger model")
+    group.add_argument(
+        "--teacher",
+        metavar="MODEL",
+        default=None,
+        help=(
+            "a trained model (run folder, checkpoint, published or exported model) whose answers are learned,"
+            " beside the true codes: they are made once and kept with the prepared data; without"
+            " --initial-checkpoint or a fixed key, its codes come first in the key"
+        ),
+        resumable=True,
+    )
+    group.add_argument(
+        "--unlabelled",
+        nargs="+",
+        default=None,
+        metavar="FILE",
+        help=(
+            "texts that are learned from --teacher alone: CSV or Parquet, columns as in the training data;"
+            " codes in them are not read"
+        ),
+        resumable=True,
+    )
+    group.add_argument(
+        "--distillation-weight",
+        type=float,
+        default=0.5,
+        metavar="W",
+        help="share of the teacher in what a row with true codes is trained towards, 0…1",
+    )
+    group.add_argument(
+        "--distillation-temperature",
+        type=positive,
+        default=1.0,
+        metavar="T",
+        help="divides the linear decoders' logits where the teacher's are learned: above 1 they are softer",
+    )
+
+
 def _add_training_arguments(
     parser: Parser, num_epochs: int, default_batch: int, seq2seq_weight: float
 ) -> None:
-    rates = "from scratch 1e-3 for tiny, 5e-4 for small, 1.5e-4 for base; else 2e-5"
+    rates = "from scratch 1e-3 for tiny and ngrams, 5e-4 for small, 1.5e-4 for base; else 2e-5"
     group = trainer_flags.add_training_arguments(parser, num_epochs, default_batch, None, rates)
     add_loss_arguments(group, seq2seq_weight)
     trainer_flags.add_machine_arguments(parser)
@@ -356,6 +400,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         [
             "augmentation_prob",
             "join_rows",
+            "distillation_weight",
             "unk_lang_prob",
             "description_prob",
             "dropout",
@@ -377,7 +422,20 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
             "{desc}" not in args.description_template,
             "--description-template must hold {desc}, the place of the description",
         ),
+        (
+            args.model_size == NGRAMS and args.ngrams == NONE,
+            "--model-size ngrams has nothing but n-grams: leave --ngrams none out",
+        ),
+        (
+            args.model_size == NGRAMS and args.freeze_encoder,
+            "--model-size ngrams has no encoder: leave --freeze-encoder out",
+        ),
         (args.only_encoder and not args.initial_checkpoint, "--only-encoder needs --initial-checkpoint"),
+        (args.unlabelled and not args.teacher, "--unlabelled needs --teacher, which answers to its texts"),
+        (
+            args.teacher and args.join_rows,
+            "--teacher and --join-rows are mutually exclusive: a joined row has no answer of the teacher",
+        ),
     ]
     return problems + [text for wrong, text in together if wrong]
 

@@ -7,7 +7,7 @@ from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES
 from histocc.job.settings import ModelSettings
 from histocc.model import model_io, published
-from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -130,6 +130,8 @@ def run_config(asked: ModelSettings, first: dict | None) -> dict:
     }
     if first is None:
         encoder = model_config(asked.model_size or "base", **dropouts).to_dict()
+        if asked.model_size == NGRAMS:
+            encoder["encoder"] = False
     else:
         encoder = {**first["config"], **dropouts}
         if asked.model_size and not model_io.has_size(encoder, asked.model_size):

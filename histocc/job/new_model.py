@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import RowEncoding, TextRows
+from histocc.data.dataset import TextRows
 from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit, ngrams_of
 from histocc.job.settings import ModelSettings
 from histocc.model.loss import LossMixer
@@ -74,17 +74,17 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
 def fit_ngrams(
     model: Seq2SeqMixerOccCANINE,
     data: PreparedData,
-    encoding: RowEncoding,
+    as_rows: Callable[[DistinctRows], TextRows],
     loss_fn: LossMixer,
     passes: int,
     seed: int,
     check: Callable[[int, int], None],
 ) -> float:
-    """`ngram_fit.fit` on the distinct training rows of a run. Returns the seconds. check: called with
+    """`ngram_fit.fit` on the distinct training rows of a run. as_rows: what the trainer takes of them.
+    Returns the seconds. check: called with
     the number of each step and of all, before it, may raise to stop."""
     rows = DistinctRows(data.train)
-    texts = TextRows(rows, data, encoding)
-    batches = MicroBatches(texts, BatchPlan(len(rows), BATCH, 1, BATCH), 0, seed)
+    batches = MicroBatches(as_rows(rows), BatchPlan(len(rows), BATCH, 1, BATCH), 0, seed)
     return fit(model, batches, rows.weight, loss_fn, passes, seed, check)
 
 

@@ -21,7 +21,7 @@ from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import NgramHasher, Ngrams
 from histocc.runtime.rng import mix
-from histocc.seq2seq_mixer_engine import multi_hot, row_losses
+from histocc.seq2seq_mixer_engine import more_entries, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
 from histocc.trainer.batches import MicroBatches
 from histocc.trainer.schedule import linear_schedule
@@ -112,6 +112,9 @@ class DistinctRows:
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.train.texts(self.index[rows])
 
+    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
+        return self.train.teacher_of(self.index[rows])
+
 
 def fit(
     model: Seq2SeqMixerOccCANINE,
@@ -200,7 +203,7 @@ def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict)
     text, _, _ = ngrams.by_word(batch["input_ids"], batch["attention_mask"])
     logits = ngrams.linear(text) + model.linear_decoder.bias
     target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
-    return loss_fn.loss_fn_linear(logits, target)
+    return loss_fn.linear(logits, target, **more_entries(loss_fn, batch))
 
 
 def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from histocc.data.arrays import PreparedData
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.settings import LossSettings, ModelSettings, Settings
+from histocc.model.distillation import DistillationLoss
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
 from histocc.model.thresholds import USUAL
@@ -21,6 +22,7 @@ SCRATCH_RATES = {
     "tiny": 1e-3,
     "small": 5e-4,
     "base": 1.5e-4,
+    "ngrams": 1e-3,
 }
 # dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
 CHOICES = {
@@ -30,7 +32,14 @@ CHOICES = {
     "block_loss": (ONE_TO_ONE, BEST_FIT),
 }
 # What runs of versions without these flags were trained with.
-BEFORE_THE_FLAG = {"block_loss": BEST_FIT, "linear_loss": MEAN, "many_codes_weight": 1.0, "join_rows": 0.0}
+BEFORE_THE_FLAG = {
+    "block_loss": BEST_FIT,
+    "linear_loss": MEAN,
+    "many_codes_weight": 1.0,
+    "join_rows": 0.0,
+    "distillation_weight": 0.5,
+    "distillation_temperature": 1.0,
+}
 
 
 def decide(settings: Settings, trained: dict | None = None, first: dict | None = None) -> Settings:
@@ -78,15 +87,15 @@ def differing(asked: dict, saved: dict) -> list[str]:
     ]
 
 
-def make_loss(decided: LossSettings, formatter: BlockyFormatter) -> LossMixer:
-    """The loss of decided settings."""
+def make_loss(decided: LossSettings, formatter: BlockyFormatter, temperature: float = 1.0) -> LossMixer:
+    """The loss of decided settings. temperature: of what a teacher says, where rows have one."""
     empty_blocks, matching, linear = decided.empty_blocks, decided.block_loss, decided.linear_loss
     assert empty_blocks and matching and linear, "still open"
     blocks, block_size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(
         PAD_IDX, blocks, block_size, empty_blocks, matching, decided.many_codes_weight
     )
-    return LossMixer(loss_fn, LinearLoss(linear), decided.seq2seq_weight)
+    return DistillationLoss(loss_fn, LinearLoss(linear), decided.seq2seq_weight, temperature)
 
 
 def coding_entries(

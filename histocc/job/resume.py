@@ -27,6 +27,8 @@ def differing_model(settings: Settings, state: dict) -> list[str]:
         different.append(f"--model-size was {size!r}, now it is {model.model_size!r}")
     config = state["config"]
     different += recipe.differing(asked, before)
+    if bool(settings.teaching.teacher) != bool(before.get("teacher")) and not asked["eval_only"]:
+        different.append(f"--teacher was {before.get('teacher')}, now it is {settings.teaching.teacher}")
     if model.ngrams != before.get("ngrams", AUTO if model.ngrams == AUTO else NONE):
         different.append(f"--ngrams was {state['args'].get('ngrams', NONE)}, now it is {model.ngrams}")
     if model.memory_mask not in (None, config["memory_mask"]):

@@ -57,6 +57,16 @@ class NoiseSettings:
 
 
 @dataclass(frozen=True)
+class TeachingSettings:
+    """What a student learns from: a trained model, and texts without labels."""
+
+    teacher: str | None
+    unlabelled: list[str] | None
+    distillation_weight: float
+    distillation_temperature: float
+
+
+@dataclass(frozen=True)
 class Settings(RunSettings):
     """data: with the target columns that were found."""
 
@@ -66,6 +76,7 @@ class Settings(RunSettings):
     loss: LossSettings
     linear_lr_factor: float | None
     noise: NoiseSettings
+    teaching: TeachingSettings
     prepare_only: bool
 
     @classmethod
@@ -79,6 +90,7 @@ class Settings(RunSettings):
             loss=settings_of(LossSettings, args),
             linear_lr_factor=args.linear_lr_factor,
             noise=settings_of(NoiseSettings, args),
+            teaching=settings_of(TeachingSettings, args),
             prepare_only=args.prepare_only,
         )
 

@@ -11,6 +11,7 @@ from histocc.job.optimizer import fast_parameters, linear_rate
 from histocc.job.recipe import make_loss
 from histocc.job.resume import refuse_other_arguments
 from histocc.job.settings import Settings
+from histocc.job.teacher import with_teacher
 from histocc.job.validate import validate
 from histocc.model import model_io
 from histocc.runtime.world import World
@@ -28,6 +29,7 @@ def run_as_asked(settings: Settings, world: World, data: PreparedData) -> None:
     """What the settings ask for once the data are prepared: nothing more, a validation, a dry run, or the
     run. All ranks. Raises UserError, TrainingError.
     """
+    data = with_teacher(settings, world, data)
     if settings.prepare_only:
         return
     if settings.eval_only:
@@ -60,7 +62,11 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     linear = linear_rate(settings, model, resumed)
     training = Training(
         model,
-        MixerTask(make_loss(settings.loss, settings.formatter), settings.formatter, model=model),
+        MixerTask(
+            make_loss(settings.loss, settings.formatter, settings.teaching.distillation_temperature),
+            settings.formatter,
+            model=model,
+        ),
         train_rows,
         val_rows,
         build.entries(settings, data, config, model.ngrams is not None),

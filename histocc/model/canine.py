@@ -449,12 +449,28 @@ class CanineEncoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """One vector per character, and one for the whole text.
 
+        Args and errors: as `molecules`. Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of
+        the weights; rows of padding alone give finite values.
+        """
+        chars, molecules, visible = self.molecules(input_ids, attention_mask, padding_follows)
+        # [B, S, H]
+        final = self.final_char_encoder(self.projection(chars, molecules), unmask_empty_rows(visible))
+        return final, self.pooler(molecules)
+
+    def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
+        """The vector of the whole text alone, [B, H]: what comes behind the molecules is not computed."""
+        return self.pooler(self.molecules(input_ids, attention_mask, padding_follows)[1])
+
+    def molecules(
+        self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(characters [B, S, H], molecules [B, M, H], which characters are real, bool [B, S]).
+
         input_ids: character ids int64 [B, S], [CLS] first. attention_mask: bool or 0/1 [B, S], 1 at real
         positions.
         padding_follows: the values at these positions are as if blocks of padding stood behind them, which is
         what most of the published model's 128 positions are; S is then a multiple of the block (4) and below
-        the local stride. Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights;
-        rows of padding alone give finite values. Real positions do not depend on S where the block that holds
+        the local stride. Real positions do not depend on S where the block that holds
         the second position after the last real one is there and followed by another one (by
         `padding_follows`, if need be), and where S, if more than the local stride (128), is a multiple of it.
         Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
@@ -485,9 +501,7 @@ class CanineEncoder(nn.Module):
         molecules = self.encoder(
             self.chars_to_molecules(chars, padding_follows), unmask_empty_rows(visible_blocks)
         )
-        # [B, S, H]
-        final = self.final_char_encoder(self.projection(chars, molecules), unmask_empty_rows(visible))
-        return final, self.pooler(molecules)
+        return chars, molecules, visible
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ CONFIG = both(
             "memory_mask": flag,
             "decoder_dim_feedforward": whole(1, encoder_sizes.WIDEST),
         },
-        {"target_mask": flag, "text": one_of(*TEXT_RULES), "ngrams": maybe(NGRAMS)},
+        {"target_mask": flag, "text": one_of(*TEXT_RULES), "ngrams": maybe(NGRAMS), "encoder": flag},
     ),
     encoder_sizes.problem,
     lambda config: _room(config),
@@ -217,6 +217,7 @@ def build(
         target_mask=config.get("target_mask", True),
         ngrams=config.get("ngrams"),
         ngram_dropout=ngram_dropout,
+        encoder=config.get("encoder", True),
     )
 
 

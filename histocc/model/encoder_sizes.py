@@ -85,6 +85,8 @@ def disagreement(config: dict, weights: dict[str, torch.Tensor]) -> Wrong | None
     shown, wrong = shown_by(weights)
     if wrong:
         return wrong
+    if not config.get("encoder", True):  # there is none to show its sizes
+        shown = {field: size for field, size in shown.items() if field not in _COUNTED}
     return next(
         (
             Wrong(field, str(config[field]), f"{size}, as the weights have it")

@@ -3,6 +3,7 @@
 import numpy as np
 from torch import nn
 
+from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 
 
@@ -25,9 +26,10 @@ class FlopCount:
         config, ngrams = model.config, model.ngrams
         h, taps, rate = config.hidden_size, config.upsampling_kernel_size, config.downsampling_rate
         self.rate, self.stride, self.narrow = rate, config.local_transformer_stride, model.memory_mask
+        there = isinstance(model.encoder, CanineEncoder)
         trained = any(p.requires_grad for p in model.encoder.parameters())
         # a product backward: for its weights, and for what is multiplied by them where that has a gradient
-        encoder, memory, pooled = 1 + 2 * trained, 2 + (trained or ngrams is not None), 2 + trained
+        encoder, memory, pooled = there * (1 + 2 * trained), 2 + (trained or ngrams is not None), 2 + trained
         layer = 8 * h * h + 4 * h * config.intermediate_size  # of a position: four projections, feed-forward
         layers, classes = config.num_hidden_layers, model.linear_decoder.out_features
         decoder = model.decoder.decoder.layers

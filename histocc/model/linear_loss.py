@@ -27,12 +27,16 @@ class LinearLoss(nn.Module):
             raise ValueError(f"linear loss {kind!r} is not one of {', '.join(LINEAR_LOSSES)}")
         self.kind = kind
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+    def forward(self, logits: Tensor, target: Tensor, share: Tensor | None = None) -> Tensor:
+        """target: 0…1, probability of each code. share: of each code in the softmax, sums to 1 (default: even
+        among the codes of `target`).
+        """
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         target = target.to(logits.dtype)
         single = F.binary_cross_entropy_with_logits(logits, target, reduction="none")  # [B, C]
         if self.kind == MEAN:
             return single.mean(1)
-        share = target / target.sum(1, keepdim=True).clamp(min=1)
+        if share is None:
+            share = target / target.sum(1, keepdim=True).clamp(min=1)
         return single.sum(1) - (share * logits.log_softmax(1)).sum(1)

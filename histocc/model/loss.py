@@ -317,6 +317,10 @@ class LossMixer(nn.Module):
         w = self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
+    def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
+        """Loss of the linear layer alone, [B]; arguments as in ``per_sample``."""
+        return _row_losses(self.loss_fn_linear, out_linear, target_linear)
+
 
 def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
     """Loss of each row, [B], without touching ``loss_fn``."""

@@ -12,7 +12,9 @@ from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder
 from histocc.model.layers import Dropout
 from histocc.model.ngrams import Ngrams
+from histocc.model.no_encoder import NoEncoder
 
+NGRAMS = "ngrams"
 MODEL_SIZES = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
     "small": {
@@ -22,6 +24,8 @@ MODEL_SIZES = {
         "intermediate_size": 1024,
     },
     "base": {},  # the sizes of google/canine-s
+    # no encoder: n-grams alone
+    NGRAMS: {"hidden_size": 128, "num_hidden_layers": 0, "num_attention_heads": 2, "intermediate_size": 512},
 }
 
 
@@ -43,6 +47,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     config: encoder sizes, None for base. memory_mask: whether the decoder leaves out padded positions of the
     memory; published models look at all of them. target_mask: the same of PAD among the tokens, see
     `TransformerDecoder`.
+    encoder: False for none, see `NoEncoder`; there are n-grams then.
     ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.model.ngrams`; None, as
     published, for none; ngram_dropout: share of them that is left out in training. model_domain is accepted
     for compatibility with the published class.
@@ -60,6 +65,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         target_mask: bool = True,
         ngrams: dict | None = None,
         ngram_dropout: float = 0.0,
+        encoder: bool = True,
         model_domain: str = "Multilingual_CANINE",
     ):
         super().__init__()
@@ -71,7 +77,9 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.memory_mask = memory_mask
         width = self.config.hidden_size
         dropout = dropout_rate or 0.0
-        self.encoder = CanineEncoder(self.config)
+        if not encoder and not ngrams:
+            raise ValueError("a model without an encoder needs n-grams")
+        self.encoder = CanineEncoder(self.config) if encoder else NoEncoder(self.config)
         self.decoder = TransformerDecoder(
             self.vocab_size,
             width,
@@ -98,12 +106,20 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. Where
         padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
         """
-        narrow = self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
-        memory, pooled = self.encoder(input_ids, attention_mask, padding_follows=narrow)
+        memory, pooled = self.encoder(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
         if self.ngrams is None:
             return memory, pooled
         text, of_words = self.ngrams(input_ids)
         return memory + of_words, torch.cat([pooled, text], dim=1)
+
+    def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
+        pooled = self.encoder.pooled(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
+        return pooled if self.ngrams is None else torch.cat([pooled, self.ngrams.text(input_ids)], dim=1)
+
+    def _is_narrow(self, input_ids: Tensor) -> bool:
+        """Whether the encoder takes it that padding follows the positions that are there."""
+        return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
         """What the decoder may not look at: bool [B, S], True at padding; None where it looks at

@@ -18,7 +18,7 @@ from histocc.formatter import (
 )
 from histocc.model import checkpoint_schema, published, resume_schema
 from histocc.model.checkpoint_schema import LACKING, check_weights
-from histocc.model.mixer import MODEL_SIZES, Seq2SeqMixerOccCANINE, model_config
+from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given, Published
 from histocc.model.thresholds import PUBLISHED
 from histocc.runtime import checkpoint, run_checkpoint
@@ -362,6 +362,8 @@ def by_part(found: list[str], among: dict) -> list[str]:
 def has_size(config: dict, name: str) -> bool:
     """Whether the encoder of `config` has the sizes that --model-size `name` makes."""
     sizes = model_config(name).to_dict()
+    if config.get("encoder", True) == (name == NGRAMS):
+        return False
     return all(config[field] == value for field, value in sizes.items() if "dropout" not in field)
 
 

@@ -152,6 +152,18 @@ class Ngrams(nn.Module):
         """(vector of each text [B, width], what is added to the memory [B, S, H]) for character ids int64
         [B, S]."""
         rows, weight, word = self.weighted(input_ids)
+        vectors = self.bags(rows, weight)  # [B, S, width]
+        squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
+        text = self.text_of(vectors, squares)
+        same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
+        # sums of squares can be more than float16 holds
+        with torch.autocast(same.device.type, enabled=False):
+            words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
+        memory = self.word_to_memory(words)  # each position has its word, that of [CLS] the whole text too
+        return text, torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)
+
+    def bags(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """The sum of a position's rows, by their weights: int64 and float [B, S, F] → [B, S, width]."""
         bags = F.embedding_bag(
             rows.flatten(0, 1),
             self.table.weight,
@@ -159,15 +171,18 @@ class Ngrams(nn.Module):
             sparse=self.sparse,
             per_sample_weights=weight.flatten(0, 1),
         )
-        vectors = bags.unflatten(0, rows.shape[:2])  # [B, S, width]
-        squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
-        text = vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)  # [B, width]
-        same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
-        # sums of squares can be more than float16 holds
-        with torch.autocast(same.device.type, enabled=False):
-            words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
-        memory = self.word_to_memory(words)  # each position has its word, that of [CLS] the whole text too
-        return text, torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)
+        return bags.unflatten(0, rows.shape[:2])
+
+    def text_of(self, vectors: Tensor, squares: Tensor) -> Tensor:
+        """Vectors of texts [B, width], from those of positions [B, S, width] and the squares of the weights
+        that are in each [B, S, 1].
+        """
+        return vectors.sum(1) / squares.sum(1).sqrt().clamp(min=1e-6)
+
+    def text(self, input_ids: Tensor) -> Tensor:
+        """The vector of each text alone, [B, width], as in `forward`."""
+        rows, weight, _ = self.weighted(input_ids)
+        return self.text_of(self.bags(rows, weight), weight.square().sum(2, keepdim=True))
 
     def weighted(self, input_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(rows of the table int64 [B, S, F], their weights, 0 for none [B, S, F], words int64 [B, S])."""

@@ -237,7 +237,7 @@ class Coder:
 
         def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
             with decoding.evaluating(self.model):
-                return list(self.model.encode(ids, mask)[1][:, :width].float().cpu().numpy())
+                return list(self.model.encode_text(ids, mask)[:, :width].float().cpu().numpy())
 
         return self._stacked(self._each(texts, languages, deduplicate, batch, None), width)
 
@@ -310,7 +310,7 @@ class Coder:
 
     def _flat_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
-            return decoding.upcast_half(self.model.classify(self.model.encode(ids, mask)[1]))
+            return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask)))
 
     def _batch(
         self,

@@ -1,0 +1,371 @@
+"""A teacher's answers to the training texts of a run and to unlabelled ones: made once, by all processes
+together, and kept beside the prepared data.
+
+They are keyed by the content of both and of the teacher's file. Texts are asked in pieces, of which each is a
+file, so that work that was interrupted is resumed; what is asked with what is a function of the texts alone,
+and a CPU computes it with one thread, so that the answers do not depend on the number of processes.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from histocc.data import folder as prepared_folder
+from histocc.data import prepare as preparing
+from histocc.data import taught
+from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
+from histocc.data.report import report_lines
+from histocc.data.settings import PrepareSettings, StartsFrom, file_problems
+from histocc.job.settings import Settings, TeachingSettings
+from histocc.model import model_io
+from histocc.model.teaching import Teacher
+from histocc.runtime.errors import UserError
+from histocc.runtime.forked import Forked, usable_cores
+from histocc.runtime.outputs import write_atomic
+from histocc.runtime.precision import Precision
+from histocc.runtime.progress import Stage
+from histocc.runtime.world import World
+
+FORMAT = 1  # of the answers
+PIECE = 2048  # texts
+
+
+def teacher_file(asked: TeachingSettings) -> str:
+    """The file of --teacher. Raises UserError."""
+    return model_io.find_weights(asked.teacher or "", f"--teacher {asked.teacher}")
+
+
+def problems(asked: TeachingSettings, args: argparse.Namespace) -> list[str]:
+    """What is wrong with the files that --teacher and --unlabelled name, a line each. args: with the columns
+    of the texts.
+    """
+    found = []
+    try:
+        if asked.teacher:
+            teacher_file(asked)
+    except UserError as error:
+        found.append(str(error))
+    columns = PrepareSettings(
+        asked.unlabelled or [],
+        {},
+        [],
+        input_col=args.input_col,
+        language_col=args.language_col,
+        delimiter=args.delimiter,
+    )
+    found += file_problems(columns)
+    return found
+
+
+def unlabelled_settings(settings: PrepareSettings, files: list[str]) -> PrepareSettings:
+    """How the files of --unlabelled are read: as those of the labelled rows, without codes."""
+    return replace(
+        settings,
+        train_files=files,
+        val_files=[],
+        target_cols=[],
+        share_val=None,
+        missing_code=None,
+        drop_bad_labels=False,
+        fixed_codes=None,
+        numbered=False,
+        number_codes=None,
+        first_codes=None,
+    )
+
+
+def starts_from(asked: TeachingSettings) -> StartsFrom:
+    """What the data of a student must know of its teacher: its codes are the first of its key. Raises
+    UserError.
+    """
+    _, formatter, state = model_io.load_model(teacher_file(asked))
+    chars = formatter.to_dict().get("chars")
+    return StartsFrom(model_io.text_rule(state["config"]), list(state["key"]), formatter.kind, chars)
+
+
+def with_teacher(settings: Settings, world: World, data: PreparedData) -> PreparedData:
+    """The rows of a run that has a teacher: the labelled ones and those of --unlabelled, with its answers;
+    `data` as it is where none is asked for. All ranks. Raises UserError.
+    """
+    asked = settings.teaching
+    if not asked.teacher or settings.eval_only:
+        return data
+    unlabelled = _unlabelled(settings, world, data)
+    questions = taught.Questions(data, unlabelled)
+    world.note("looking for the teacher's answers")
+    key, root = world.run_on_main("teacher", lambda: _key(asked, questions, settings)), _root(data)
+    folder = os.path.join(root, key)
+    leaders = world.node_leaders()
+    there = world.run_on(
+        "look for answers",
+        leaders,
+        lambda: prepared_folder.fault(folder, check=world.give_up_if_asked) is None,
+    )
+    if all(there):
+        world.print(f"Teacher: its answers are in {folder}")
+    else:
+        _ask(settings, world, questions, folder)
+    found = PreparedData.open(folder)
+    for line in _lines(found.report["teacher"]):
+        world.print(line)
+    world.start_up.done("teacher")
+    return found
+
+
+def _root(data: PreparedData) -> str:
+    return os.path.dirname(os.path.abspath(data.folder))
+
+
+def _wait_seconds(settings: Settings) -> float:
+    return 60 * settings.asked["timeout_minutes"]
+
+
+def _unlabelled(settings: Settings, world: World, data: PreparedData) -> PreparedData | None:
+    """The prepared rows of --unlabelled; None where there are none. All ranks. Raises UserError."""
+    files = settings.teaching.unlabelled
+    if not files:
+        return None
+    wanted, save_path, seconds = (
+        unlabelled_settings(settings.data, files),
+        settings.folder.save_path,
+        _wait_seconds(settings),
+    )
+    world.note("preparing unlabelled texts")
+    folder = world.run_on_main(
+        "prepare unlabelled texts",
+        lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked, seconds),
+    )
+    found = preparing.on_every_node(
+        wanted, save_path, folder, world, world.give_up_if_asked, seconds, "prepare unlabelled on each node"
+    )
+    for line in report_lines(found.report):
+        world.print(f"  {line}")
+    return found
+
+
+def _key(asked: TeachingSettings, questions: taught.Questions, settings: Settings) -> str:
+    """Names the answers: by the content of all rows and of the teacher's file. Hexadecimal, 16 digits."""
+    with open(teacher_file(asked), "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    other = questions.unlabelled.fingerprint if questions.unlabelled else ""
+    room = settings.formatter.max_num_codes
+    parts = [FORMAT, TEACHER_OUTPUTS, room, questions.data.fingerprint, other, digest]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
+
+def _ask(settings: Settings, world: World, questions: taught.Questions, folder: str) -> None:
+    """Makes the answers and the prepared folder with them. All ranks."""
+    world.note("asking the teacher")
+    pieces, formatter = folder + ".answers", settings.formatter
+    leaders = world.node_leaders()
+    askers = leaders if world.device.type == "cpu" else list(range(world.size))
+    index, number = _share(world, pieces, askers)
+    record, data = teacher_record(formatter.max_num_codes), questions.data
+
+    def load() -> Teacher:
+        file = teacher_file(settings.teaching)
+        loaded = model_io.load_model(file, world.device)
+        return Teacher(file, loaded, data.codes, formatter, record)
+
+    def ask() -> None:
+        teacher = load()
+        if world.is_main:
+            size = model_io.size_name(teacher.state["config"])
+            world.print(f"Teacher: {teacher.name} ({size}), asked for {len(questions):,} distinct texts")
+            for line in teacher.notes(formatter):
+                world.print(line)
+        _answer_pieces(teacher, questions, pieces, range(index, _number_of(questions), number), world)
+
+    world.run_on("ask the teacher", askers, ask)
+
+    def finish() -> None:
+        answers = read_answers(pieces, _number_of(questions), len(questions), record)
+        said = _said(settings.teaching, questions, answers, load() if world.is_main else None)
+        taught.build(
+            os.path.dirname(folder),
+            os.path.basename(folder),
+            questions,
+            answers,
+            said,
+            world.print,
+            world.give_up_if_asked,
+            _wait_seconds(settings),
+        )
+
+    for leader in leaders:  # one after the other: the report is that of the first where they share a folder
+        world.run_on(f"rows with the teacher's answers, rank {leader}", [leader], finish)
+    if world.rank in leaders:
+        _remove(pieces, _number_of(questions))
+
+
+def _number_of(questions: taught.Questions) -> int:
+    """Pieces of all questions."""
+    return -(-len(questions) // PIECE)
+
+
+def _share(world: World, pieces: str, askers: list[int]) -> tuple[int, int]:
+    """(which part of the pieces this rank answers, of how many): those who see rank 0's folder share the
+    work, a node that has a separate one does all of it. All ranks.
+    """
+
+    def make() -> str:
+        os.makedirs(pieces, exist_ok=True)
+        token = f".seen-{secrets.token_hex(8)}"
+        with open(os.path.join(pieces, token), "wb"):
+            return token
+
+    marker = os.path.join(pieces, world.run_on_main("folder of answers", make))
+    node = world.rank - world.local_rank
+    where = world.gather(-1 if os.path.exists(marker) else node)
+    world.barrier()
+    if world.is_main:
+        with contextlib.suppress(OSError):
+            os.unlink(marker)
+    together = [rank for rank in askers if where[rank] == where[world.rank]]
+    return (together.index(world.rank) if world.rank in together else 0), max(1, len(together))
+
+
+def _answer_pieces(
+    teacher: Teacher, questions: taught.Questions, folder: str, own: range, world: World
+) -> None:
+    """Answers the pieces `own` that are not there yet, on a CPU with a process for each core."""
+    os.makedirs(folder, exist_ok=True)
+    left = [i for i in own if read_piece(folder, i, questions, teacher.record) is None]
+    if not left:
+        return
+    on_cpu = world.device.type == "cpu"
+    cores = min(usable_cores(), world.local_size * torch.get_num_threads())
+    forked = Forked(max(1, min(cores, len(left))) if on_cpu else 1, world.give_up_if_asked)
+    mine, threads = forked.pieces(), torch.get_num_threads()
+    Precision("float32", world.device).use()
+    done = Stage("asking the teacher", len(left), f"pieces of {PIECE:,} texts")
+
+    def work(part: int) -> None:
+        for i, number in enumerate(left):
+            if forked.number > 1 and not mine.is_mine(i):
+                continue
+            forked.check()
+            texts, languages = questions.asked(number * PIECE, (number + 1) * PIECE)
+            write_piece(folder, number, teacher.answers(texts, languages))
+            if part == 0:
+                done.at(i + 1)
+
+    try:
+        if on_cpu:
+            torch.set_num_threads(1)  # the same to the last bit, whatever the number of processes
+        with done:
+            forked.each(work)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _path(folder: str, number: int) -> str:
+    return os.path.join(folder, f"{number:07}")
+
+
+def write_piece(folder: str, number: int, answers: np.ndarray) -> None:
+    """Writes the answers of a piece, whole or not at all."""
+    content = answers.tobytes()
+    check = zlib.crc32(content).to_bytes(4, "little")
+    write_atomic(_path(folder, number), lambda file: file.write(content + check))
+
+
+def read_piece(folder: str, number: int, questions: taught.Questions, record: np.dtype) -> np.ndarray | None:
+    """The answers of a piece; None where they are not there as they were written."""
+    rows = min(PIECE, len(questions) - number * PIECE)
+    return _read(_path(folder, number), rows, record)
+
+
+def _read(path: str, rows: int, record: np.dtype) -> np.ndarray | None:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    answers, check = content[:-4], content[-4:]
+    if len(answers) != rows * record.itemsize or zlib.crc32(answers).to_bytes(4, "little") != check:
+        return None
+    return np.frombuffer(answers, dtype=record)
+
+
+def read_answers(folder: str, pieces: int, rows: int, record: np.dtype) -> np.ndarray:
+    """All answers, in order of the questions. Raises UserError where a piece is not as it was written."""
+    found = np.empty(rows, dtype=record)
+    for number in range(pieces):
+        start = number * PIECE
+        piece = _read(_path(folder, number), min(PIECE, rows - start), record)
+        if piece is None:
+            raise UserError(
+                f"{_path(folder, number)}: is not as it was written; the same command, given again, asks the"
+                " teacher for it again"
+            )
+        found[start : start + len(piece)] = piece
+    return found
+
+
+def _remove(folder: str, pieces: int) -> None:
+    """Removes what `_ask` has written into a folder, and the folder where nothing else is in it."""
+    for number in range(pieces):
+        with contextlib.suppress(OSError):
+            os.unlink(_path(folder, number))
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def _said(
+    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, teacher: Teacher | None
+) -> dict:
+    """What the report keeps of a teacher and its answers, plain types."""
+    added, left_out = questions.added
+    unlabelled = questions.unlabelled
+    known = [] if teacher is None else teacher.languages
+    unknown = {
+        name: count for name, count in questions.languages_asked().items() if teacher and name not in known
+    }
+    return {
+        "path": asked.teacher,
+        "texts": len(questions),
+        "labelled_texts": len(questions) - len(added),
+        "unlabelled_rows": 0 if unlabelled is None else len(unlabelled.train),
+        "unlabelled_texts": len(added),
+        "left_out": left_out,
+        "without_code": int((answers["written"][:, 0] < 0).sum()),
+        "unknown_languages": unknown,
+        "lacking_codes": [] if teacher is None else teacher.lacking,
+        "mean_prob": float(answers["prob"].mean(dtype=np.float64)),
+    }
+
+
+def _lines(said: dict) -> list[str]:
+    """The same for people."""
+    lines = [
+        f"Teacher: answers to {said['texts']:,} distinct texts, {said['labelled_texts']:,} of them labelled;"
+        f" it is sure of its codes by {said['mean_prob']:.2f} on average"
+    ]
+    if said["unlabelled_rows"]:
+        out = ", ".join(f"{count:,} {why}" for why, count in said["left_out"].items() if count)
+        lines.append(
+            f"Unlabelled: {said['unlabelled_texts']:,} texts of {said['unlabelled_rows']:,} rows"
+            + (f"; left out: {out}" if out else "")
+        )
+    if said["without_code"]:
+        lines.append(
+            f"Note: to {said['without_code']:,} texts the teacher writes no code that the student has"
+        )
+    if said["lacking_codes"]:
+        lines.append(
+            f"Note: {len(said['lacking_codes']):,} codes of the teacher are none of the student's, and left"
+            " out of its answers"
+        )
+    if said["unknown_languages"]:
+        names = ", ".join(f"{name} {count:,}" for name, count in said["unknown_languages"].items())
+        lines.append(f"Note: languages that the teacher does not know, asked as unk: {names} texts")
+    return lines

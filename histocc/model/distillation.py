@@ -1,0 +1,110 @@
+"""The loss of a student that learns from a teacher: true codes where they are known, and what the teacher
+says.
+
+Hinton, Vinyals, Dean, 2015, "Distilling the Knowledge in a Neural Network" (arXiv 1503.02531) for the linear
+decoder; Kim, Rush, 2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947) for the other.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from histocc.model.linear_loss import LinearLoss
+from histocc.model.loss import LossMixer
+
+# Of a batch of rows with a teacher, see `histocc.data.taught`.
+TEACHER_ENTRIES = ("teacher_codes", "teacher_logits", "teacher_weights", "seq2seq_weights")
+
+
+class DistillationLoss(LossMixer):
+    """`LossMixer`, with soft targets for the rows that have a teacher; batches without are as there.
+
+    The linear loss of a row is (1 − t) · loss(true codes) + t · T² · loss(teacher), where t is the row's
+    `teacher_weights`, and the logits of student and teacher are divided by the temperature T: its square
+    keeps the size of the gradients (Hinton et al., section 2). The teacher's codes and logits are its most
+    probable outputs; others count as 0. The seq2seq loss of a row, towards the target that it was given, is
+    multiplied by its `seq2seq_weights`.
+
+    Args:
+        loss_fn_seq2seq: a block loss.
+        loss_fn_linear: the linear decoder's.
+        seq2seq_weight: 0…1.
+        temperature: above 0.
+    """
+
+    batch_entries = TEACHER_ENTRIES
+
+    def __init__(
+        self,
+        loss_fn_seq2seq: nn.Module,
+        loss_fn_linear: LinearLoss,
+        seq2seq_weight: float = 0.5,
+        temperature: float = 1.0,
+    ):
+        super().__init__(loss_fn_seq2seq, loss_fn_linear, seq2seq_weight)
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature must be a number above 0, not {temperature}")
+        self.temperature = temperature
+
+    def per_sample(
+        self,
+        out_seq2seq: Tensor,
+        out_linear: Tensor,
+        target_seq2seq: Tensor,
+        target_linear: Tensor,
+        teacher_codes: Tensor | None = None,
+        teacher_logits: Tensor | None = None,
+        teacher_weights: Tensor | None = None,
+        seq2seq_weights: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The parts of each row's loss, [B] each; the first four arguments as in `LossMixer`.
+
+        Args:
+            teacher_codes: int64 [B, M], outputs of the linear decoder, −1 for none; None: no teacher.
+            teacher_logits: float [B, M], what the teacher's linear decoder gives for them.
+            teacher_weights: float [B], 0…1, share of the teacher in the linear loss.
+            seq2seq_weights: float [B], factor on the seq2seq loss.
+        """
+        found = super().per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)
+        if teacher_codes is None or teacher_logits is None or teacher_weights is None:
+            return found
+        linear = self.mixed_linear(
+            found["loss_linear"], out_linear, teacher_codes, teacher_logits, teacher_weights
+        )
+        seq2seq = found["loss_seq2seq"]
+        if seq2seq_weights is not None:
+            seq2seq = seq2seq * seq2seq_weights.to(seq2seq.dtype)
+        w = self.seq2seq_weight
+        return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
+
+    def linear(
+        self,
+        out_linear: Tensor,
+        target_linear: Tensor,
+        teacher_codes: Tensor | None = None,
+        teacher_logits: Tensor | None = None,
+        teacher_weights: Tensor | None = None,
+        **_: Tensor,
+    ) -> Tensor:
+        """Loss of the linear decoder alone, [B]; arguments as in `per_sample`."""
+        hard = super().linear(out_linear, target_linear)
+        if teacher_codes is None or teacher_logits is None or teacher_weights is None:
+            return hard
+        return self.mixed_linear(hard, out_linear, teacher_codes, teacher_logits, teacher_weights)
+
+    def mixed_linear(
+        self, hard: Tensor, out_linear: Tensor, codes: Tensor, logits: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Loss towards the true codes [B] and towards the teacher, mixed by the weights of the rows: [B]."""
+        number = torch.promote_types(out_linear.dtype, torch.float32)
+        logits = logits.to(number) / self.temperature
+        probs = spread(codes, logits.sigmoid(), out_linear.shape[1])
+        shares = spread(codes, logits.softmax(1), out_linear.shape[1])
+        soft = self.loss_fn_linear(out_linear.to(number) / self.temperature, probs, shares)
+        weights = weights.to(number)
+        return (1 - weights) * hard + weights * self.temperature**2 * soft
+
+
+def spread(codes: Tensor, values: Tensor, number: int) -> Tensor:
+    """Float [B, number] with `values` [B, M] at the outputs `codes` int64 [B, M] (−1: none), else 0."""
+    found = values.new_zeros(len(codes), number + 1)
+    return found.scatter_(1, codes.masked_fill(codes < 0, number), values)[:, :number]

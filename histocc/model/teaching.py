@@ -1,0 +1,127 @@
+"""What a trained model answers to texts, for another one to learn from."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.model import model_io
+from histocc.model.confidence import Confidence
+from histocc.model.decoding import greedy_from_memory, sets_of, upcast_half
+from histocc.runtime.errors import UserError
+from histocc.runtime.parallel import evaluating
+from histocc.text import UNKNOWN_LANGUAGE, encode
+from histocc.text_rules import cleaner
+
+BATCH = 128  # texts at once
+MOST_LOGIT = 6e4  # that float16 holds
+
+
+class Teacher:
+    """A trained model whose answers are in terms of a student's codes. Texts are cleaned by its own rule, and
+    a language that it does not know is `unk` to it.
+
+    Args:
+        name: of the model, for messages.
+        loaded: model, formatter and checkpoint as `model_io.load_model` gives them.
+        codes: of the student, in the order of its outputs.
+        formatter: of the student.
+        record: dtype of an answer, with the fields codes [M], logits [M], written [room] and prob.
+
+    Raises:
+        UserError: for a model without one of the decoders, and where no code is the same.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loaded: model_io.Loaded,
+        codes: list[str],
+        formatter: BlockyFormatter,
+        record: np.dtype,
+    ):
+        self.model, self.formatter, self.state = loaded
+        kind = self.state.get("kind", "mixer")
+        if kind != "mixer":
+            lacks = "linear decoder" if kind == "seq2seq" else "decoder that writes codes"
+            raise UserError(f"--teacher {name}: has no {lacks}; a teacher needs both decoders")
+        self.name, self.record, self.languages = name, record, list(self.state["languages"])
+        self.clean = cleaner(model_io.text_rule(self.state["config"]))
+        number = {code: i for i, code in enumerate(codes)}
+        self.number_of = {
+            code: number.get(formatter.repair(code)[0], -1) for code in self.state["key"]
+        }  # in the order of its outputs
+        numbers = np.array(list(self.number_of.values()))
+        self.lacking = [code for code, i in self.number_of.items() if i < 0]
+        if len(self.lacking) == len(numbers):
+            raise UserError(
+                f"--teacher {name}: has none of the {len(codes):,} codes of the student (it has"
+                f" {', '.join(list(self.number_of)[:3])} …, the student {', '.join(codes[:3])} …): it is of"
+                f" another system (formatter {self.formatter.kind}, here {formatter.kind})"
+            )
+        self.shared = torch.from_numpy(np.flatnonzero(numbers >= 0)).to(next(self.model.parameters()).device)
+        self.numbers = numbers[numbers >= 0]  # of the student, of each shared output
+        self._of_block: dict[tuple[int, ...], int] = {}
+
+    def notes(self, formatter: BlockyFormatter) -> list[str]:
+        """What is said of it before it is asked, a line each. formatter: of the student."""
+        lines = []
+        if self.lacking:
+            lines.append(
+                f"  codes of the teacher that the student lacks: {len(self.lacking):,} of"
+                f" {len(self.number_of):,} ({', '.join(self.lacking[:5])}{' …' * (len(self.lacking) > 5)}),"
+                " which are left out of its answers"
+            )
+        if self.formatter.kind != formatter.kind:
+            lines.append(
+                f"  it writes codes of formatter {self.formatter.kind}, the student of {formatter.kind}: they"
+                " are matched as they are written out"
+            )
+        return lines
+
+    def answers(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """`record`s [len(texts)], in order; without codes for a text of which the cleaning leaves nothing."""
+        found = np.zeros(len(texts), dtype=self.record)
+        found["codes"], found["logits"], found["written"] = -1, -MOST_LOGIT, -1
+        texts = [self.clean(text) for text in texts]
+        known = [name if name in self.languages else UNKNOWN_LANGUAGE for name in languages]
+        asked = [i for i in sorted(range(len(texts)), key=lambda i: len(texts[i])) if texts[i].strip()]
+        width = None if self.model.memory_mask else self.state["config"]["max_len"]
+        for start in range(0, len(asked), BATCH):
+            some = asked[start : start + BATCH]
+            ids, mask = encode(
+                [texts[i] for i in some], [known[i] for i in some], self.state["config"]["max_len"], width
+            )
+            self._answer(torch.from_numpy(ids), torch.from_numpy(mask), found, np.array(some))
+        return found
+
+    def _answer(self, ids: Tensor, mask: Tensor, found: np.ndarray, rows: np.ndarray) -> None:
+        """Fills `rows` int64 [B] of `found` with the answers to ids int64 [B, S], mask bool [B, S]."""
+        model, formatter, device = self.model, self.formatter, self.shared.device
+        ids, mask = ids.to(device), mask.to(device)
+        writing = Confidence.of(self.state).written
+        sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
+        with evaluating(model):
+            memory, pooled = model.encode(ids, mask)
+            padding = model.memory_padding_mask(mask)
+            logits = upcast_half(model.classify(pooled))[:, self.shared]
+            written = greedy_from_memory(model, memory, padding, **sizes, writing=writing)
+            blocks, probs = sets_of(model, memory, padding, written, formatter, writing)
+        most = min(logits.shape[1], found.dtype["codes"].shape[0])
+        top, at = logits.topk(most)
+        found["logits"][rows[:, None], np.arange(most)] = top.clamp(-MOST_LOGIT, MOST_LOGIT).cpu().numpy()
+        found["codes"][rows[:, None], np.arange(most)] = self.numbers[at.cpu().numpy()]
+        found["prob"][rows] = probs.float().cpu().numpy()
+        room = found.dtype["written"].shape[0]
+        for row, each in zip(rows.tolist(), blocks.tolist()):
+            codes = [self._number(tuple(block)) for block in each if any(t != PAD_IDX for t in block)]
+            kept = list(dict.fromkeys(code for code in codes if code >= 0))[:room]
+            found["written"][row, : len(kept)] = kept
+            if len(kept) < len(codes):  # part of what it means cannot be said
+                found["prob"][row] = 0.0
+
+    def _number(self, block: tuple[int, ...]) -> int:
+        """The student's number of a written code, −1 where it lacks it or it is none of the teacher's."""
+        if block not in self._of_block:
+            self._of_block[block] = self.number_of.get(self.formatter.decode_block(block) or "", -1)
+        return self._of_block[block]

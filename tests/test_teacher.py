@@ -1,0 +1,341 @@
+"""Students: rows with a teacher's answers, the loss that learns from them, and runs with --teacher: the same
+on any number of processes, resumed to the bit, and clear about what does not fit.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import TINY, greatest_difference, read_logs, run, run_inside, write_csv, write_rows
+
+import train_mixer
+from histocc.data import taught
+from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
+from histocc.data.dataset import RowEncoding
+from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.job import teacher as asking
+from histocc.model.distillation import DistillationLoss, spread
+from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
+from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.runtime import checkpoint
+
+COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
+LOSSES = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss")
+EXACT = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--num-workers", 0]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Rows, and texts without labels: new ones, some twice, some that are trained or validated on."""
+    folder = tmp_path_factory.mktemp("rows")
+    train, val = write_rows(folder / "train.csv", 96), write_rows(folder / "val.csv", 24, 96)
+    texts = [(f"farmer and weaver no {i}", "en") for i in range(40)]
+    texts += texts[:5] + [
+        ("WINE merchant no 1", "da"),
+        ("wine  merchant no 1", "nl"),
+        ("tailor no 103", "da"),
+        ("", "en"),
+    ]
+    return train, val, write_csv(folder / "texts.csv", ("occ1", "lang"), texts)
+
+
+def flags(files, folder, *more):
+    train, val, _ = files
+    return ["--train-data", train, "--val-data", val, "--save-dir", folder, *COLUMNS, *TINY, *more]
+
+
+@pytest.fixture(scope="module")
+def teacher(files, tmp_path_factory):
+    """A run that knows a little."""
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    run(
+        "train_mixer.py",
+        *flags(files, folder, "--ngrams", "auto", "--batch-size", 32, "--num-epochs", 2, "--quiet"),
+    )
+    return folder
+
+
+def student(files, folder, teacher, *more):
+    rest = ["--batch-size", 32, "--num-epochs", 2, "--log-interval", 1]
+    return flags(files, folder, "--teacher", teacher, "--unlabelled", files[2], *rest, *more)
+
+
+# ---- the loss ----
+
+
+def outputs(rows=6, codes=7, blocks=2, seed=0):
+    torch.manual_seed(seed)
+    target = torch.full((rows, blocks * 5 + 2), PAD_IDX)
+    target[:, 0], target[:, -1], target[:, 1:6] = 2, 3, torch.randint(8, 18, (rows, 5))
+    linear = F.one_hot(torch.randint(0, codes, (rows,)), codes).double()
+    return torch.randn(rows, blocks * 5 + 1, 19).double(), torch.randn(rows, codes).double(), target, linear
+
+
+def criterion(kind, temperature=1.0):
+    return DistillationLoss(BlockOrderInvariantLoss(PAD_IDX, 2, 5), LinearLoss(kind), 0.3, temperature)
+
+
+@pytest.mark.parametrize("kind", [MEAN, ROWS])
+def test_without_a_teacher_it_is_the_usual_loss(kind):
+    loss_fn = criterion(kind)
+    usual = LossMixer(loss_fn.loss_fn_seq2seq, loss_fn.loss_fn_linear, 0.3).per_sample(*outputs())
+    found = loss_fn.per_sample(*outputs())
+    assert all(torch.equal(found[name], usual[name]) for name in usual)
+    codes, logits = torch.arange(7).expand(6, 7), torch.randn(6, 7)
+    zero = loss_fn.per_sample(*outputs(), codes, logits, torch.zeros(6), torch.ones(6))
+    assert all(torch.allclose(zero[name], usual[name], rtol=1e-12) for name in usual)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_the_soft_loss_is_the_cross_entropy_towards_the_teacher(temperature):
+    """By hand, with every output of the teacher; and where both agree there is nothing to learn."""
+    out, logits, target, linear = outputs()
+    teacher = torch.randn(6, 7).double()
+    codes = torch.arange(7).expand(6, 7)
+    found = criterion(ROWS, temperature).per_sample(
+        out, logits, target, linear, codes, teacher, torch.ones(6), torch.full((6,), 0.25)
+    )
+    own, of_teacher = logits / temperature, teacher / temperature
+    single = F.binary_cross_entropy_with_logits(own, of_teacher.sigmoid(), reduction="none").sum(1)
+    ranked = -(of_teacher.softmax(1) * own.log_softmax(1)).sum(1)
+    assert torch.allclose(found["loss_linear"], temperature**2 * (single + ranked), rtol=1e-10)
+    usual = criterion(ROWS).per_sample(out, logits, target, linear)
+    assert torch.allclose(found["loss_seq2seq"], 0.25 * usual["loss_seq2seq"], rtol=1e-6)
+    assert torch.allclose(found["loss"], 0.3 * found["loss_seq2seq"] + 0.7 * found["loss_linear"], rtol=1e-10)
+    same = teacher.clone().requires_grad_()
+    agreed = criterion(ROWS, temperature).per_sample(
+        out, same, target, linear, codes, teacher, torch.ones(6), torch.ones(6)
+    )
+    agreed["loss_linear"].sum().backward()
+    assert same.grad.abs().max() < 1e-12
+
+
+def test_codes_that_the_student_lacks_are_left_out():
+    codes = torch.tensor([[2, -1, 0], [-1, -1, 1]])
+    assert spread(codes, torch.tensor([[0.5, 9.0, 0.25], [9.0, 9.0, 1.0]]), 4).tolist() == [
+        [0.25, 0, 0.5, 0],
+        [0, 1, 0, 0],
+    ]
+    for wrong in (0, -1, float("inf")):
+        with pytest.raises(ValueError, match="temperature must be"):
+            criterion(ROWS, wrong)
+
+
+# ---- the rows ----
+
+
+@pytest.fixture(scope="module")
+def taught_run(files, teacher, tmp_path_factory):
+    """A student's run, and what it said."""
+    folder = tmp_path_factory.mktemp("student") / "run"
+    return folder, run("train_mixer.py", *student(files, folder, teacher))
+
+
+def taught_data(folder):
+    state = checkpoint.load(os.path.join(folder, "last.bin"))
+    return PreparedData.open(os.path.join(folder, "prepared", state["position"]["fingerprint"]))
+
+
+def test_every_text_is_asked_once_and_none_that_is_validated_on(taught_run):
+    data, said = taught_data(taught_run[0]), taught_run[1]
+    assert len(data.train) == 96 + 41 and len(data.val) == 24
+    assert "Unlabelled: 41 texts of 48 rows; left out: 5 repeated, 1 texts of labelled rows, 1 texts" in said
+    assert "Note: languages that the teacher does not know, asked as unk: nl 1 texts" in said
+    assert "1 × empty text" in said
+    texts = taught.texts_of(data.train, np.arange(len(data.train)))
+    assert texts[96:] == [f"farmer and weaver no {i}" for i in range(40)] + ["wine  merchant no 1"]
+    assert data.languages[data.train.language[-1]] == "nl"
+    assert not set(taught.texts_of(data.val, np.arange(24))) & set(texts)
+    answers = data.train.teacher_of(np.arange(len(data.train)))
+    assert answers["labelled"].tolist() == [True] * 96 + [False] * 41
+    assert (data.train.codes[96:] == answers["written"][96:]).all()
+    assert not list(Path(taught_run[0], "prepared").glob("*.answers"))  # in the rows now
+
+
+def test_answers_are_those_of_the_teacher(taught_run, teacher):
+    from histocc.predict.coder import Coder
+
+    data, coder = taught_data(taught_run[0]), Coder.load(str(teacher))
+    rows = np.arange(len(data.train))
+    texts = taught.texts_of(data.train, rows)
+    languages = [data.languages[number] for number in data.train.language]
+    answers = data.train.teacher_of(rows)
+    for answer, coded in zip(answers, coder.code(texts, languages)):
+        known = [code for code in coded.codes if code in data.codes]
+        assert [data.codes[i] for i in answer["written"] if i >= 0] == known
+        sure = coded.conf if known == coded.codes else 0.0
+        assert answer["prob"] == pytest.approx(sure, rel=1e-4, abs=1e-6)
+    logits = coder.probabilities(texts, languages, logits=True)
+    for answer, row in zip(answers, logits):
+        best = np.argsort(-row)[:TEACHER_OUTPUTS]
+        number = {code: i for i, code in enumerate(coder.codes)}
+        asked = [number[data.codes[i]] for i in answer["codes"] if i >= 0]
+        assert sorted(np.round(row[asked], 2)) == sorted(np.round(row[best], 2))
+        assert answer["logits"][: len(asked)] == pytest.approx(row[asked], abs=2e-3)
+
+
+def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
+    data = taught_data(taught_run[0])
+    encoding = RowEncoding(hisco_blocky5())
+    rows = taught.TaughtRows(data.train, data, encoding, weight=0.5, seed=3)
+    everyone = np.arange(len(data.train))
+    batch = rows.batch(everyone, 0)
+    again = rows.batch(everyone[::-1].copy(), 0)
+    assert all(torch.equal(batch[name], again[name].flip(0)) for name in batch if name != "input_ids")
+    assert batch["teacher_weights"].tolist() == [0.5] * 96 + [1.0] * 41
+    answers = data.train.teacher_of(everyone)
+    own, written = (rows._targets(each.astype(np.int64)) for each in (data.train.codes, answers["written"]))
+    drawn = batch["seq2seq_weights"].numpy() == answers["prob"]
+    assert 20 < drawn[:96].sum() < 76 and drawn[96:].all()
+    assert (batch["targets_seq2seq"].numpy() == np.where(drawn[:, None], written, own)).all()
+    assert (batch["seq2seq_weights"].numpy()[~drawn] == 1).all()
+    other = rows.batch(everyone, 1)["seq2seq_weights"].numpy()
+    assert (other != batch["seq2seq_weights"].numpy()).any()
+    piece = rows.piece(batch, np.array([1, 100]))
+    assert torch.equal(piece["teacher_logits"], batch["teacher_logits"][[1, 100]])
+
+
+# ---- runs ----
+
+
+@pytest.mark.processes
+def test_the_same_on_any_number_of_processes(files, teacher, tmp_path):
+    for processes in (None, 2):
+        folder, batch = tmp_path / f"{processes}", 32 // (processes or 1)
+        run(
+            "train_mixer.py",
+            *student(files, folder, teacher, *EXACT, "--batch-size", batch),
+            processes=processes,
+        )
+    assert greatest_difference(tmp_path / "None", tmp_path / "2", LOSSES) < 1e-9
+    first, second = (taught_data(tmp_path / name).train.teacher for name in ("None", "2"))
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.processes
+def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
+    folder = tmp_path / "run"
+    run("train_mixer.py", *student(files, folder, teacher, "--max-steps", 4))
+    said = run("train_mixer.py", *student(files, folder, teacher))
+    assert "Teacher: its answers are in" in said
+    whole, resumed = (checkpoint.load(str(path / "last.bin"))["model"] for path in (taught_run[0], folder))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert [row["train_loss"] for row in read_logs(folder)] == [
+        row["train_loss"] for row in read_logs(taught_run[0])
+    ]
+
+
+def test_what_the_teacher_says_changes_what_is_learned(files, teacher, taught_run, tmp_path):
+    run("train_mixer.py", *student(files, tmp_path / "run", teacher, "--distillation-temperature", 3))
+    assert greatest_difference(tmp_path / "run", taught_run[0], ["train_loss_linear"]) > 1e-3
+
+
+def test_ngrams_are_fitted_to_the_teachers_answers(files, teacher, tmp_path):
+    said = run(
+        "train_mixer.py",
+        *student(files, tmp_path / "run", teacher, "--ngrams", "auto", "--ngram-passes", 2, "--max-steps", 2),
+    )
+    assert "Fitted in" in said and taught_data(tmp_path / "run").train.teacher is not None
+
+
+def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path, monkeypatch):
+    """Work that ends in the middle is resumed; a damaged piece is asked for again."""
+    monkeypatch.setattr(asking, "PIECE", 16)
+    monkeypatch.setattr(asking, "usable_cores", lambda: 1)
+    asked, end_after = [], [3]
+
+    def answers(self, texts, languages, answer=asking.Teacher.answers):
+        if len(asked) == end_after[0]:
+            raise asking.UserError("the end")
+        asked.append(texts[0])
+        return answer(self, texts, languages)
+
+    monkeypatch.setattr(asking.Teacher, "answers", answers)
+    command = student(files, tmp_path / "run", teacher, "--prepare-only")
+    code, said = run_inside(train_mixer.main, *command)
+    assert code == 2 and "the end" in said
+    [folder] = Path(tmp_path, "run", "prepared").glob("*.answers")
+    pieces = sorted(folder.iterdir())
+    assert len(pieces) == 3
+    pieces[1].write_bytes(pieces[1].read_bytes()[:-1] + b"?")
+    first, end_after[0] = list(asked), 99
+    asked.clear()
+    assert run_inside(train_mixer.main, *command)[0] == 0
+    assert len(asked) == 9 - 2 and first[1] in asked and first[0] not in asked and not folder.exists()
+    asked.clear()
+    assert "its answers are in" in run_inside(train_mixer.main, *command)[1] and not asked
+
+
+def test_codes_and_systems_that_differ(files, teacher, tmp_path):
+    """The teacher's codes come first; with a fixed key those that it lacks are counted; none in common is an
+    error.
+    """
+    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), [("61110", 0), ("41025", 1), ("99999", 2)])
+    few = write_csv(
+        tmp_path / "few.csv", ("occ1", "hisco_1", "hisco_2", "lang"), [("farmer", "61110", "", "en")] * 4
+    )
+    some = (few, few, files[2])
+    said = run("train_mixer.py", *student(some, tmp_path / "fixed", teacher, "--key", key, "--prepare-only"))
+    assert "codes of the teacher that the student lacks: 6 of 8 (62105, 75400, 79100" in said
+    assert "Note: 6 codes of the teacher are none of the student's" in said
+    data = [
+        PreparedData.open(str(path.parent)) for path in Path(tmp_path).glob("fixed/prepared/*/train.teacher")
+    ]
+    answers = data[0].train.teacher
+    assert set(answers["codes"].ravel().tolist()) == {-1, 0, 1}
+    said = run("train_mixer.py", *student(some, tmp_path / "first", teacher, "--max-steps", 1))
+    assert "Codes: 8 (hisco, columns hisco_1, hisco_2), the first 8 those of the teacher" in said
+    other = write_csv(tmp_path / "other.csv", ("system_code", "code"), [("99999", 0)])
+    nine = write_csv(
+        tmp_path / "nine.csv", ("occ1", "hisco_1", "hisco_2", "lang"), [("x", "99999", "", "en")]
+    )
+    code, said = run_inside(
+        train_mixer.main, *student((nine, nine, files[2]), tmp_path / "none", teacher, "--key", other)
+    )
+    assert code == 2 and "has none of the 1 codes of the student" in said and "another system" in said
+
+
+def test_what_cannot_teach_is_refused(files, teacher, tmp_path):
+    lacking = write_csv(tmp_path / "texts.csv", ("text", "lang"), [("farmer", "en")])
+    encoder = tmp_path / "encoder.bin"
+    state = checkpoint.load(str(teacher / "last.bin"))
+    torch.save(
+        {
+            name.removeprefix("encoder."): value
+            for name, value in state["model"].items()
+            if "encoder." in name[:8]
+        },
+        encoder,
+    )
+    cases = [
+        (["--unlabelled", files[2]], "--unlabelled needs --teacher"),
+        (["--teacher", teacher, "--join-rows", 0.2], "--teacher and --join-rows are mutually exclusive"),
+        (["--teacher", teacher, "--distillation-weight", 2], "--distillation-weight"),
+        (["--teacher", teacher, "--distillation-temperature", 0], "--distillation-temperature"),
+        (["--teacher", tmp_path / "nowhere.bin"], "--teacher"),
+        (["--teacher", teacher, "--unlabelled", lacking], "has no column 'occ1'"),
+        (["--teacher", teacher, "--unlabelled", tmp_path / "no.csv"], "no.csv"),
+        (["--teacher", encoder], "encoder"),
+    ]
+    for more, message in cases:
+        code, said = run_inside(train_mixer.main, *flags(files, tmp_path / "run", *more))
+        assert code == 2 and message in said, (more, said)
+        assert "Traceback" not in said
+
+
+def test_a_run_is_not_resumed_without_its_teacher(files, taught_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(taught_run[0], folder)
+    code, said = run_inside(train_mixer.main, *flags(files, folder, "--batch-size", 32, "--num-epochs", 2))
+    assert code == 2 and "--teacher was" in said
+
+
+def test_a_checkpoint_says_what_it_was_taught_with(taught_run):
+    args = json.loads(Path(taught_run[0], "args.json").read_text("utf-8"))
+    assert args["teacher"] and args["distillation_weight"] == 0.5
+    assert teacher_record(5).itemsize == 16 * 6 + 5 * 4 + 4 + 1
