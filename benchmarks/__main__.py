@@ -49,6 +49,11 @@ PARTS = {
 }
 # Parts that --all leaves out, since each takes a quarter of an hour or more; the links need root.
 LONG = {
+    "formats": ("formats.py", ""),
+    "formats base": ("formats.py", "--sizes base --texts 256 --all 2000"),
+    "census": ("census.py", ""),
+    "census base": ("census.py", "--sizes base --register 0"),
+    "students": ("students.py", ""),
     "links small": ("links.py", "--sizes small --forecast"),
     "links base": (
         "links.py",

@@ -3,6 +3,7 @@
 import textwrap
 from pathlib import Path
 
+import page_coding
 import page_processes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -66,6 +67,9 @@ A text costs as much as it is long: {length}, while the reference pays for 128 p
 
 # Sections of the longer parts, each there once all its parts were measured.
 LONGER = {
+    "Number formats on CPUs": (("formats", "formats base"), ("formats_words", "formats")),
+    "A census": (("census", "census base"), ("census_words", "census", "register_words")),
+    "Students of a larger model": (("students",), ("students_words", "students")),
     "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
     "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
     "On unequal processes": (("shares",), ("shares_words",)),
@@ -81,7 +85,10 @@ def longer(found: dict) -> str:
         if all(name in found for name in names):
             parts = [found[name] for name in names]
             commands = " and ".join(f"`{part['command'].strip()}`" for part in parts)
-            texts = [getattr(page_processes, function)(parts) for function in functions]
+            texts = [
+                getattr(page_coding if hasattr(page_coding, function) else page_processes, function)(parts)
+                for function in functions
+            ]
             sections += [f"## {title}", *filter(None, texts), f"Measured by {commands}."]
     return "\n\n".join(sections)
 

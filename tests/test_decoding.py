@@ -224,7 +224,7 @@ def test_model_shapes_and_names():
 
 
 def test_sizes():
-    assert list(MODEL_SIZES) == ["tiny", "small", "base"]
+    assert list(MODEL_SIZES) == ["tiny", "small", "base", "ngrams"]
     assert model_config("base").hidden_size == 768 and model_config("small").intermediate_size == 1024
     assert model_config("tiny", hidden_dropout_prob=0.0).hidden_dropout_prob == 0.0
     with pytest.raises(ValueError, match="huge"):

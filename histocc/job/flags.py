@@ -283,7 +283,7 @@ def add_teacher_arguments(parser: Parser) -> None:
         help=(
             "a trained model (run folder, checkpoint, published or exported model) whose answers are learned,"
             " beside the true codes: they are made once and kept with the prepared data; without"
-            " --initial-checkpoint or a fixed key, its codes come first in the key"
+            " --initial-checkpoint or a fixed key, its codes come first in the key (default: none)"
         ),
         resumable=True,
     )
@@ -294,7 +294,7 @@ def add_teacher_arguments(parser: Parser) -> None:
         metavar="FILE",
         help=(
             "texts that are learned from --teacher alone: CSV or Parquet, columns as in the training data;"
-            " codes in them are not read"
+            " codes in them are not read (default: none)"
         ),
         resumable=True,
     )

@@ -123,7 +123,9 @@ def exported(file: str, content: dict) -> dict:
     settings, entry = content[published.SETTINGS], published.SETTINGS
     run_checkpoint.check_format(file, settings.get("format") if isinstance(settings, dict) else None)
     require(file, checkpoint_schema.EXPORTED, settings, entry)
-    weights = published.with_our_names(file, published.tensors_of(file, content))[1]
+    weights = published.tensors_of(file, content)
+    if settings["config"].get("encoder", True):
+        weights = published.with_our_names(file, weights)[1]
     require(file, published.kind_of(dict), content.get("key"), "key")
     return whole_state(file, {**settings, "model": weights, "key": content["key"]}, f"{entry}: ")
 

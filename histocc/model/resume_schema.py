@@ -33,5 +33,5 @@ def trained_shapes(config: dict, formatter: BlockyFormatter, codes: int, encoder
         for name in names
         if name not in tables and not (encoder_frozen and name.startswith("encoder."))
     ]
-    width = config["hidden_size"]
-    return rest if encoder_frozen else [(None, width // config["num_hash_functions"]), (None, width), *rest]
+    width, has_tables = config["hidden_size"], bool(tables) and not encoder_frozen
+    return rest if not has_tables else [(None, width // config["num_hash_functions"]), (None, width), *rest]

@@ -1,0 +1,126 @@
+"""The sections of docs/benchmarks.md on coding a lot: number formats, a census, students."""
+
+import statistics
+
+FORMATS = {"float32": "float32", "bf16": "bfloat16", "int8": "int8"}
+DECODERS = {"greedy": "digit by digit", "flat": "linear decoder"}
+
+
+def formats_words(parts: list[dict]) -> str:
+    first = parts[0]
+    return (
+        "Distinct texts per second of one core by the number format in which a model codes, and the share of"
+        f" {first['rows']:,} register rows that get the codes of float32"
+        f"{_fewer(parts)}; the models were trained on such rows for some minutes. `predict --precision auto`"
+        " takes the fastest of these that keeps the codes of some texts of its input."
+    )
+
+
+def _fewer(parts: list[dict]) -> str:
+    others = sorted({part["rows"] for part in parts[1:]} - {parts[0]["rows"]})
+    return f" (base: of {', '.join(f'{rows:,}' for rows in others)})" if others else ""
+
+
+def formats(parts: list[dict]) -> str:
+    """The table: size and decoder, and for each format its rate, its codes and its confidence."""
+    found = {name: each for part in parts for name, each in part["formats"].items()}
+    names = list(next(iter(found.values())))
+    lines = [
+        "| | " + " | ".join(FORMATS[name] for name in names) + " | same codes | conf apart: mean, most |",
+        "|---" * (len(names) + 3) + "|",
+    ]
+    for name, each in found.items():
+        size, decoder = name.split(", ")
+        base = each["float32"]["texts_per_sec"]
+        rates = [
+            f"{each[form]['texts_per_sec']:,.0f}"
+            + (f" ({each[form]['texts_per_sec'] / base:.2f} times)" if form != "float32" else "")
+            for form in names
+        ]
+        same = ", ".join(f"{100 * each[form]['same_rows']:.2f} %" for form in names[1:])
+        apart = ", ".join(
+            f"{each[form]['conf_mean']:.4f}, {each[form]['conf_most']:.2f}" for form in names[1:]
+        )
+        lines.append(f"| {size}: {DECODERS[decoder]} | {' | '.join(rates)} | {same} | {apart} |")
+    return "\n".join(lines)
+
+
+def census_words(parts: list[dict]) -> str:
+    """What stands above the table."""
+    part = parts[0]
+    known = part["known_rows_per_sec"]
+    gains = [
+        found["all cores"] / found["one core"]
+        for each in parts
+        for formats in each["rates"].values()
+        for found in formats.values()
+    ]
+    return (
+        "Hours for a census of 18 million rows on this machine, digit by digit, by division from measured"
+        " rates of `python -m histocc.predict` on distinct texts, for several shares of distinct texts among"
+        f" the rows: equal texts are coded once, and rows whose text is known are read and written at"
+        f" {known:,.0f} rows/s. One core is `--processes 1` with one thread; all cores, the default, does"
+        f" {min(gains):.2f} to {max(gains):.2f} times as much on {part['cores']}."
+    )
+
+
+def census(parts: list[dict]) -> str:
+    """The table: size, format and cores, and hours for each share of distinct texts."""
+    shares = (1.0, 0.38, 0.10)
+    heads = ["", "texts/s", *(f"{share:.0%} distinct".replace("%", " %") for share in shares)]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for part in parts:
+        known = part["known_rows_per_sec"]
+        for size, formats in part["rates"].items():
+            for form, by_cores in formats.items():
+                for cores, rate in by_cores.items():
+                    hours = [18e6 * (share / rate + 1 / known) / 3600 for share in shares]
+                    cells = " | ".join(f"{each:.1f} h" for each in hours)
+                    lines.append(f"| {size}, {FORMATS[form]}, {cores} | {rate:,.0f} | {cells} |")
+    return "\n".join(lines)
+
+
+def register_words(parts: list[dict]) -> str:
+    register = next(part["register"] for part in parts if part["register"])
+    return (
+        f"A register of {register['rows']:,} rows, whose texts follow Zipf's law, was coded at size tiny in"
+        f" {register['seconds'] / 60:.0f} minutes ({register['rows_per_sec']:,.0f} rows/s); killed twice on"
+        f" the way and given again, the command resumed {register['resumed']} times, and its output was"
+        f" {'the same to the byte' if register['equal'] else 'another one'}."
+    )
+
+
+def students_words(parts: list[dict]) -> str:
+    part = parts[0]
+    seeds = max(len(each["results"]) for each in part["found"])
+    return (
+        f"A student learns from the labelled rows and {part['texts']:,} unlabelled texts what its teacher"
+        " answers; the same model alone has the labelled rows. Both are trained for the same"
+        f" {60 * part['minutes']:.0f} seconds, the fit of the n-grams among them. Figures are % of distinct"
+        f" held-out texts whose set of codes is right, mean and half the range over {seeds} seeds (the"
+        " teacher: one), and distinct texts per second of one core in float32."
+    )
+
+
+def students(parts: list[dict]) -> str:
+    """The table: a model, what each decoder gets right, and how fast it codes."""
+    decoders = {"seq2seq": "writing decoder", "linear": "linear decoder", "both": "both"}
+    heads = ["", "seconds", *decoders.values(), "texts/s, linear", "texts/s, digit by digit"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for each in parts[0]["found"]:
+        cells = [
+            spread([100 * result[name]["all"] for result in each["results"]])
+            if name in each["results"][0]
+            else "–"
+            for name in decoders
+        ]
+        seconds = statistics.mean(result["seconds"] for result in each["results"])
+        rates = [f"{each['texts_per_sec'][name]:,.0f}" for name in ("flat", "greedy")]
+        lines.append("| " + " | ".join([each["name"], f"{seconds:.0f}", *cells, *rates]) + " |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and half the way from the lowest to the highest where there are several."""
+    mean = f"{statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {(max(values) - min(values)) / 2:.1f}"
