@@ -81,7 +81,7 @@ def test_runs_of_ngrams_alone(rows, tmp_path):
     state = checkpoint.load(str(one / "last.bin"))
     assert state["config"]["encoder"] is False and model_io.size_name(state["config"]) == "ngrams"
     coder = Coder.load(str(one))
-    for decoder in ("flat", "greedy", "topk"):
+    for decoder in ("flat", "topk"):
         assert [
             coded.codes[0] for coded in coder.code(["farmer no 8", "tailor no 7"], ["en", "da"], decoder)
         ] == [
