@@ -33,6 +33,8 @@ HOLDERS = {
     "_is_amx_tile_supported": lambda: torch.cpu,
     "_is_vnni_supported": lambda: torch.cpu,
     "_int_mm": lambda: torch.ops.aten,
+    "_linear_pointwise": lambda: torch.ops.mkldnn,
+    "_is_avx512_supported": lambda: torch.cpu,
     "_scale": scaler,
     "_step_supports_amp_scaling": lambda: torch.optim.AdamW([torch.ones(1)], fused=True),
     "_dump_fr_trace_json": lambda: torch._C._distributed_c10d,

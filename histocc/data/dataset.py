@@ -72,6 +72,7 @@ class TextRows(Rows):
     """
 
     has_lengths = True
+    groups_in_model = ("cpu",)  # see `histocc.model.width_groups`
 
     def __init__(
         self,
@@ -82,6 +83,8 @@ class TextRows(Rows):
     ):
         formatter, max_len = encoding.formatter, encoding.max_len
         self.rows, self.encoding, self.changes, self.languages = rows, encoding, changes, data.languages
+        if encoding.fixed_width:
+            self.groups_in_model = ()
         self.fingerprint = data.fingerprint
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet

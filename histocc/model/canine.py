@@ -6,6 +6,7 @@
 Parameter names are those of the published `google/canine-s` weights, so these load strictly.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import cast
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from histocc.model import encoder_sizes
-from histocc.model.layers import Dropout, attend, product
+from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.width_groups import joined, parted, product_of_groups
 from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -224,9 +226,9 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = Linear(config.hidden_size, config.hidden_size)
+        self.key = Linear(config.hidden_size, config.hidden_size)
+        self.value = Linear(config.hidden_size, config.hidden_size)
         self.heads = config.num_attention_heads
         self.dropout_prob = config.attention_probs_dropout_prob
         self.stride = stride
@@ -236,19 +238,26 @@ class SelfAttention(nn.Module):
         layers = (self.query, self.key, self.value)
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
-        """x [B, S, H]; visible bool [B, S], True where a position may be looked at → [B, S, H]."""
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
+        """x [N, H], positions of groups of rows; visible: of each group bool [B, S], True where a position
+        may be looked at → [N, H].
+        """
+        projected = parted(for_attention(product(x, *self.query_key_value())), visible)
+        return joined([self.of_group(each, seen) for each, seen in zip(projected, visible)])
+
+    def of_group(self, projected: Tensor, visible: Tensor) -> Tensor:
+        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
         # [B, heads, S, H / heads]
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in product(x, *self.query_key_value()).chunk(3, dim=-1)
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected.chunk(3, dim=-1)
         )
         if self.stride is None:
             mixed = self.attend(q, k, v, visible)
-        elif x.shape[1] <= self.stride:
+        elif projected.shape[1] <= self.stride:
             mixed = self.attend_within(q, k, v, visible)
         else:
-            chunks = [slice(start, start + self.stride) for start in range(0, x.shape[1], self.stride)]
+            starts = range(0, projected.shape[1], self.stride)
+            chunks = [slice(start, start + self.stride) for start in starts]
             mixed = torch.cat(
                 [self.attend_within(q[:, :, c], k[:, :, c], v[:, :, c], visible[:, c]) for c in chunks], dim=2
             )
@@ -269,7 +278,7 @@ class Residual(nn.Module):
 
     def __init__(self, config: CanineConfig, width: int):
         super().__init__()
-        self.dense = nn.Linear(width, config.hidden_size)
+        self.dense = Linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
@@ -283,14 +292,14 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, stride)
         self.output = Residual(config, config.hidden_size)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
         return self.output(self.self(x, visible), x)
 
 
 class Intermediate(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = Linear(config.hidden_size, config.intermediate_size)
         self.activation = ACTIVATIONS[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -298,7 +307,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Post-norm transformer layer."""
+    """Post-norm transformer layer: x [N, H] and visible as in `SelfAttention` → [N, H]."""
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
@@ -306,7 +315,7 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = Residual(config, config.intermediate_size)
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
         x = self.attention(x, visible)
         return self.output(self.intermediate(x), x)
 
@@ -316,10 +325,12 @@ class Stack(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, stride) for _ in range(layers))
 
-    def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+    def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
+        """groups: [B, S, H] each; visible: bool [B, S] of each → [B, S, H] each."""
+        x = joined(groups)
         for layer in self.layer:
             x = layer(x, visible)
-        return x
+        return parted(x, groups)
 
 
 class CharsToMolecules(nn.Module):
@@ -340,12 +351,21 @@ class CharsToMolecules(nn.Module):
         """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
-    def forward(self, chars: Tensor, more_follow: bool) -> Tensor:
+    def forward(self, chars: Sequence[Tensor], more_follow: bool) -> list[Tensor]:
+        """Characters [B, S, H] of each group → molecules [B, M, H]."""
+        blocks = [self.blocks(each) for each in chars]
+        mixed = product_of_groups(blocks, *self.of_blocks())  # [B, M, H] each
+        return [self.of_group(*each, more_follow) for each in zip(chars, mixed)]
+
+    def blocks(self, chars: Tensor) -> Tensor:
+        """[B, S, H] → [B, M, rate · H], without the positions behind the last whole block."""
         whole = chars.shape[1] // self.rate * self.rate
-        blocks = chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)  # [B, M, rate · H]
-        blocks = self.activation(product(blocks, *self.of_blocks()))  # [B, M, H]
+        return chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)
+
+    def of_group(self, chars: Tensor, mixed: Tensor, more_follow: bool) -> Tensor:
+        mixed = self.activation(mixed)
         # The last block gives its place to position 0, as published.
-        return self.LayerNorm(torch.cat([chars[:, :1], blocks if more_follow else blocks[:, :-1]], dim=1))
+        return self.LayerNorm(torch.cat([chars[:, :1], mixed if more_follow else mixed[:, :-1]], dim=1))
 
 
 class Projection(nn.Module):
@@ -373,22 +393,27 @@ class Projection(nn.Module):
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
-    def forward(self, chars: Tensor, molecules: Tensor) -> Tensor:
-        """chars [B, S, H], molecules [B, M, H] → [B, S, H].
+    def forward(self, chars: Sequence[Tensor], molecules: Sequence[Tensor]) -> list[Tensor]:
+        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each.
 
         The published convolution runs over [chars, molecules], joined; its halves are summed here, as matrix
         products. That of the molecules is worked out once for each of them and not for each of its
         characters.
         """
-        length, width = chars.shape[1:]
-        before = (self.taps - 1) // 2
+        windows = product_of_groups(list(map(self.windows, chars)), *self.of_characters())
+        by_tap = product_of_groups(molecules, *self.of_molecules())
+        return [self.of_group(*each) for each in zip(windows, by_tap)]
+
+    def windows(self, chars: Tensor) -> Tensor:
+        """What stands around each position: [B, S, H] → [B, S, taps · H]."""
+        length, before = chars.shape[1], (self.taps - 1) // 2
         around = F.pad(chars, (0, 0, before, self.taps - 1 - before))  # [B, S + taps − 1, H]
-        # [B, S, taps · H]
-        windows = torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
-        x = product(windows, *self.of_characters())
-        # each [B, M, H]
-        by_tap = product(molecules, *self.of_molecules()).unflatten(2, (self.taps, width)).unbind(2)
-        for tap, part in enumerate(by_tap):
+        return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
+
+    def of_group(self, x: Tensor, of_molecules: Tensor) -> Tensor:
+        """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
+        length, before = x.shape[1], (self.taps - 1) // 2
+        for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
             # tap t reads position i + t − before
             x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))
         return self.dropout(self.LayerNorm(self.activation(x)))
@@ -406,7 +431,7 @@ class Projection(nn.Module):
 class Pooler(nn.Module):
     def __init__(self, config: CanineConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, molecules: Tensor) -> Tensor:
         return torch.tanh(self.dense(molecules[:, 0]))
@@ -449,33 +474,53 @@ class CanineEncoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """One vector per character, and one for the whole text.
 
-        Args and errors: as `molecules`. Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of
-        the weights; rows of padding alone give finite values.
-        """
-        chars, molecules, visible = self.molecules(input_ids, attention_mask, padding_follows)
-        # [B, S, H]
-        final = self.final_char_encoder(self.projection(chars, molecules), unmask_empty_rows(visible))
-        return final, self.pooler(molecules)
-
-    def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """The vector of the whole text alone, [B, H]: what comes behind the molecules is not computed."""
-        return self.pooler(self.molecules(input_ids, attention_mask, padding_follows)[1])
-
-    def molecules(
-        self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(characters [B, S, H], molecules [B, M, H], which characters are real, bool [B, S]).
-
         input_ids: character ids int64 [B, S], [CLS] first. attention_mask: bool or 0/1 [B, S], 1 at real
         positions.
         padding_follows: the values at these positions are as if blocks of padding stood behind them, which is
         what most of the published model's 128 positions are; S is then a multiple of the block (4) and below
-        the local stride. Real positions do not depend on S where the block that holds
+        the local stride. Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights;
+        rows of padding alone give finite values. Real positions do not depend on S where the block that holds
         the second position after the last real one is there and followed by another one (by
         `padding_follows`, if need be), and where S, if more than the local stride (128), is a multiple of it.
         Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
         of another shape.
         """
+        final, pooled = self.of_groups([input_ids], [attention_mask], padding_follows)
+        return final[0], pooled
+
+    def of_groups(
+        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: bool
+    ) -> tuple[list[Tensor], Tensor]:
+        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each [B, S, H], pooled [rows of
+        all, H]).
+        """
+        visible = [mask.bool() for mask in attention_mask]
+        chars, molecules = self._molecules(input_ids, visible, padding_follows)
+        final = self.final_char_encoder(
+            self.projection(chars, molecules), list(map(unmask_empty_rows, visible))
+        )
+        return final, self._pooled(molecules)
+
+    def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
+        """The vector of the whole text alone, [B, H]: what comes behind the molecules is not computed."""
+        return self._pooled(self._molecules([input_ids], [attention_mask.bool()], padding_follows)[1])
+
+    def _pooled(self, molecules: list[Tensor]) -> Tensor:
+        first = [each[:, :1] for each in molecules]
+        return self.pooler(first[0] if len(first) == 1 else torch.cat(first))
+
+    def _molecules(
+        self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """(characters [B, S, H], molecules [B, M, H]) of each group."""
+        for ids, mask in zip(input_ids, visible):
+            self._check(ids, mask, padding_follows)
+        chars = self.initial_char_encoder(list(map(self.char_embeddings, input_ids)), visible)
+        blocks = self.chars_to_molecules(chars, padding_follows)
+        seen = [unmask_empty_rows(self._visible_blocks(mask, padding_follows)) for mask in visible]
+        return chars, self.encoder(blocks, seen)
+
+    def _check(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool) -> None:
         rate = self.config.downsampling_rate
         if attention_mask.shape != input_ids.shape:
             raise ValueError(
@@ -490,18 +535,13 @@ class CanineEncoder(nn.Module):
             )
         if input_ids.shape[1] < rate:
             raise ValueError(f"{input_ids.shape[1]} positions, but the encoder needs at least {rate}")
-        visible = attention_mask.bool()  # [B, S]
-        blocks = visible.shape[1] // rate
-        visible_blocks = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
 
-        if padding_follows:
-            visible_blocks = F.pad(visible_blocks, (0, 1))
-        chars = self.initial_char_encoder(self.char_embeddings(input_ids), visible)  # [B, S, H]
-        # [B, M, H]
-        molecules = self.encoder(
-            self.chars_to_molecules(chars, padding_follows), unmask_empty_rows(visible_blocks)
-        )
-        return chars, molecules, visible
+    def _visible_blocks(self, visible: Tensor, padding_follows: bool) -> Tensor:
+        """Which molecules have a real position, bool [B, M], for those of the characters, bool [B, S]."""
+        rate = self.config.downsampling_rate
+        blocks = visible.shape[1] // rate
+        found = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
+        return F.pad(found, (0, 1)) if padding_follows else found
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model.layers import Dropout, attend, product
+from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.width_groups import joined, parted
 
 LAYERS, HEADS = 3, 8  # as published
 
@@ -97,7 +98,7 @@ class MultiheadAttention(nn.Module):
         self.width, self.heads, self.dropout = width, heads, dropout
         self.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * width))
-        self.out_proj = nn.Linear(width, width)
+        self.out_proj = Linear(width, width)
         nn.init.xavier_uniform_(self.in_proj_weight)
         nn.init.zeros_(self.out_proj.bias)
 
@@ -111,13 +112,36 @@ class MultiheadAttention(nn.Module):
         """
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
-        y = product(x, weight[rows], bias[rows])
+        return self._by_head(for_attention(product(x, weight[rows], bias[rows])))
+
+    def _by_head(self, y: Tensor) -> tuple[Tensor, ...]:
+        """y [B, T, parts · H] → [B, heads, T, H / heads] of each part."""
         return y.unflatten(-1, (-1, self.heads, self.width // self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def project_groups(self, x: Tensor, parts: slice, groups: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+        """`project` of positions [N, H] of groups of rows, whose first two dimensions `groups` have."""
+        rows = slice(parts.start * self.width, parts.stop * self.width)
+        weight, bias = self.in_proj()
+        y = for_attention(product(x, weight[rows], bias[rows]))
+        return [self._by_head(each) for each in parted(y, groups)]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
         """visible: bool, broadcast to [B, heads, T, keys], or None → [B, T, H]."""
         mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0, causal)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
+
+    def attend_groups(
+        self, q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], visible: Sequence[Tensor | None]
+    ) -> Tensor:
+        """`attend` of q [B, heads, T, H / heads], whose rows are those of all groups."""
+        if len(k) == 1:
+            return self.attend(q, k[0], v[0], visible[0])
+        dropout_p = self.dropout if self.training else 0.0
+        mixed = [
+            attend(*each, dropout_p).transpose(1, 2).flatten(2)
+            for each in zip(q.split([len(part) for part in k]), k, v, visible)
+        ]
+        return self.out_proj(torch.cat(mixed))
 
 
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
@@ -128,21 +152,30 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.self_attn = MultiheadAttention(width, heads, dropout)
         self.multihead_attn = MultiheadAttention(width, heads, dropout)
-        self.linear1 = nn.Linear(width, dim_feedforward)
-        self.linear2 = nn.Linear(dim_feedforward, width)
+        self.linear1 = Linear(width, dim_feedforward)
+        self.linear2 = Linear(dim_feedforward, width)
         self.norm1 = nn.LayerNorm(width)
         self.norm2 = nn.LayerNorm(width)
         self.norm3 = nn.LayerNorm(width)
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, x: Tensor, memory: Tensor, visible: Tensor | None, memory_visible: Tensor | None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        groups: Sequence[Tensor],
+        visible: Tensor | None,
+        memory_visible: Sequence[Tensor | None],
     ) -> Tensor:
-        """x [B, T, H], memory [B, S, H]; visible None means causal and nothing else → [B, T, H]."""
+        """x [B, T, H]; memory [N, H], the positions of groups of rows, which have the first two dimensions of
+        `groups` and together the rows of x; visible None means causal and nothing else → [B, T, H].
+        """
         q, k, v = self.self_attn.project(x, ALL)
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
-        memory_k, memory_v = self.multihead_attn.project(memory, KEY_VALUE)
-        return self.cross_attend_and_feed_forward(x, memory_k, memory_v, memory_visible)
+        memory_k, memory_v = zip(*self.multihead_attn.project_groups(memory, KEY_VALUE, groups))
+        (q,) = self.multihead_attn.project(x, QUERY)
+        mixed = self.multihead_attn.attend_groups(q, memory_k, memory_v, memory_visible)
+        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
 
     def cross_attend_and_feed_forward(
         self,
@@ -157,7 +190,11 @@ class DecoderLayer(nn.Module):
         """
         if q is None:
             (q,) = self.multihead_attn.project(x, QUERY)
-        x = self.norm2(x + self.dropout(self.multihead_attn.attend(q, memory_k, memory_v, memory_visible)))
+        mixed = self.multihead_attn.attend(q, memory_k, memory_v, memory_visible)
+        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """[B, T, H] → [B, T, H]."""
         hidden = self.dropout(F.relu(self.linear1(x)))
         return self.norm3(x + self.dropout(self.linear2(hidden)))
 
@@ -198,7 +235,7 @@ class TransformerDecoder(nn.Module):
         self.decoder = DecoderStack(
             [DecoderLayer(width, HEADS, dim_feedforward, dropout) for _ in range(LAYERS)]
         )
-        self.head = nn.Linear(width, vocab_size)
+        self.head = Linear(width, vocab_size)
 
     def forward(
         self,
@@ -217,16 +254,28 @@ class TransformerDecoder(nn.Module):
         added to the scores of each position. Returns [B, T, vocabulary]. Raises ValueError where T is more
         than `max_positions`.
         """
+        memory_visible = (
+            visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
+        )
+        return self.of_groups([memory], target, [memory_visible], target_padding_mask)
+
+    def of_groups(
+        self,
+        memory: Sequence[Tensor],
+        target: Tensor,
+        memory_visible: Sequence[Tensor | None],
+        target_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """`forward` with the memory of groups of rows, [B, S, H] each, together the rows of the target.
+        memory_visible: as `visible_memory` gives it, of each.
+        """
         self.check_length(target.shape[1])
         visible = None
         if target_padding_mask is not None:
             visible = self._visible_targets(target_padding_mask.bool())  # [B, 1, T, T]
-        memory_visible = (
-            visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
-        )
-        x = self.positional_encoding(self.token_emb(target))  # [B, T, H]
+        x, positions = self.positional_encoding(self.token_emb(target)), joined(memory)  # [B, T, H], [N, H]
         for layer in self.decoder.layers:
-            x = layer(x, memory, visible, memory_visible)
+            x = layer(x, positions, memory, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def to_int8(model: nn.Module) -> None:
         for part in {part for parts in joined.values() for part in parts}:
             setattr(module, part, None)
         for name, child in module.named_children():
-            if type(child) is nn.Linear and child not in stays:
+            if isinstance(child, nn.Linear) and child not in stays:
                 setattr(module, name, Int8Linear(child))
 
 

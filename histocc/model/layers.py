@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.runtime.products import linear
+
 _STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 
 
@@ -49,6 +51,14 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
+def for_attention(x: Tensor) -> Tensor:
+    """What attention takes, in the number format in which it is fast: on CPUs, where torch multiplies many
+    small matrices slowly in bfloat16, float32 in training.
+    """
+    slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
+    return x.float() if slow else x
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False
 ) -> Tensor:
@@ -65,6 +75,9 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
         )
+    if q.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return attend(q, k, v, visible, dropout_p, causal)
     if causal:
         if visible is not None:
             raise ValueError("causal attention takes no further mask")
@@ -84,4 +97,11 @@ def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
     """x [..., inputs] times a weight [outputs, inputs], a tensor or an `Int8Weight`, plus bias [outputs] →
     [..., outputs].
     """
-    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)
+    return linear(x, weight, bias) if isinstance(weight, Tensor) else weight.product(x, bias)
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear` by `product`, which is faster on some CPUs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return product(input, self.weight, self.bias)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
-from histocc.model.decoder import TransformerDecoder
-from histocc.model.layers import Dropout
+from histocc.model.decoder import TransformerDecoder, visible_memory
+from histocc.model.layers import Dropout, Linear
 from histocc.model.ngrams import Ngrams
 from histocc.model.no_encoder import NoEncoder
+from histocc.model.width_groups import width_groups
 
 NGRAMS = "ngrams"
 MODEL_SIZES = {
@@ -90,7 +91,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             target_mask=target_mask,
         )
         self.linear_dropout = Dropout(dropout)
-        self.linear_decoder = nn.Linear(width, num_classes_flat)
+        self.linear_decoder = Linear(width, num_classes_flat)
         self.ngrams = None
         if ngrams:
             self.ngrams = Ngrams(ngrams["rows"], ngrams["width"], width, num_classes_flat, ngram_dropout)
@@ -161,8 +162,40 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         published class and not used. Returns (out_seq2seq [B, T, vocabulary], out_linear [B,
         num_classes_flat]), logits.
         """
+        groups = None
+        if torch.is_grad_enabled() and input_ids.device.type == "cpu" and self._is_narrow(input_ids):
+            groups = width_groups(attention_mask)
+        if groups is not None:
+            return self._forward_in_groups(input_ids, attention_mask, target, target_padding_mask, *groups)
         memory, pooled = self.encode(input_ids, attention_mask)
         out_seq2seq = self.decode(
             memory, target, self.memory_padding_mask(attention_mask), target_padding_mask
         )
         return out_seq2seq, self.classify(pooled)
+
+    def _forward_in_groups(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        target: Tensor,
+        target_padding_mask: Tensor | None,
+        order: Tensor,
+        groups: list[tuple[int, int]],
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` with rows in `order` int64 [B], in groups of so many rows and positions."""
+        padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
+        sizes = [rows for rows, _ in groups]
+        ids, masks = (
+            [part[:, :width] for part, (_, width) in zip(each[order].split(sizes), groups)]
+            for each in (input_ids, attention_mask.bool())
+        )
+        memory, pooled = self.encoder.of_groups(ids, masks, padding_follows=True)
+        if self.ngrams is not None:
+            texts, of_words = self.ngrams.of_groups(ids)
+            memory = [each + words for each, words in zip(memory, of_words)]
+            pooled = torch.cat([pooled, texts], dim=1)
+        visible = [visible_memory(~mask) for mask in masks]
+        out = self.decoder.of_groups(memory, target[order], visible, padding[order])
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        return out[back], self.classify(pooled)[back]

@@ -9,11 +9,14 @@ frequency, and the weights of a text have the length 1.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.model.layers import Linear
+from histocc.model.width_groups import product_of_groups
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
 
 WINDOWS = (2, 3, 4, 5, 6)  # characters; blanks stand at their ends alone
@@ -127,9 +130,9 @@ class Ngrams(nn.Module):
         self.width, self.dropout, self.sparse = width, dropout, False
         self.hasher = NgramHasher()
         self.table = nn.Embedding(rows, width)
-        self.linear = nn.Linear(width, classes, bias=False)
-        self.word_to_memory = nn.Linear(width, hidden_size, bias=False)
-        self.text_to_memory = nn.Linear(width, hidden_size, bias=False)
+        self.linear = Linear(width, classes, bias=False)
+        self.word_to_memory = Linear(width, hidden_size, bias=False)
+        self.text_to_memory = Linear(width, hidden_size, bias=False)
         self.register_buffer("hashes", torch.arange(rows))
         self.register_buffer("idf", torch.zeros(rows))
         nn.init.normal_(self.table.weight, std=1 / math.sqrt(width))
@@ -151,16 +154,30 @@ class Ngrams(nn.Module):
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         """(vector of each text [B, width], what is added to the memory [B, S, H]) for character ids int64
         [B, S]."""
+        text, memory = self.of_groups([input_ids])
+        return text, memory[0]
+
+    def of_groups(self, input_ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """`forward` of groups of rows, int64 [B, S] each: (vectors of all texts, memory of each group)."""
+        texts, words = zip(*map(self.by_position, input_ids))
+        text = torch.cat(texts)
+        of_text = self.text_to_memory(text)[:, None].split([len(each) for each in texts])
+        # each position has its word, that of [CLS] the whole text too
+        memory = product_of_groups(words, self.word_to_memory.weight)
+        return text, [
+            torch.cat([each[:, :1] + whole, each[:, 1:]], dim=1) for each, whole in zip(memory, of_text)
+        ]
+
+    def by_position(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(vectors of texts [B, width], of the word at each position [B, S, width]) for int64 [B, S]."""
         rows, weight, word = self.weighted(input_ids)
         vectors = self.bags(rows, weight)  # [B, S, width]
         squares = weight.square().sum(2, keepdim=True)  # [B, S, 1]
-        text = self.text_of(vectors, squares)
         same = (word[:, :, None] == word[:, None]).to(vectors.dtype)  # [B, S, S]
         # sums of squares can be more than float16 holds
         with torch.autocast(same.device.type, enabled=False):
             words = (same @ vectors) / (same @ squares).sqrt().clamp(min=1e-6)
-        memory = self.word_to_memory(words)  # each position has its word, that of [CLS] the whole text too
-        return text, torch.cat([memory[:, :1] + self.text_to_memory(text)[:, None], memory[:, 1:]], dim=1)
+        return self.text_of(vectors, squares), words
 
     def bags(self, rows: Tensor, weight: Tensor) -> Tensor:
         """The sum of a position's rows, by their weights: int64 and float [B, S, F] → [B, S, width]."""

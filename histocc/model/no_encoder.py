@@ -1,5 +1,8 @@
 """What stands in the encoder's place in a model of n-grams alone."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 
 from histocc.model.canine import CanineConfig
@@ -29,6 +32,13 @@ class NoEncoder(nn.Module):
         rows, length = input_ids.shape
         text = self.pooled(input_ids, attention_mask)
         return text[:, None].expand(rows, length, -1), text
+
+    def of_groups(
+        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: bool
+    ) -> tuple[list[Tensor], Tensor]:
+        """`forward` of groups of rows: (zeros [B, S, H] of each, zeros [rows of all, H])."""
+        found = [self(*each) for each in zip(input_ids, attention_mask)]
+        return [memory for memory, _ in found], torch.cat([pooled for _, pooled in found])
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
         """input_ids int64 [B, S] → zeros [B, H]."""

@@ -37,3 +37,13 @@ def recorded_collectives(backend: str | None) -> list[dict[str, Any]]:
         return [entry for entry in found.get("entries", ()) if isinstance(entry, dict)]
     except Exception:  # another version of torch; a process that hangs is no place for a second fault
         return []
+
+
+def has_onednn_product() -> bool:
+    """Whether `onednn_product` is there."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear` of float32 tensors on the CPU, by oneDNN, without a gradient."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

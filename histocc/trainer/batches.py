@@ -18,11 +18,13 @@ class Rows:
     classes; `__len__` and `batch` are theirs.
 
     fingerprint: a text that other rows do not have; a run is resumed on the same rows alone. has_lengths:
-    whether `lengths` and `widths` say something.
+    whether `lengths` and `widths` say something. groups_in_model: kinds of device on which the model itself
+    computes little for padding, so that samples of similar width need no micro-batches of their own.
     """
 
     fingerprint = ""
     has_lengths = False
+    groups_in_model: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from histocc.runtime.padding import best_cuts
 from histocc.runtime.rng import derived_seed, mix
 
 _ROUNDS = 6
@@ -189,7 +190,7 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
     distinct, counts = np.unique(widths, return_counts=True)
     groups = max(1, parts + 1 - max(1, -(-len(widths) // micro)))
     edges = [0, *np.cumsum(counts).tolist()]
-    bounds = [edges[i] for i in _best_cuts(distinct.tolist(), edges, groups)]
+    bounds = [edges[i] for i in best_cuts(distinct.tolist(), edges, groups)]
     pieces = [
         piece
         for begin, end in zip(bounds, bounds[1:])
@@ -199,24 +200,6 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
         largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
         pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
     return pieces
-
-
-def _best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
-    """Which of the edges between widths bound at most `groups` groups with the fewest positions, padding and
-    all.
-
-    widths: ascending; edges[i]: samples narrower than widths[i]. A group is as wide as its widest.
-    """
-    best = {0: (0, [0])}  # widths covered → (positions, cuts)
-    for _ in range(groups):
-        more = dict(best)
-        for begin, (positions, cuts) in best.items():
-            for end in range(begin + 1, len(widths) + 1):
-                cost = positions + (edges[end] - edges[begin]) * widths[end - 1]
-                if end not in more or cost < more[end][0]:
-                    more[end] = (cost, [*cuts, end])
-        best = more
-    return best[len(widths)][1]
 
 
 class BatchSampler:

@@ -76,7 +76,8 @@ class Training:
 
 def batch_plan(batch: BatchSettings, rows: Rows, world: World, processes: int | None = None) -> BatchPlan:
     """The batch arithmetic of the training rows. processes: those of `world`, unless it is given."""
-    usual, number = LENGTH_GROUPS if rows.has_lengths else 1, processes or world.size
+    cut = rows.has_lengths and world.device.type not in rows.groups_in_model
+    usual, number = LENGTH_GROUPS if cut else 1, processes or world.size
     return BatchPlan(
         len(rows),
         batch.total(number),

@@ -1,0 +1,62 @@
+"""Matrix products in float32 on CPUs, by whichever of torch's two libraries is the fast one there.
+
+torch multiplies float32 matrices with MKL, which takes AVX-512 on Intel's CPUs alone; on others that have it,
+oneDNN is twice as fast (measured: benchmarks/LOG.md). What is computed is the same, up to rounding.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from histocc.runtime.torch_private import has_onednn_product, onednn_product
+
+LEAST_PRODUCT = 1 << 21  # multiplications: below, a call of oneDNN costs more than it gains
+CPU_INFO = "/proc/cpuinfo"
+
+
+@cache
+def onednn_pays() -> bool:
+    """Whether oneDNN multiplies faster than MKL on this CPU: it has AVX-512, and is not Intel's."""
+    try:
+        with open(CPU_INFO, encoding="utf-8", errors="replace") as file:
+            vendors = {line.partition(":")[2].strip() for line in file if line.startswith("vendor_id")}
+    except OSError:
+        return False
+    wide = torch.cpu._is_avx512_supported()
+    return bool(vendors) and "GenuineIntel" not in vendors and wide and has_onednn_product()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [...,
+    outputs].
+    """
+    if (
+        x.device.type != "cpu"
+        or x.dtype != torch.float32
+        or weight.dtype != torch.float32
+        or x.numel() * len(weight) < LEAST_PRODUCT
+        or not onednn_pays()
+        or torch.is_autocast_enabled("cpu")
+        or torch.compiler.is_compiling()
+    ):
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return onednn_product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient,), (x, weight) = gradients, ctx.saved_tensors
+        of_x = onednn_product(gradient, weight.t()) if ctx.needs_input_grad[0] else None
+        rows = gradient.flatten(0, -2)  # [N, outputs]
+        of_weight = onednn_product(rows.t(), x.flatten(0, -2).t()) if ctx.needs_input_grad[1] else None
+        of_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
+        return of_x, of_weight, of_bias

@@ -1,0 +1,90 @@
+"""Matrix products by oneDNN: the values and gradients of torch's own, and only where they are faster."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from histocc.model.layers import Linear
+from histocc.runtime import products
+from histocc.runtime.torch_private import has_onednn_product
+
+needs_onednn = pytest.mark.skipif(not has_onednn_product(), reason="torch was built without oneDNN")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Products of oneDNN, on any CPU, by the shape of what is multiplied."""
+    found = []
+
+    def product(x, weight, bias=None, multiply=products.onednn_product):
+        found.append(tuple(x.shape))
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(products, "onednn_pays", lambda: True)
+    monkeypatch.setattr(products, "onednn_product", product)
+    return found
+
+
+@needs_onednn
+@pytest.mark.parametrize("shape", [(3, 100, 256), (300, 256)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias):
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape, requires_grad=True), torch.randn(128, 256, requires_grad=True)
+    bias = torch.randn(128, requires_grad=True) if with_bias else None
+    leaves = [each for each in (x, weight, bias) if each is not None]
+    gradient = torch.randn(*shape[:-1], 128)
+    found, right = [
+        [out := multiply(x, weight, bias), *torch.autograd.grad(out, leaves, gradient)]
+        for multiply in (products.linear, F.linear)
+    ]
+    assert calls == [shape, (*shape[:-1], 128), (128, 300)]  # forward, for x, for the weight
+    for one, other in zip(found, right):
+        assert one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+@needs_onednn
+def test_what_needs_no_gradient_is_not_computed(calls):
+    x, weight = torch.randn(300, 256), torch.randn(128, 256, requires_grad=True)
+    products.linear(x, weight).sum().backward()
+    assert len(calls) == 2 and weight.grad is not None
+    calls.clear()
+    layer = Linear(256, 128).requires_grad_(False)
+    layer(x.requires_grad_()).sum().backward()
+    assert len(calls) == 2 and layer.weight.grad is None and x.grad is not None
+
+
+@needs_onednn
+def test_others_are_left_to_torch(calls):
+    x, weight = torch.randn(300, 256), torch.randn(128, 256)
+    products.linear(x[:8], weight)  # too small to gain
+    products.linear(x.double(), weight.double())
+    products.linear(x.bfloat16(), weight.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert products.linear(x, weight).dtype == torch.bfloat16
+    products.linear(x.to("meta"), weight.to("meta"))
+    assert not calls
+    products.linear(x, weight)
+    assert calls == [(300, 256)]
+
+
+@pytest.mark.parametrize(
+    "vendor, wide, pays",
+    [
+        ("AuthenticAMD", True, has_onednn_product()),
+        ("AuthenticAMD", False, False),
+        ("GenuineIntel", True, False),
+        (None, True, False),
+    ],
+)
+def test_which_cpus_gain(monkeypatch, tmp_path, vendor, wide, pays):
+    info = tmp_path / "cpuinfo"
+    if vendor:
+        info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t: 1\n")
+    monkeypatch.setattr(products, "CPU_INFO", str(info))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: wide)
+    products.onednn_pays.cache_clear()
+    try:
+        assert products.onednn_pays() is pays
+    finally:
+        products.onednn_pays.cache_clear()
