@@ -16,6 +16,7 @@ from histocc.formatter import EOS_IDX, PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import device as devices
+from histocc.runtime import products
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
@@ -25,6 +26,12 @@ from histocc.trainer.meter import Meter
 CPU = torch.device("cpu")
 CODES = 40
 BLOCKS = hisco_blocky5()
+
+
+@pytest.fixture(autouse=True)
+def counted_products(monkeypatch):
+    """torch counts the operations of its own products, not of those that oneDNN is asked for."""
+    monkeypatch.setattr(products, "onednn_pays", lambda: False)
 
 
 def model_of(size, ngrams=False, frozen=False):

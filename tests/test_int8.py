@@ -10,6 +10,7 @@ from test_predict import CODES, flags, make_model, model, predict_here, read, ta
 from histocc.evaluate import __main__ as evaluate
 from histocc.model import int8
 from histocc.model.int8 import Int8Linear, Int8Weight, to_int8
+from histocc.model.layers import Linear
 from histocc.model.mixer import model_config
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
@@ -48,8 +49,8 @@ def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
     made = copy.deepcopy(plain)
     to_int8(made)
     kinds = {name: type(layer) for name, layer in made.named_modules()}
-    assert kinds["linear_decoder"] is kinds["decoder.head"] is torch.nn.Linear
-    assert [name for name, kind in kinds.items() if kind is torch.nn.Linear] == [
+    assert kinds["linear_decoder"] is kinds["decoder.head"] is Linear
+    assert [name for name, kind in kinds.items() if kind is Linear] == [
         "decoder.head",
         "linear_decoder",
     ]

@@ -124,7 +124,12 @@ class TestDiffering:
             "--block-loss was 'best-fit', now it is 'one-to-one'",
         ]
         assert differing(asked("--block-loss", "best-fit", "--linear-loss", "mean"), {}) == []
-        assert BEFORE_THE_FLAG.keys() - CHOICES.keys() == {"many_codes_weight", "join_rows"}
+        assert BEFORE_THE_FLAG.keys() - CHOICES.keys() == {
+            "many_codes_weight",
+            "join_rows",
+            "distillation_weight",
+            "distillation_temperature",
+        }
 
     def test_a_run_is_not_resumed_with_others(self):
         given = settings("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)

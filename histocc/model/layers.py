@@ -75,8 +75,8 @@ def attend(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
         )
-    if q.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):
+    if q.requires_grad and q.dtype == k.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):  # see `for_attention`
             return attend(q, k, v, visible, dropout_p, causal)
     if causal:
         if visible is not None:
