@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -217,6 +218,55 @@ def test_the_same_on_any_number_of_processes(files, teacher, tmp_path):
     assert first.tobytes() == second.tobytes()
 
 
+# train_mixer.py with small pieces, which so many processes of each node answer
+PIECES = """
+import os
+import train_mixer
+from histocc.job import teacher
+from histocc.runtime import signals
+
+teacher.PIECE, teacher.usable_cores = 16, lambda: int(os.environ["CORES"])
+teacher.torch.get_num_threads = lambda: int(os.environ["CORES"])
+if __name__ == "__main__":
+    signals.start_listening()
+    train_mixer.main()
+"""
+
+
+@pytest.mark.processes
+def test_answers_are_the_same_however_many_make_them(files, teacher, tmp_path):
+    """In nine pieces: by one process, by three forked ones, and by those of two ranks."""
+    script = tmp_path / "pieces.py"
+    script.write_text(PIECES)
+    found = []
+    for processes, cores in ((None, 1), (None, 3), (2, 2)):
+        folder = tmp_path / f"{processes}_{cores}"
+        run(script, *student(files, folder, teacher, "--prepare-only"), processes=processes, CORES=str(cores))
+        [path] = folder.glob("prepared/*/train.teacher")
+        found.append(path.read_bytes())
+        assert not list(folder.glob("prepared/*.answers"))
+    assert found[0] == found[1] == found[2] and len(found[0]) == 137 * teacher_record(5).itemsize
+
+
+def test_who_shares_the_pieces(tmp_path):
+    """Two nodes that see one folder share them; a node that does not see it answers all, with its ranks."""
+    for seen, expected in (
+        ([0, 1, 2, 3], [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ([0, 1], [(0, 2), (1, 2), (0, 2), (1, 2)]),
+    ):
+        where = [-1 if rank in seen else 2 * (rank // 2) for rank in range(4)]
+        for rank in range(4):
+            world = SimpleNamespace(
+                rank=rank,
+                local_rank=rank % 2,
+                is_main=rank == 0,
+                run_on_main=lambda name, work: work(),
+                gather=lambda value, where=where: where,
+                barrier=lambda: None,
+            )
+            assert asking._share(world, str(tmp_path / "answers"), [0, 1, 2, 3]) == expected[rank]
+
+
 @pytest.mark.processes
 def test_resumed_to_the_bit(files, teacher, taught_run, tmp_path):
     folder = tmp_path / "run"
@@ -249,11 +299,11 @@ def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path
     monkeypatch.setattr(asking, "usable_cores", lambda: 1)
     asked, end_after = [], [3]
 
-    def answers(self, texts, languages, answer=asking.Teacher.answers):
+    def answers(self, texts, languages, check, answer=asking.Teacher.answers):
         if len(asked) == end_after[0]:
             raise asking.UserError("the end")
         asked.append(texts[0])
-        return answer(self, texts, languages)
+        return answer(self, texts, languages, check)
 
     monkeypatch.setattr(asking.Teacher, "answers", answers)
     command = student(files, tmp_path / "run", teacher, "--prepare-only")
@@ -300,6 +350,30 @@ def test_codes_and_systems_that_differ(files, teacher, tmp_path):
     assert code == 2 and "has none of the 1 codes of the student" in said and "another system" in said
 
 
+def test_rows_with_codes_that_the_teacher_lacks_have_these_alone(taught_run, monkeypatch):
+    data = taught_data(taught_run[0])
+    code = int(data.train.codes[3, 0])
+    monkeypatch.setitem(data.report["teacher"], "unknown_codes", [code])
+    rows = taught.TaughtRows(data.train, data, RowEncoding(hisco_blocky5()), weight=1.0, seed=3)
+    batch = rows.batch(np.arange(96), 0)
+    own = (np.asarray(data.train.codes[:96]) == code).any(1)
+    assert batch["teacher_weights"].tolist() == np.where(own, 0.0, 1.0).tolist() and 3 < own.sum() < 60
+    targets = rows._targets(data.train.codes[:96].astype(np.int64))
+    assert (batch["targets_seq2seq"].numpy()[own] == targets[own]).all()
+    assert (batch["seq2seq_weights"].numpy()[own] == 1).all()
+
+
+def test_a_student_cleans_texts_as_its_teacher(files, tmp_path):
+    """Which it says in its own checkpoint, so that it can be resumed and codes as it was trained."""
+    from histocc.predict.coder import Coder
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    run("train_mixer.py", *flags(files, first, "--clean-text", "ascii-lower", "--max-steps", 1))
+    for steps in (1, 2):
+        said = run("train_mixer.py", *student(files, second, first, "--max-steps", steps))
+    assert "its answers are in" in said and Coder.load(str(second)).text_rule == "ascii-lower"
+
+
 def test_what_cannot_teach_is_refused(files, teacher, tmp_path):
     lacking = write_csv(tmp_path / "texts.csv", ("text", "lang"), [("farmer", "en")])
     encoder = tmp_path / "encoder.bin"
@@ -321,6 +395,10 @@ def test_what_cannot_teach_is_refused(files, teacher, tmp_path):
         (["--teacher", teacher, "--unlabelled", lacking], "has no column 'occ1'"),
         (["--teacher", teacher, "--unlabelled", tmp_path / "no.csv"], "no.csv"),
         (["--teacher", encoder], "encoder"),
+        (
+            ["--teacher", teacher, "--save-dir", teacher, "--overwrite"],
+            "lies in the folder of the run itself",
+        ),
     ]
     for more, message in cases:
         code, said = run_inside(train_mixer.main, *flags(files, tmp_path / "run", *more))

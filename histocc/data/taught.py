@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import ARRAYS, TEACHER, PreparedData, RowSet, read_meta
+from histocc.data.code_book import MOST_LANGUAGES
 from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
 from histocc.data.folder import build_folder, write_last
+from histocc.runtime.errors import UserError
 from histocc.runtime.rng import chance, draw, mix, streams
 
 _CHUNK = 1 << 16  # rows
@@ -51,7 +53,13 @@ class Questions:
     def languages(self) -> list[str]:
         """Of all rows: those of the labelled ones, then new ones of the others."""
         more = [] if self.unlabelled is None else self.unlabelled.languages
-        return list(dict.fromkeys([*self.data.languages, *more]))
+        found = list(dict.fromkeys([*self.data.languages, *more]))
+        if len(found) > MOST_LANGUAGES:
+            raise UserError(
+                f"the labelled rows and those of --unlabelled have {len(found)} languages together, and"
+                f" {MOST_LANGUAGES} are the most: does --language-col name the right column?"
+            )
+        return found
 
     @cached_property
     def _of_unlabelled(self) -> np.ndarray:
@@ -198,7 +206,9 @@ def _widened(codes: np.ndarray, room: int) -> np.ndarray:
 def _write_train(
     folder: str, questions: Questions, answers: np.ndarray, check: Callable[[], None]
 ) -> np.ndarray:
-    """Writes the arrays of the training rows. Returns how many of them have so many codes, int64."""
+    """Writes the arrays of the training rows, but for unlabelled ones without an answer. Returns how many of
+    them have so many codes, int64.
+    """
     names = [*ARRAYS, TEACHER]
     files = {name: open(os.path.join(folder, f"train.{name}"), "wb") for name in names}
     room, end = _room(answers), 0
@@ -207,6 +217,8 @@ def _write_train(
         files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
         for rows, numbers, language, number in questions.pieces_of_rows():
             check()
+            kept = (rows.codes[numbers][:, 0] >= 0) | (answers["codes"][number][:, 0] >= 0)
+            numbers, language, number = numbers[kept], language[kept], number[kept]
             flat, offsets = rows.texts(numbers)
             teacher = answers[number]
             codes = _widened(rows.codes[numbers], room)
@@ -238,7 +250,7 @@ class TaughtRows(TextRows):
     Of a labelled row, the linear decoder's share of the teacher is `weight`. The target of the other decoder
     is what the teacher wrote in as many of the epochs, by a draw that is a pure function of (seed, epoch,
     row), and then counts as much as the teacher was sure of it; else the true codes, which count 1. A row
-    without labels has the teacher alone.
+    with a true code that the teacher lacks has its true codes alone, one without labels the teacher alone.
 
     Args:
         rows: with a teacher's answers.
@@ -257,14 +269,18 @@ class TaughtRows(TextRows):
     ):
         super().__init__(rows, data, encoding, changes)
         self.weight, self.seed = weight, seed
+        self.known = np.ones(len(data.codes) + 1, dtype=bool)  # codes of the teacher; −1, none, is the last
+        self.known[data.report["teacher"]["unknown_codes"]] = False
 
     def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         found, teacher = super().batch(numbers, epoch), self.rows.teacher_of(numbers)
         assert teacher is not None
         written, labelled = teacher["written"].astype(np.int64), teacher["labelled"]
-        answered = teacher["codes"][:, 0] >= 0
-        share = np.where(labelled, self.weight, 1) * answered
-        drawn = chance(draw(streams(self.seed, epoch, numbers), 0), self.weight) | ~labelled
+        # what it lacks it cannot teach: true codes, or part of what it writes
+        all_known = self.known[self.rows.codes[numbers]].all(1)
+        share = np.where(labelled, self.weight * all_known, 1)
+        drawn = chance(draw(streams(self.seed, epoch, numbers), 0), self.weight)
+        drawn = drawn & all_known & (teacher["prob"] > 0) | ~labelled
         targets = np.where(drawn[:, None], self._targets(written), found["targets_seq2seq"].numpy())
         return {
             **found,

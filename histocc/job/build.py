@@ -49,7 +49,7 @@ def make_model(
     if resumed:
         config = resumed["config"]
     else:
-        config = initial_weights.run_config(asked, first)
+        config = initial_weights.run_config(asked, first) | {"text": data.clean_text}
         config["ngrams"], counted = new_model.ngram_config(asked, first, world, data)
     settings = replace(settings, model=replace(asked, model_size=model_io.size_name(config)))
     torch.manual_seed(derived_seed(settings.seed, WEIGHTS) % 2**32)

@@ -58,6 +58,7 @@ def _checkpoint_problems(args: argparse.Namespace, model: ModelSettings) -> list
 def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: list[str]) -> list[str]:
     """What of the files that the run will write is in the way, or an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
+    inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
     inputs |= {
         getattr(args, dest): f"the file of {flag(dest)}"
         for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")

@@ -134,6 +134,9 @@ def run_config(asked: ModelSettings, first: dict | None) -> dict:
             encoder["encoder"] = False
     else:
         encoder = {**first["config"], **dropouts}
+        if not encoder.get("encoder", True) and (asked.only_encoder or asked.freeze_encoder):
+            flag = "--only-encoder" if asked.only_encoder else "--freeze-encoder"
+            raise UserError(f"{flag}: {asked.initial_checkpoint} has no encoder; leave the flag out")
         if asked.model_size and not model_io.has_size(encoder, asked.model_size):
             raise UserError(
                 f"--model-size {asked.model_size}: the checkpoint {asked.initial_checkpoint} has another"

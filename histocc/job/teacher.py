@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import zlib
 from dataclasses import replace
@@ -25,17 +26,20 @@ from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
 from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, StartsFrom, file_problems
 from histocc.job.settings import Settings, TeachingSettings
-from histocc.model import model_io
+from histocc.model import model_io, published
 from histocc.model.teaching import Teacher
+from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.forked import Forked, usable_cores
 from histocc.runtime.outputs import write_atomic
 from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
+from histocc.trainer.memory_limits import free_memory
 
 FORMAT = 1  # of the answers
 PIECE = 2048  # texts
+_LEFTOVER = re.compile(r"\.seen-[0-9a-f]{16}|\.?\d{7}\.tmp\w*")
 
 
 def teacher_file(asked: TeachingSettings) -> str:
@@ -53,6 +57,13 @@ def problems(asked: TeachingSettings, args: argparse.Namespace) -> list[str]:
             teacher_file(asked)
     except UserError as error:
         found.append(str(error))
+    if asked.teacher and not found and os.path.isdir(args.save_path):
+        inside = os.path.dirname(os.path.realpath(teacher_file(asked)))
+        if inside == os.path.realpath(args.save_path):
+            found.append(
+                f"--teacher {asked.teacher} lies in the folder of the run itself ({args.save_path}), whose"
+                " checkpoints change: choose another folder for the run"
+            )
     columns = PrepareSettings(
         asked.unlabelled or [],
         {},
@@ -101,8 +112,8 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     unlabelled = _unlabelled(settings, world, data)
     questions = taught.Questions(data, unlabelled)
     world.note("looking for the teacher's answers")
-    key, root = world.run_on_main("teacher", lambda: _key(asked, questions, settings)), _root(data)
-    folder = os.path.join(root, key)
+    key, digest = world.run_on_main("teacher", lambda: _key(asked, questions, settings))
+    folder = os.path.join(_root(data), key)
     leaders = world.node_leaders()
     there = world.run_on(
         "look for answers",
@@ -112,7 +123,7 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     if all(there):
         world.print(f"Teacher: its answers are in {folder}")
     else:
-        _ask(settings, world, questions, folder)
+        _ask(settings, world, questions, folder, digest)
     found = PreparedData.open(folder)
     for line in _lines(found.report["teacher"]):
         world.print(line)
@@ -147,22 +158,46 @@ def _unlabelled(settings: Settings, world: World, data: PreparedData) -> Prepare
         wanted, save_path, folder, world, world.give_up_if_asked, seconds, "prepare unlabelled on each node"
     )
     for line in report_lines(found.report):
-        world.print(f"  {line}")
+        listed = os.path.join(found.folder, "rejected_rows.csv")
+        world.print(f"  {line.replace('listed in rejected_rows.csv', f'listed in {listed}')}")
     return found
 
 
-def _key(asked: TeachingSettings, questions: taught.Questions, settings: Settings) -> str:
-    """Names the answers: by the content of all rows and of the teacher's file. Hexadecimal, 16 digits."""
-    with open(teacher_file(asked), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(file: str) -> str:
+    """Of the content of a file of weights, and of what lies beside it and says what they mean."""
+    found = hashlib.sha256()
+    for path in (file, *(os.path.join(os.path.dirname(file), name) for name in published.BESIDE)):
+        if os.path.isfile(path):
+            with open(path, "rb") as opened:
+                found.update(hashlib.file_digest(opened, "sha256").digest())
+        found.update(b"|")
+    return found.hexdigest()
+
+
+def _key(asked: TeachingSettings, questions: taught.Questions, settings: Settings) -> tuple[str, str]:
+    """(what names the answers, by the content of all rows and of the teacher's file: hexadecimal, 16 digits;
+    digest of the latter). Raises UserError where a run that is resumed had others.
+    """
+    digest, save_path = _digest(teacher_file(asked)), settings.folder.save_path
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
     room = settings.formatter.max_num_codes
     parts = [FORMAT, TEACHER_OUTPUTS, room, questions.data.fingerprint, other, digest]
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+    key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+    resumes = checkpoint.exists_in(save_path) and not settings.prepare_only
+    if resumes and not settings.asked["overwrite"]:
+        position = model_io.newest_good(save_path, keep=True)[1].get("position", {})
+        if position.get("fingerprint", key) != key:
+            raise UserError(
+                f"{save_path}: holds a run that was started with another --teacher or --unlabelled, or with"
+                " other data: give it the same files again, choose another folder, or pass --overwrite"
+            )
+    return key, digest
 
 
-def _ask(settings: Settings, world: World, questions: taught.Questions, folder: str) -> None:
-    """Makes the answers and the prepared folder with them. All ranks."""
+def _ask(settings: Settings, world: World, questions: taught.Questions, folder: str, digest: str) -> None:
+    """Makes the answers and the prepared folder with them. digest: of the teacher that rank 0 has. All
+    ranks.
+    """
     world.note("asking the teacher")
     pieces, formatter = folder + ".answers", settings.formatter
     leaders = world.node_leaders()
@@ -173,6 +208,11 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
     def load() -> Teacher:
         file = teacher_file(settings.teaching)
         loaded = model_io.load_model(file, world.device)
+        if _digest(file) != digest:
+            raise UserError(
+                f"--teacher {settings.teaching.teacher}: on rank {world.rank} it is not what rank 0 has read,"
+                " or it has changed since: give every node the same file, of a run that has ended"
+            )
         return Teacher(file, loaded, data.codes, formatter, record)
 
     def ask() -> None:
@@ -183,12 +223,16 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
             for line in teacher.notes(formatter):
                 world.print(line)
         _answer_pieces(teacher, questions, pieces, range(index, _number_of(questions), number), world)
+        del teacher
+        free_memory(world.device)
 
     world.run_on("ask the teacher", askers, ask)
 
     def finish() -> None:
+        if prepared_folder.fault(folder, contents=False) is None:  # another node, or job, has made it
+            return
         answers = read_answers(pieces, _number_of(questions), len(questions), record)
-        said = _said(settings.teaching, questions, answers, load() if world.is_main else None)
+        said = _said(settings.teaching, questions, answers, load())
         taught.build(
             os.path.dirname(folder),
             os.path.basename(folder),
@@ -249,12 +293,14 @@ def _answer_pieces(
     done = Stage("asking the teacher", len(left), f"pieces of {PIECE:,} texts")
 
     def work(part: int) -> None:
+        # a forked process has the connection to the store in common with its parent, who ends it
+        check = forked.check if part == 0 else prepared_folder.nothing
         for i, number in enumerate(left):
             if forked.number > 1 and not mine.is_mine(i):
                 continue
-            forked.check()
+            check()
             texts, languages = questions.asked(number * PIECE, (number + 1) * PIECE)
-            write_piece(folder, number, teacher.answers(texts, languages))
+            write_piece(folder, number, teacher.answers(texts, languages, check))
             if part == 0:
                 done.at(i + 1)
 
@@ -275,6 +321,7 @@ def write_piece(folder: str, number: int, answers: np.ndarray) -> None:
     """Writes the answers of a piece, whole or not at all."""
     content = answers.tobytes()
     check = zlib.crc32(content).to_bytes(4, "little")
+    os.makedirs(folder, exist_ok=True)
     write_atomic(_path(folder, number), lambda file: file.write(content + check))
 
 
@@ -317,18 +364,20 @@ def _remove(folder: str, pieces: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink(_path(folder, number))
     with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # of processes that were killed
+            if _LEFTOVER.fullmatch(name):
+                os.unlink(os.path.join(folder, name))
         os.rmdir(folder)
 
 
 def _said(
-    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, teacher: Teacher | None
+    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, teacher: Teacher
 ) -> dict:
     """What the report keeps of a teacher and its answers, plain types."""
     added, left_out = questions.added
     unlabelled = questions.unlabelled
-    known = [] if teacher is None else teacher.languages
     unknown = {
-        name: count for name, count in questions.languages_asked().items() if teacher and name not in known
+        name: count for name, count in questions.languages_asked().items() if name not in teacher.languages
     }
     return {
         "path": asked.teacher,
@@ -337,9 +386,11 @@ def _said(
         "unlabelled_rows": 0 if unlabelled is None else len(unlabelled.train),
         "unlabelled_texts": len(added),
         "left_out": left_out,
+        "unknown_codes": teacher.unknown,
+        "unanswered": int((answers["codes"][len(questions) - len(added) :, 0] < 0).sum()),
         "without_code": int((answers["written"][:, 0] < 0).sum()),
         "unknown_languages": unknown,
-        "lacking_codes": [] if teacher is None else teacher.lacking,
+        "lacking_codes": teacher.lacking,
         "mean_prob": float(answers["prob"].mean(dtype=np.float64)),
     }
 
@@ -359,6 +410,16 @@ def _lines(said: dict) -> list[str]:
     if said["without_code"]:
         lines.append(
             f"Note: to {said['without_code']:,} texts the teacher writes no code that the student has"
+        )
+    if said["unanswered"]:
+        lines.append(
+            f"Note: of {said['unanswered']:,} unlabelled texts the teacher's cleaning leaves nothing: left"
+            " out"
+        )
+    if said["unknown_codes"]:
+        lines.append(
+            f"Note: {len(said['unknown_codes']):,} codes of the student are none of the teacher's; rows that"
+            " have them learn from their true codes alone"
         )
     if said["lacking_codes"]:
         lines.append(

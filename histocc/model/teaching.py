@@ -1,5 +1,7 @@
 """What a trained model answers to texts, for another one to learn from."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -52,6 +54,8 @@ class Teacher:
             code: number.get(formatter.repair(code)[0], -1) for code in self.state["key"]
         }  # in the order of its outputs
         numbers = np.array(list(self.number_of.values()))
+        known = set(self.number_of.values())
+        self.unknown = [i for i in range(len(codes)) if i not in known]  # codes that it lacks
         self.lacking = [code for code, i in self.number_of.items() if i < 0]
         if len(self.lacking) == len(numbers):
             raise UserError(
@@ -79,8 +83,12 @@ class Teacher:
             )
         return lines
 
-    def answers(self, texts: list[str], languages: list[str]) -> np.ndarray:
-        """`record`s [len(texts)], in order; without codes for a text of which the cleaning leaves nothing."""
+    def answers(
+        self, texts: list[str], languages: list[str], check: Callable[[], None] = lambda: None
+    ) -> np.ndarray:
+        """`record`s [len(texts)], in order; without codes for a text of which the cleaning leaves nothing.
+        check: called between batches, may raise to stop.
+        """
         found = np.zeros(len(texts), dtype=self.record)
         found["codes"], found["logits"], found["written"] = -1, -MOST_LOGIT, -1
         texts = [self.clean(text) for text in texts]
@@ -88,6 +96,7 @@ class Teacher:
         asked = [i for i in sorted(range(len(texts)), key=lambda i: len(texts[i])) if texts[i].strip()]
         width = None if self.model.memory_mask else self.state["config"]["max_len"]
         for start in range(0, len(asked), BATCH):
+            check()
             some = asked[start : start + BATCH]
             ids, mask = encode(
                 [texts[i] for i in some], [known[i] for i in some], self.state["config"]["max_len"], width
