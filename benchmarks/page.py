@@ -303,8 +303,8 @@ def batch_words(part: dict) -> str:
     first, best = min(rates), max(rates, key=rates.get)
     return (
         f"With {first} samples a step, training does {100 * rates[first] / rates[best]:.0f} % of the"
-        f" samples per second that it does with {best}, the fastest. Steps are cut into up to four"
-        " micro-batches by length, which need samples to choose from, and the optimizer's work is shared by"
+        f" samples per second that it does with {best}, the fastest. Samples are computed in up to four"
+        " groups of similar length, which need samples to choose from, and the optimizer's work is shared by"
         " all samples of a step."
     )
 

@@ -44,6 +44,19 @@ def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias):
 
 
 @needs_onednn
+def test_rows_with_gaps_between_them(calls):
+    """As of a part of what is joined: they are copied, since oneDNN has no fast kernel for them."""
+    whole, weight = torch.randn(300, 400, requires_grad=True), torch.randn(128, 256, requires_grad=True)
+    found, right = [
+        torch.autograd.grad(multiply(whole[:, :256], weight).square().sum(), [whole, weight])
+        for multiply in (products.linear, F.linear)
+    ]
+    assert len(calls) == 3
+    for one, other in zip(found, right):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-1)
+
+
+@needs_onednn
 def test_what_needs_no_gradient_is_not_computed(calls):
     x, weight = torch.randn(300, 256), torch.randn(128, 256, requires_grad=True)
     products.linear(x, weight).sum().backward()

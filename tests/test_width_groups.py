@@ -54,22 +54,26 @@ def test_a_position_in_the_middle_may_be_masked():
 
 
 def test_no_groups_where_there_is_nothing_to_gain():
-    assert width_groups(batch(2 * LEAST_ROWS - 1)[1]) is None
     ids, mask = map(torch.from_numpy, encode(["farmer"] * 64, ["en"] * 64))
     assert width_groups(mask) is None
+    order, groups = width_groups(torch.nn.functional.pad(mask, (0, 40)))  # of a piece of a batch
+    assert groups == [(64, mask.shape[1])] and sorted(order.tolist()) == list(range(64))
 
 
 def test_positions_of_groups_together_and_apart():
     parts = [torch.randn(3, 4, 2), torch.randn(5, 8, 2)]
     whole = joined(parts)
     assert whole.shape == (56, 2) and not whole[52:].any()  # up to a round number
-    assert all(torch.equal(one, other) for one, other in zip(parted(whole, parts), parts))
-    assert torch.equal(parted(joined(parts[:1]), parts[:1])[0], parts[0])
+    shapes = [part.shape for part in parts]
+    assert all(torch.equal(one, other) for one, other in zip(parted(whole, shapes), parts))
+    assert torch.equal(parted(joined(parts[:1]), shapes[:1])[0], parts[0])
+    assert joined(parts, 60).shape == (60, 2)
 
 
 @pytest.mark.parametrize("more", [{}, {"ngrams": {"rows": 64, "width": 16}}])
 @pytest.mark.parametrize("encoder", [True, False])
-def test_the_model_gives_the_same_in_groups(more, encoder, monkeypatch):
+@pytest.mark.parametrize("longest", [60, 119, 121, 126])
+def test_the_model_gives_the_same_in_groups(more, encoder, longest, monkeypatch):
     """Outputs and gradients, in float64; the rows come back in their order."""
     if not encoder and not more:
         return
@@ -80,7 +84,7 @@ def test_the_model_gives_the_same_in_groups(more, encoder, monkeypatch):
     ).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    ids, mask, target = batch()
+    ids, mask, target = batch(longest=longest)
     found, seen = [], []
     for groups in (width_groups, lambda mask: None):
         monkeypatch.setattr(

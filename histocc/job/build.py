@@ -67,6 +67,7 @@ def make_model(
     model.encoder.requires_grad_(not asked.freeze_encoder)
     if settings.machine.compile:
         compile_layers(model)
+        model.in_groups = False  # a compiled layer has few shapes
     return settings, model.to(world.device), config
 
 
@@ -158,6 +159,8 @@ def make_rows(
     """
     encoding, changes = row_encoding(settings, config), text_changes(settings, world, data, config["max_len"])
     train = training_rows(settings, data.train, data, encoding, changes)
+    if settings.machine.compile:
+        train.groups_in_model = ()
     val = replace(encoding, first_empty_block=False)
     return train, TextRows(data.val, data, val) if len(data.val) else None
 

@@ -242,8 +242,9 @@ class SelfAttention(nn.Module):
         """x [N, H], positions of groups of rows; visible: of each group bool [B, S], True where a position
         may be looked at → [N, H].
         """
-        projected = parted(for_attention(product(x, *self.query_key_value())), visible)
-        return joined([self.of_group(each, seen) for each, seen in zip(projected, visible)])
+        shapes = [seen.shape for seen in visible]
+        projected = parted(for_attention(product(x, *self.query_key_value())), shapes)
+        return joined([self.of_group(*each) for each in zip(projected, visible)], len(x))
 
     def of_group(self, projected: Tensor, visible: Tensor) -> Tensor:
         """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
@@ -330,7 +331,7 @@ class Stack(nn.Module):
         x = joined(groups)
         for layer in self.layer:
             x = layer(x, visible)
-        return parted(x, groups)
+        return parted(x, [group.shape for group in groups])
 
 
 class CharsToMolecules(nn.Module):
@@ -351,11 +352,11 @@ class CharsToMolecules(nn.Module):
         """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
-    def forward(self, chars: Sequence[Tensor], more_follow: bool) -> list[Tensor]:
-        """Characters [B, S, H] of each group → molecules [B, M, H]."""
+    def forward(self, chars: Sequence[Tensor], more_follow: Sequence[bool]) -> list[Tensor]:
+        """Characters [B, S, H] of each group, and whether more of them follow → molecules [B, M, H]."""
         blocks = [self.blocks(each) for each in chars]
         mixed = product_of_groups(blocks, *self.of_blocks())  # [B, M, H] each
-        return [self.of_group(*each, more_follow) for each in zip(chars, mixed)]
+        return [self.of_group(*each) for each in zip(chars, mixed, more_follow)]
 
     def blocks(self, chars: Tensor) -> Tensor:
         """[B, S, H] → [B, M, rate · H], without the positions behind the last whole block."""
@@ -485,11 +486,14 @@ class CanineEncoder(nn.Module):
         Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
         of another shape.
         """
-        final, pooled = self.of_groups([input_ids], [attention_mask], padding_follows)
+        final, pooled = self.of_groups([input_ids], [attention_mask], [padding_follows])
         return final[0], pooled
 
     def of_groups(
-        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: bool
+        self,
+        input_ids: Sequence[Tensor],
+        attention_mask: Sequence[Tensor],
+        padding_follows: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
         """`forward` of groups of rows, [B, S] each: (last_hidden_state of each [B, S, H], pooled [rows of
         all, H]).
@@ -503,21 +507,21 @@ class CanineEncoder(nn.Module):
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
         """The vector of the whole text alone, [B, H]: what comes behind the molecules is not computed."""
-        return self._pooled(self._molecules([input_ids], [attention_mask.bool()], padding_follows)[1])
+        return self._pooled(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
     def _pooled(self, molecules: list[Tensor]) -> Tensor:
         first = [each[:, :1] for each in molecules]
         return self.pooler(first[0] if len(first) == 1 else torch.cat(first))
 
     def _molecules(
-        self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: bool
+        self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(characters [B, S, H], molecules [B, M, H]) of each group."""
-        for ids, mask in zip(input_ids, visible):
-            self._check(ids, mask, padding_follows)
+        for each in zip(input_ids, visible, padding_follows):
+            self._check(*each)
         chars = self.initial_char_encoder(list(map(self.char_embeddings, input_ids)), visible)
         blocks = self.chars_to_molecules(chars, padding_follows)
-        seen = [unmask_empty_rows(self._visible_blocks(mask, padding_follows)) for mask in visible]
+        seen = [self._visible_blocks(*each) for each in zip(visible, padding_follows)]
         return chars, self.encoder(blocks, seen)
 
     def _check(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool) -> None:
@@ -537,11 +541,13 @@ class CanineEncoder(nn.Module):
             raise ValueError(f"{input_ids.shape[1]} positions, but the encoder needs at least {rate}")
 
     def _visible_blocks(self, visible: Tensor, padding_follows: bool) -> Tensor:
-        """Which molecules have a real position, bool [B, M], for those of the characters, bool [B, S]."""
+        """Which molecules have a real position, bool [B, M], for those of the characters, bool [B, S]; all
+        of a row that has none.
+        """
         rate = self.config.downsampling_rate
         blocks = visible.shape[1] // rate
         found = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
-        return F.pad(found, (0, 1)) if padding_follows else found
+        return unmask_empty_rows(F.pad(found, (0, 1)) if padding_follows else found)
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:

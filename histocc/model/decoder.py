@@ -118,8 +118,10 @@ class MultiheadAttention(nn.Module):
         """y [B, T, parts · H] → [B, heads, T, H / heads] of each part."""
         return y.unflatten(-1, (-1, self.heads, self.width // self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def project_groups(self, x: Tensor, parts: slice, groups: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-        """`project` of positions [N, H] of groups of rows, whose first two dimensions `groups` have."""
+    def project_groups(
+        self, x: Tensor, parts: slice, groups: Sequence[Sequence[int]]
+    ) -> list[tuple[Tensor, ...]]:
+        """`project` of positions [N, H] of groups of rows with these shapes."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
         y = for_attention(product(x, weight[rows], bias[rows]))
@@ -163,12 +165,12 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        groups: Sequence[Tensor],
+        groups: Sequence[Sequence[int]],
         visible: Tensor | None,
         memory_visible: Sequence[Tensor | None],
     ) -> Tensor:
-        """x [B, T, H]; memory [N, H], the positions of groups of rows, which have the first two dimensions of
-        `groups` and together the rows of x; visible None means causal and nothing else → [B, T, H].
+        """x [B, T, H]; memory [N, H], the positions of groups of rows, with the shapes `groups` (rows,
+        positions, …) and together the rows of x; visible None means causal and nothing else → [B, T, H].
         """
         q, k, v = self.self_attn.project(x, ALL)
         x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
@@ -274,8 +276,9 @@ class TransformerDecoder(nn.Module):
         if target_padding_mask is not None:
             visible = self._visible_targets(target_padding_mask.bool())  # [B, 1, T, T]
         x, positions = self.positional_encoding(self.token_emb(target)), joined(memory)  # [B, T, H], [N, H]
+        shapes = [each.shape for each in memory]
         for layer in self.decoder.layers:
-            x = layer(x, positions, memory, visible, memory_visible)
+            x = layer(x, positions, shapes, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:

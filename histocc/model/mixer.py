@@ -76,6 +76,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
         self.memory_mask = memory_mask
+        self.in_groups = True  # of similar width, in training on CPUs
         width = self.config.hidden_size
         dropout = dropout_rate or 0.0
         if not encoder and not ngrams:
@@ -163,7 +164,13 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         num_classes_flat]), logits.
         """
         groups = None
-        if torch.is_grad_enabled() and input_ids.device.type == "cpu" and self._is_narrow(input_ids):
+        if (
+            torch.is_grad_enabled()
+            and self.in_groups
+            and self.memory_mask
+            and input_ids.device.type == "cpu"
+            and input_ids.shape == attention_mask.shape
+        ):
             groups = width_groups(attention_mask)
         if groups is not None:
             return self._forward_in_groups(input_ids, attention_mask, target, target_padding_mask, *groups)
@@ -189,7 +196,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
             [part[:, :width] for part, (_, width) in zip(each[order].split(sizes), groups)]
             for each in (input_ids, attention_mask.bool())
         )
-        memory, pooled = self.encoder.of_groups(ids, masks, padding_follows=True)
+        memory, pooled = self.encoder.of_groups(ids, masks, list(map(self._is_narrow, ids)))
         if self.ngrams is not None:
             texts, of_words = self.ngrams.of_groups(ids)
             memory = [each + words for each, words in zip(memory, of_words)]
@@ -198,4 +205,4 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         out = self.decoder.of_groups(memory, target[order], visible, padding[order])
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order))
-        return out[back], self.classify(pooled)[back]
+        return out.index_select(0, back), self.classify(pooled.index_select(0, back))

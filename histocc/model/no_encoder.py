@@ -34,7 +34,10 @@ class NoEncoder(nn.Module):
         return text[:, None].expand(rows, length, -1), text
 
     def of_groups(
-        self, input_ids: Sequence[Tensor], attention_mask: Sequence[Tensor], padding_follows: bool
+        self,
+        input_ids: Sequence[Tensor],
+        attention_mask: Sequence[Tensor],
+        padding_follows: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
         """`forward` of groups of rows: (zeros [B, S, H] of each, zeros [rows of all, H])."""
         found = [self(*each) for each in zip(input_ids, attention_mask)]

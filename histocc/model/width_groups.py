@@ -23,9 +23,7 @@ def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]]
     attention_mask: bool or 0/1 [B, S], on the CPU; S is what the longest row needs, or more.
     """
     rows, most = attention_mask.shape
-    groups = min(MOST_GROUPS, rows // LEAST_ROWS)
-    if groups < 2:
-        return None
+    groups = max(1, min(MOST_GROUPS, rows // LEAST_ROWS))
     last = (attention_mask != 0) * torch.arange(1, most + 1)
     widths = [min(padded_width(max(0, n - 2), most), most) for n in last.amax(1).tolist()]
     order = sorted(range(rows), key=widths.__getitem__)
@@ -36,22 +34,23 @@ def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]]
     for count in counts.values():
         edges.append(edges[-1] + count)
     cuts = best_cuts(distinct, edges, groups)
-    if len(cuts) < 3:
+    if len(cuts) < 3 and distinct[-1] == most:
         return None
     found = [(edges[end] - edges[begin], distinct[end - 1]) for begin, end in zip(cuts, cuts[1:])]
     return torch.tensor(order), found
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def joined(parts: Sequence[Tensor], length: int | None = None) -> Tensor:
     """The positions of groups [B, S, …] each, one after the other: [N, …]. Of several groups, rows of zeros
-    follow up to a round number: libraries of matrix products prepare each new shape, which costs as much as a
-    small product does.
+    follow up to a round number, or to `length`: libraries of matrix products prepare each new shape, which
+    costs as much as a small product does.
     """
     if len(parts) == 1:
         return parts[0].flatten(0, 1)
     flat = [part.flatten(0, 1) for part in parts]
     number = sum(map(len, flat))
-    return torch.cat([*flat, flat[0].new_zeros(rounded(number) - number, *flat[0].shape[1:])])
+    rest = (rounded(number) if length is None else length) - number
+    return torch.cat([*flat, flat[0].new_zeros(rest, *flat[0].shape[1:])])
 
 
 def rounded(number: int) -> int:
@@ -60,15 +59,15 @@ def rounded(number: int) -> int:
     return -(-number // step) * step
 
 
-def parted(x: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The opposite of `joined`: x [N, …] as groups with the first two dimensions of `like`."""
-    if len(like) == 1:
-        return [x.unflatten(0, like[0].shape[:2])]
-    sizes = [part.shape[0] * part.shape[1] for part in like]
+def parted(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The opposite of `joined`: x [N, …] as groups, whose (B, S) `shapes` begin with."""
+    if len(shapes) == 1:
+        return [x.unflatten(0, shapes[0][:2])]
+    sizes = [shape[0] * shape[1] for shape in shapes]
     split = x.split([*sizes, len(x) - sum(sizes)])
-    return [each.unflatten(0, part.shape[:2]) for each, part in zip(split, like)]
+    return [each.unflatten(0, shape[:2]) for each, shape in zip(split, shapes)]
 
 
 def product_of_groups(parts: Sequence[Tensor], weight: Any, bias: Tensor | None = None) -> list[Tensor]:
     """`layers.product` of groups [B, S, inputs] each with one weight → [B, S, outputs] each."""
-    return parted(product(joined(parts), weight, bias), parts)
+    return parted(product(joined(parts), weight, bias), [part.shape for part in parts])

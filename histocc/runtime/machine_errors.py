@@ -53,7 +53,7 @@ _WITHOUT_ERRNO = {  # and others of its texts
 }
 _OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|ALLOC_FAILED|out of memory|std::bad_alloc|Cannot "
-    r"allocate memory|could not create a (primitive|memory)"
+    r"allocate memory|could not (create|execute) a (primitive|memory)"
 )
 _LOADER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly)")
 _KILLED = re.compile(r"DataLoader worker .*killed by signal: Killed")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from histocc.runtime.torch_private import has_onednn_product, onednn_product
 
@@ -34,13 +35,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     outputs].
     """
     if (
-        x.device.type != "cpu"
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
         or x.dtype != torch.float32
         or weight.dtype != torch.float32
+        or x.dim() < 2
         or x.numel() * len(weight) < LEAST_PRODUCT
-        or not onednn_pays()
         or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
+        or not onednn_pays()
     ):
         return F.linear(x, weight, bias)
     return _Linear.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
@@ -49,10 +51,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # oneDNN multiplies what has gaps between its rows without its fast kernels
+        x, weight = x.contiguous(), weight.contiguous()
         ctx.save_for_backward(x, weight)
         return onednn_product(x, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (gradient,), (x, weight) = gradients, ctx.saved_tensors
         of_x = onednn_product(gradient, weight.t()) if ctx.needs_input_grad[0] else None

@@ -209,7 +209,8 @@ def add_training_arguments(
         metavar="N",
         help=(
             "micro-batches of similar length into which a process cuts its share of a step, for less padding "
-            "(default: 4, fewer for small batches; 1: none); changes speed, not results"
+            "(default: 4 on GPUs, fewer for small batches; on CPUs 1, since the model itself computes rows "
+            "in groups there; 1: none); changes speed and memory, not results"
         ),
         resumable=True,
     )
