@@ -5,8 +5,8 @@ same rows meet in the same optimizer step on any number of processes and after a
 row comes exactly once in an epoch, and starting in the middle of an epoch costs nothing.
 
 Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
-similar length, whose gradients add up to that of the whole. Batches of one length each would save as much,
-but cost accuracy (measured).
+similar length, whose gradients add up to that of the whole, unless the model itself computes little for
+padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
 """
 
 from collections.abc import Callable, Sequence
