@@ -93,8 +93,9 @@ def register_words(parts: list[dict]) -> str:
 def students_words(parts: list[dict]) -> str:
     part = parts[0]
     seeds = max(len(each["results"]) for each in part["found"])
+    rows = f"{part['labelled']:,} of the" if part.get("labelled") else "the"
     return (
-        f"A student learns from the labelled rows and {part['texts']:,} unlabelled texts what its teacher"
+        f"A student learns from {rows} labelled rows and {part['texts']:,} unlabelled texts what its teacher"
         " answers; the same model alone has the labelled rows. Both are trained for the same"
         f" {60 * part['minutes']:.0f} seconds, the fit of the n-grams among them. Figures are % of distinct"
         f" held-out texts whose set of codes is right, mean and half the range over {seeds} seeds (the"

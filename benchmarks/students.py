@@ -8,9 +8,10 @@ models without a teacher after the same seconds.
 Rows: the real ones, or the sample; a tenth of the texts is held out. The teacher is trained on the others.
 Students have the same rows and --texts unlabelled ones, made out of them and of the sample: misspelled
 texts, beginnings of some with ends of others, two with "and" between them, and English texts of the sample.
-None of them is held out. A student alone has the rows without these. Both are trained for --minutes, which
-count the fit of n-grams and the training; steps follow from the rate of some steps before. What the teacher
-takes to answer is said apart: it is done once, for all students.
+None of them is held out. A student alone has the rows without these. --labelled N gives students, with a
+teacher or alone, N of the labelled rows, and the texts of the others are among the unlabelled ones. Both
+kinds are trained for --minutes, which count the fit of n-grams and the training; steps follow from the rate
+of some steps before. What the teacher takes to answer is said apart: it is done once, for all students.
 
 Accuracy: % of distinct held-out texts whose set of codes is right, mean and half the range over --seeds.
 Texts per second: of the coder on held-out texts, one thread. Prints a table and one JSON line.
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["tiny", "ngrams"])
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--texts", type=int, default=40_000, help="unlabelled")
+    parser.add_argument("--labelled", type=int, default=None, metavar="N", help="rows of the students")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--flags", default="", help="more of finetune.py for students with a teacher")
     parser.add_argument("--batch", type=int, default=64)
@@ -141,8 +143,12 @@ def main() -> None:
         os.makedirs(os.path.join(folder, "whole"))
         data = DataSet(flags, os.path.join(folder, "whole"), False)
         texts = os.path.join(folder, "texts.csv")
-        write_texts(texts, unlabelled(baseline.texts_of(data.prepared.train), args.texts))
-        table, teacher = Table(data, 1024), args.teacher
+        known = baseline.texts_of(data.prepared.train)
+        write_texts(texts, unlabelled(known, args.texts) + (known if args.labelled else []))
+        table, teacher, own = Table(data, 1024), args.teacher, data
+        if args.labelled:
+            os.makedirs(os.path.join(folder, "fewer"))
+            own = data.fewer(args.labelled, os.path.join(folder, "fewer"), False)
         if teacher is None:
             args.size = args.teacher_size
             run = Run(args, data, "", args.keep_teacher or os.path.join(folder, "teacher"))
@@ -153,13 +159,14 @@ def main() -> None:
         for size in args.sizes:
             for name, more in (("alone", ""), ("with the teacher", taught)):
                 args.size = size
-                run = Run(args, data, more, os.path.join(folder, f"{size}_{len(more)}"))
+                run = Run(args, own, more, os.path.join(folder, f"{size}_{len(more)}"))
                 started = time.perf_counter()
                 rate = run.rate()
                 print(f"  ({time.perf_counter() - started:.0f} s before: answers, a first fit, some steps)")
                 steps = run.steps_of(60 * args.minutes, rate)
                 table.add(f"{size} {name}", run, [run.accuracy(steps, seed) for seed in args.seeds])
-    print(json.dumps({"data": args.data, "texts": args.texts, "minutes": args.minutes, "found": table.found}))
+    result = {"data": args.data, "texts": args.texts, "labelled": args.labelled, "minutes": args.minutes}
+    print(json.dumps({**result, "found": table.found}))
 
 
 if __name__ == "__main__":
