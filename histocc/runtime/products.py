@@ -58,7 +58,10 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        *gradients: Tensor,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (gradient,), (x, weight) = gradients, ctx.saved_tensors
         of_x = onednn_product(gradient, weight.t()) if ctx.needs_input_grad[0] else None
         rows = gradient.flatten(0, -2)  # [N, outputs]
