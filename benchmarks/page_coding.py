@@ -98,8 +98,8 @@ def students_words(parts: list[dict]) -> str:
         f"A student learns from {rows} labelled rows and {part['texts']:,} unlabelled texts what its teacher"
         " answers; the same model alone has the labelled rows. Both are trained for the steps that fit into"
         f" the same {60 * part['minutes']:.0f} seconds, behind the fit of the n-grams. Figures are % of"
-        f" distinct held-out texts whose set of codes is right, mean and half the range over {seeds} seeds (the"
-        " teacher: one), and distinct texts per second of one core in float32."
+        f" distinct held-out texts whose set of codes is right, mean and half the range over {seeds} seeds"
+        " (the teacher: one), and distinct texts per second of one core in float32."
         f"{part.get('note', '')}"
     )
 
