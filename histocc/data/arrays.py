@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from histocc.runtime.errors import UserError
+from histocc.runtime.rng import mix
 from histocc.text_rules import AS_IS
 
 PREPARED_FORMAT = 3
@@ -175,6 +176,13 @@ def _short(value) -> str:
 def map_array(path: str, dtype: np.dtype) -> np.ndarray:
     """The array in `path`, mapped read-only; an empty file is an empty array."""
     return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
+
+
+def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
+    """uint64 [N], the same for two rows if their texts (but for case and blanks) and languages are. language:
+    numbers of the languages.
+    """
+    return mix(np.asarray(text_hash) ^ mix(np.asarray(language).astype(np.uint64)))
 
 
 class RowSet:

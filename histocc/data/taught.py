@@ -16,12 +16,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from histocc.data.arrays import ARRAYS, TEACHER, PreparedData, RowSet, read_meta
+from histocc.data.arrays import ARRAYS, TEACHER, PreparedData, RowSet, read_meta, text_keys
 from histocc.data.code_book import MOST_LANGUAGES
 from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
 from histocc.data.folder import build_folder, write_last
 from histocc.runtime.errors import UserError
-from histocc.runtime.rng import chance, draw, mix, streams
+from histocc.runtime.rng import chance, draw, streams
 
 _CHUNK = 1 << 16  # rows
 # Files of a prepared folder that are as they are in that of the labelled rows.
@@ -67,19 +67,13 @@ class Questions:
         assert self.unlabelled is not None
         return np.array([self.languages.index(name) for name in self.unlabelled.languages], dtype=np.int64)
 
-    def _keys(self, rows: RowSet, language: np.ndarray) -> np.ndarray:
-        """uint64 [N], the same for rows whose text and language are."""
-        return mix(np.asarray(rows.text_hash) ^ mix(language.astype(np.uint64)))
-
     @cached_property
     def _labelled(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(keys of the distinct training texts, sorted; number of the row that has each first; which of
         these each training row has), int64 but for the keys.
         """
         train = self.data.train
-        return np.unique(
-            self._keys(train, np.asarray(train.language)), return_index=True, return_inverse=True
-        )
+        return np.unique(text_keys(train.text_hash, train.language), return_index=True, return_inverse=True)
 
     @cached_property
     def added(self) -> tuple[np.ndarray, dict[str, int]]:
@@ -87,7 +81,7 @@ class Questions:
         if self.unlabelled is None:
             return np.zeros(0, dtype=np.int64), {}
         rows = self.unlabelled.train
-        keys = self._keys(rows, self._of_unlabelled[np.asarray(rows.language)])
+        keys = text_keys(rows.text_hash, self._of_unlabelled[np.asarray(rows.language)])
         _, first = np.unique(keys, return_index=True)
         validated = np.isin(np.asarray(rows.text_hash)[first], np.asarray(self.data.val.text_hash))
         known = np.isin(keys[first], self._labelled[0]) & ~validated
@@ -177,7 +171,8 @@ def build(
         alphabet = set(data.alphabet)
         if questions.unlabelled is not None:
             alphabet |= set(questions.unlabelled.alphabet)
-        content = {name: value for name, value in meta.items() if name not in ("sizes", "checksums")}
+        of_files = ("sizes", "checksums", "checksum")
+        content = {name: value for name, value in meta.items() if name not in of_files}
         content |= {
             "fingerprint": key,
             "languages": questions.languages,
@@ -185,7 +180,6 @@ def build(
             "max_codes": _room(answers),
             "report": report,
         }
-        content.pop("checksum", None)
         write_last(new, content)
 
     return build_folder(root, key, fill, say, check, wait_seconds)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from histocc.data.arrays import PreparedData, RowSet
+from histocc.data.arrays import PreparedData, RowSet, text_keys
 from histocc.formatter import PAD_IDX
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
@@ -48,11 +48,6 @@ def _spread(rows: np.ndarray, most: int) -> np.ndarray:
     return rows if len(rows) <= most else rows[np.arange(most) * len(rows) // most]
 
 
-def _text_and_language(rows: RowSet, index: np.ndarray) -> np.ndarray:
-    """uint64, the same for two rows if their texts (but for case and blanks) and languages are."""
-    return mix(np.asarray(rows.text_hash[index]) ^ mix(np.asarray(rows.language[index]).astype(np.uint64)))
-
-
 class TextNgrams:
     """The n-grams of distinct training texts. rows: number of each text's first row, int64 [N]; flat:
     hashes of all texts, one after the other, int64; offsets: int64 [N + 1]."""
@@ -61,7 +56,9 @@ class TextNgrams:
         """check: called again and again, may raise to stop."""
         train = data.train
         looked_at = _spread(np.arange(len(train)), MOST_ROWS)
-        _, first = np.unique(_text_and_language(train, looked_at), return_index=True)
+        _, first = np.unique(
+            text_keys(train.text_hash[looked_at], train.language[looked_at]), return_index=True
+        )
         self.rows = _spread(looked_at[np.sort(first)], MOST_COUNTED)
         table, hasher = language_table(data.languages), NgramHasher()
         hashes, counts = [], []
@@ -93,7 +90,7 @@ class DistinctRows:
     float32 [N]: the root of how often each occurs, 1 on average."""
 
     def __init__(self, train: RowSet):
-        pair = _text_and_language(train, np.arange(len(train)))
+        pair = text_keys(train.text_hash, train.language)
         for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
             pair = mix(pair ^ mix(column))
         _, first, count = np.unique(pair, return_index=True, return_counts=True)

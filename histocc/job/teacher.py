@@ -282,7 +282,7 @@ def _answer_pieces(
 ) -> None:
     """Answers the pieces `own` that are not there yet, on a CPU with a process for each core."""
     os.makedirs(folder, exist_ok=True)
-    left = [i for i in own if read_piece(folder, i, questions, teacher.record) is None]
+    left = [i for i in own if read_piece(folder, i, len(questions), teacher.record) is None]
     if not left:
         return
     on_cpu = world.device.type == "cpu"
@@ -325,15 +325,11 @@ def write_piece(folder: str, number: int, answers: np.ndarray) -> None:
     write_atomic(_path(folder, number), lambda file: file.write(content + check))
 
 
-def read_piece(folder: str, number: int, questions: taught.Questions, record: np.dtype) -> np.ndarray | None:
-    """The answers of a piece; None where they are not there as they were written."""
-    rows = min(PIECE, len(questions) - number * PIECE)
-    return _read(_path(folder, number), rows, record)
-
-
-def _read(path: str, rows: int, record: np.dtype) -> np.ndarray | None:
+def read_piece(folder: str, number: int, texts: int, record: np.dtype) -> np.ndarray | None:
+    """The answers of a piece; None where they are not there as they were written. texts: of all pieces."""
+    rows = min(PIECE, texts - number * PIECE)
     try:
-        with open(path, "rb") as file:
+        with open(_path(folder, number), "rb") as file:
             content = file.read()
     except OSError:
         return None
@@ -347,14 +343,13 @@ def read_answers(folder: str, pieces: int, rows: int, record: np.dtype) -> np.nd
     """All answers, in order of the questions. Raises UserError where a piece is not as it was written."""
     found = np.empty(rows, dtype=record)
     for number in range(pieces):
-        start = number * PIECE
-        piece = _read(_path(folder, number), min(PIECE, rows - start), record)
+        piece = read_piece(folder, number, rows, record)
         if piece is None:
             raise UserError(
                 f"{_path(folder, number)}: is not as it was written; the same command, given again, asks the"
                 " teacher for it again"
             )
-        found[start : start + len(piece)] = piece
+        found[number * PIECE : number * PIECE + len(piece)] = piece
     return found
 
 
