@@ -37,7 +37,7 @@ from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
 from histocc.trainer.memory_limits import free_memory
 
-FORMAT = 1  # of the answers
+FORMAT = 2  # of the answers
 PIECE = 2048  # texts
 _LEFTOVER = re.compile(r"\.seen-[0-9a-f]{16}|\.?\d{7}\.tmp\w*")
 

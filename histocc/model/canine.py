@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model import encoder_sizes
+from histocc.model import encoder_sizes, packed_attention
 from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.packed_attention import Group
 from histocc.model.width_groups import joined, parted, product_of_groups
 from histocc.runtime.parallel import full_tensor
 
@@ -243,8 +244,22 @@ class SelfAttention(nn.Module):
         may be looked at → [N, H].
         """
         shapes = [seen.shape for seen in visible]
-        projected = parted(for_attention(product(x, *self.query_key_value())), shapes)
+        projected = product(x, *self.query_key_value())
+        chunked = self.stride is not None and max(length for _, length in shapes) > self.stride
+        if packed_attention.applies(projected) and not chunked:
+            groups = [self.packed(seen) for seen in visible]
+            dropout_p = self.dropout_prob if self.training else 0.0
+            return packed_attention.self_attention(projected, groups, self.heads, dropout_p)
+        projected = parted(for_attention(projected), shapes)
         return joined([self.of_group(*each) for each in zip(projected, visible)], len(x))
+
+    def packed(self, visible: Tensor) -> Group:
+        """A group of rows, for bool [B, S]."""
+        rows, length = visible.shape
+        if self.stride is None:
+            return Group(rows, length, length, visible[:, None, None])
+        blank = ~visible.any(dim=1)  # [B], as in `attend_within`
+        return Group(rows, length, length, (visible | blank[:, None])[:, None, None], (~blank).float())
 
     def of_group(self, projected: Tensor, visible: Tensor) -> Tensor:
         """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
@@ -284,7 +299,7 @@ class Residual(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+        return self.LayerNorm(self.dropout.add(self.dense(x), residual))
 
 
 class Attention(nn.Module):

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from histocc.model import packed_attention
 from histocc.model.layers import Dropout, Linear, attend, for_attention, product
+from histocc.model.packed_attention import Group
 from histocc.model.width_groups import joined, parted
 
 LAYERS, HEADS = 3, 8  # as published
@@ -110,40 +112,87 @@ class MultiheadAttention(nn.Module):
         """The projections `parts` of query 0, key 1, value 2, each [B, heads, T, H / heads], in one
         product.
         """
-        rows = slice(parts.start * self.width, parts.stop * self.width)
-        weight, bias = self.in_proj()
-        return self._by_head(for_attention(product(x, weight[rows], bias[rows])))
+        return self._by_head(for_attention(self.projected(x, parts)))
 
     def _by_head(self, y: Tensor) -> tuple[Tensor, ...]:
         """y [B, T, parts · H] → [B, heads, T, H / heads] of each part."""
         return y.unflatten(-1, (-1, self.heads, self.width // self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def project_groups(
-        self, x: Tensor, parts: slice, groups: Sequence[Sequence[int]]
-    ) -> list[tuple[Tensor, ...]]:
-        """`project` of positions [N, H] of groups of rows with these shapes."""
+    def projected(self, x: Tensor, parts: slice) -> Tensor:
+        """The projections `parts` side by side: x [..., H] → [..., parts · H]."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
-        y = for_attention(product(x, weight[rows], bias[rows]))
-        return [self._by_head(each) for each in parted(y, groups)]
+        return product(x, weight[rows], bias[rows])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
         """visible: bool, broadcast to [B, heads, T, keys], or None → [B, T, H]."""
-        mixed = attend(q, k, v, visible, self.dropout if self.training else 0.0, causal)
+        mixed = attend(q, k, v, visible, self.own_dropout(), causal)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
-    def attend_groups(
-        self, q: Tensor, k: Sequence[Tensor], v: Sequence[Tensor], visible: Sequence[Tensor | None]
+    def attend_to_self(self, x: Tensor, visible: Tensor | None) -> Tensor:
+        """Of each position of x [B, T, H] to those of its row; visible: as for `attend`, None means causal
+        and nothing else → [B, T, H].
+        """
+        rows, length, _ = x.shape
+        looked_at = keys_looked_at(visible) if packed_attention.applies(x) else None
+        if looked_at is None or looked_at == length:
+            y = self.projected(x, ALL)
+            if not packed_attention.applies(y):
+                q, k, v = self._by_head(for_attention(y))
+                return self.attend(q, k, v, visible, causal=visible is None)
+            if visible is None:
+                visible = torch.ones(length, length, dtype=torch.bool).tril()
+            groups = [Group(rows, length, length, visible)]
+            mixed = packed_attention.self_attention(y.flatten(0, 1), groups, self.heads, self.own_dropout())
+            return self.out_proj(mixed.view_as(x))
+        assert visible is not None
+        groups = [Group(rows, length, looked_at, visible[..., :looked_at])]
+        q, y = self.projected(x, QUERY), self.projected(x[:, :looked_at], KEY_VALUE)
+        mixed = packed_attention.cross_attention(
+            q.flatten(0, 1), y.flatten(0, 1), groups, self.heads, self.own_dropout()
+        )
+        return self.out_proj(mixed.view_as(x))
+
+    def attend_to_groups(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        shapes: Sequence[Sequence[int]],
+        visible: Sequence[Tensor | None],
     ) -> Tensor:
-        """`attend` of q [B, heads, T, H / heads], whose rows are those of all groups."""
-        if len(k) == 1:
-            return self.attend(q, k[0], v[0], visible[0])
-        dropout_p = self.dropout if self.training else 0.0
+        """Of each position of x [B, T, H] to those of its row in memory [N, H], the positions of groups of
+        rows with these shapes (rows, positions, …), together the rows of x → [B, T, H].
+        """
+        q, y = self.projected(x, QUERY), self.projected(memory, KEY_VALUE)
+        if packed_attention.applies(y) and packed_attention.applies(q):
+            groups = [
+                Group(shape[0], x.shape[1], shape[1], seen)
+                for shape, seen in zip(shapes, visible, strict=True)
+            ]
+            mixed = packed_attention.cross_attention(
+                q.flatten(0, 1), y, groups, self.heads, self.own_dropout()
+            )
+            return self.out_proj(mixed.view_as(x))
+        (q,) = self._by_head(for_attention(q))
         mixed = [
-            attend(*each, dropout_p).transpose(1, 2).flatten(2)
-            for each in zip(q.split([len(part) for part in k]), k, v, visible)
+            attend(one, *self._by_head(part), seen, self.own_dropout()).transpose(1, 2).flatten(2)
+            for one, part, seen in zip(
+                q.split([shape[0] for shape in shapes]), parted(for_attention(y), shapes), visible
+            )
         ]
-        return self.out_proj(torch.cat(mixed))
+        return self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
+
+    def own_dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+
+def keys_looked_at(visible: Tensor | None) -> int | None:
+    """How many of the first keys are looked at, for bool [..., keys] on a CPU: behind them there is PAD alone;
+    None where it is not known.
+    """
+    if visible is None or visible.dtype != torch.bool or visible.device.type != "cpu":
+        return None
+    return int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
 
 
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
@@ -172,12 +221,9 @@ class DecoderLayer(nn.Module):
         """x [B, T, H]; memory [N, H], the positions of groups of rows, with the shapes `groups` (rows,
         positions, …) and together the rows of x; visible None means causal and nothing else → [B, T, H].
         """
-        q, k, v = self.self_attn.project(x, ALL)
-        x = self.norm1(x + self.dropout(self.self_attn.attend(q, k, v, visible, causal=visible is None)))
-        memory_k, memory_v = zip(*self.multihead_attn.project_groups(memory, KEY_VALUE, groups))
-        (q,) = self.multihead_attn.project(x, QUERY)
-        mixed = self.multihead_attn.attend_groups(q, memory_k, memory_v, memory_visible)
-        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
+        x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
+        mixed = self.multihead_attn.attend_to_groups(x, memory, groups, memory_visible)
+        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def cross_attend_and_feed_forward(
         self,
@@ -193,12 +239,12 @@ class DecoderLayer(nn.Module):
         if q is None:
             (q,) = self.multihead_attn.project(x, QUERY)
         mixed = self.multihead_attn.attend(q, memory_k, memory_v, memory_visible)
-        return self.feed_forward(self.norm2(x + self.dropout(mixed)))
+        return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """[B, T, H] → [B, T, H]."""
         hidden = self.dropout(F.relu(self.linear1(x)))
-        return self.norm3(x + self.dropout(self.linear2(hidden)))
+        return self.norm3(self.dropout.add(self.linear2(hidden), x))
 
 
 class DecoderStack(nn.Module):

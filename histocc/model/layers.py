@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from histocc.runtime.products import linear
 
@@ -21,6 +22,14 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
         return F.dropout(x, p)
+    # bfloat16 and float16 cannot hold every number of 16 bits
+    return (x * dropout_factors(x, p)).to(x.dtype)
+
+
+def dropout_factors(x: Tensor, p: float) -> Tensor:
+    """What dropout multiplies x, on a CPU, by: 0 with probability `p`, else 1 / (1 − p); float32, or x's
+    number format if that is wider, of x's shape. p: above 0, below 1.
+    """
     below = min(round(p * _STEPS), _STEPS - 1)
     bits = (
         torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
@@ -28,11 +37,38 @@ def dropout(x: Tensor, p: float) -> Tensor:
         .view(torch.int16)[: x.numel()]
         .view(x.shape)
     )
-    # bfloat16 and float16 cannot hold every number of 16 bits
-    wide = torch.promote_types(x.dtype, torch.float32)
-    factors = bits.to(wide)  # floats all the way: torch.where takes six times as long
-    torch.ge(factors, below - _STEPS // 2, out=factors)
-    return (x * factors.mul_(_STEPS / (_STEPS - below))).to(x.dtype)
+    factors = bits.to(torch.promote_types(x.dtype, torch.float32))
+    torch.ge(factors, below - _STEPS // 2, out=factors)  # floats: torch.where takes six times as long
+    return factors.mul_(_STEPS / (_STEPS - below))
+
+
+def dropout_add(x: Tensor, residual: Tensor, p: float) -> Tensor:
+    """`dropout` of x, plus `residual` of the same shape."""
+    if p == 0.0 or p == 1.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return dropout(x, p) + residual
+    return _DropoutAdd.apply(x, residual, p)  # pyright: ignore[reportReturnType]
+
+
+class _DropoutAdd(torch.autograd.Function):
+    """In one step of autograd: each value is moved between number formats once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, p: float) -> Tensor:
+        factors = dropout_factors(x, p)
+        ctx.save_for_backward(factors)
+        ctx.dtypes = (x.dtype, residual.dtype)
+        wide = factors.dtype
+        found = x * factors if x.dtype == wide else x.to(wide).mul_(factors)
+        return found.add_(residual)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, None]:
+        (gradient,), (factors,) = gradients, ctx.saved_tensors
+        of_x, of_residual = ctx.dtypes
+        return (gradient * factors).to(of_x), gradient.to(of_residual), None
 
 
 class Dropout(nn.Module):
@@ -46,6 +82,10 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p) if self.training else x
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """`forward` of x, plus `residual`."""
+        return dropout_add(x, residual, self.p) if self.training else x + residual
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

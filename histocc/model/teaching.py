@@ -8,8 +8,10 @@ from torch import Tensor
 
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import model_io
+from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence
 from histocc.model.decoding import greedy_from_memory, sets_of, upcast_half
+from histocc.model.search import CodeSearch
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating
 from histocc.text import UNKNOWN_LANGUAGE, encode
@@ -22,6 +24,10 @@ MOST_LOGIT = 6e4  # that float16 holds
 class Teacher:
     """A trained model whose answers are in terms of a student's codes. Texts are cleaned by its own rule, and
     a language that it does not know is `unk` to it.
+
+    What it writes is what its decoder writes. Where that is one code, and its checkpoint says how much either
+    decoder counts (`linear_share`), it is the most probable one by both together, with the probability of
+    that: the linear decoder often knows better.
 
     Args:
         name: of the model, for messages.
@@ -66,6 +72,20 @@ class Teacher:
         self.shared = torch.from_numpy(np.flatnonzero(numbers >= 0)).to(next(self.model.parameters()).device)
         self.numbers = numbers[numbers >= 0]  # of the student, of each shared output
         self._of_block: dict[tuple[int, ...], int] = {}
+        self.search = self._search()
+
+    def _search(self) -> CodeSearch | None:
+        """By both decoders together; None where it is not known how much they count, or the key does not fit
+        the formatter.
+        """
+        share = self.state.get("linear_share") or 0.0
+        if not share:
+            return None
+        try:
+            tree = CodeTrie(list(self.number_of), self.formatter)
+            return CodeSearch(self.model, tree, share, Confidence.of(self.state).ranking)
+        except ValueError:
+            return None
 
     def notes(self, formatter: BlockyFormatter) -> list[str]:
         """What is said of it before it is asked, a line each. formatter: of the student."""
@@ -128,6 +148,22 @@ class Teacher:
             found["written"][row, : len(kept)] = kept
             if len(kept) < len(codes):  # part of what it means cannot be said
                 found["prob"][row] = 0.0
+        if self.search is not None:
+            single = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
+            self._answer_by_both(self.search, ids[single], mask[single], found, rows[single.cpu().numpy()])
+
+    def _answer_by_both(
+        self, search: CodeSearch, ids: Tensor, mask: Tensor, found: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Fills in the most probable code as the one that is written in `rows` int64 [B] of `found`; ids
+        int64 [B, S], mask bool [B, S].
+        """
+        if not len(rows):
+            return
+        best, prob = (each[:, 0].cpu().numpy() for each in search.topk(ids, mask, 1))
+        numbers = np.array(list(self.number_of.values()))[best]
+        found["written"][rows, 0] = numbers
+        found["prob"][rows] = np.where(numbers >= 0, prob, 0.0)
 
     def _number(self, block: tuple[int, ...]) -> int:
         """The student's number of a written code, −1 where it lacks it or it is none of the teacher's."""
