@@ -49,6 +49,7 @@ PARTS = {
 }
 # Parts that --all leaves out, since each takes a quarter of an hour or more; the links need root.
 LONG = {
+    "products": ("products.py", ""),
     "formats": ("formats.py", ""),
     "formats base": ("formats.py", "--sizes base --texts 256 --all 2000"),
     "census": ("census.py", ""),
@@ -78,7 +79,7 @@ QUICK = {
 def machine() -> dict:
     import torch
 
-    cpu, flags = "", set()
+    cpu, flags, generation = "", set(), {}
     if os.path.exists("/proc/cpuinfo"):
         for line in open("/proc/cpuinfo", encoding="utf-8"):
             name, _, value = line.partition(":")
@@ -86,10 +87,13 @@ def machine() -> dict:
                 cpu = value.strip()
             elif name.strip() == "flags":
                 flags = set(value.split())
+            elif name.strip() in ("cpu family", "model"):  # names may be those of several generations
+                generation[name.strip().split()[-1]] = int(value)
     features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
     features["amx_tile"] = "AMX"
     return {
         "cpu": cpu,
+        **generation,
         "features": [name for flag, name in features.items() if flag in flags],
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__.partition("+")[0],

@@ -49,6 +49,8 @@ def trained(size: str, folder: str) -> str:
     data = data_flags("real", folder) or data_flags("sample", folder) or []
     steps = ["--max-steps", str(STEPS[size]), "--schedule-steps", str(STEPS[size]), "--num-epochs", "1000"]
     flags = [*data, *COLUMNS, *COMMON, *steps, "--model-size", size, "--batch-size", str(BATCH[size])]
+    if size == "base":  # whose n-grams take minutes to fit, and are float32 in every format
+        flags += ["--ngrams", "none"]
     finetune.main([*flags, "--quiet", "--save-path", str(Path(folder) / size)])
     return str(Path(folder) / size)
 

@@ -67,6 +67,7 @@ A text costs as much as it is long: {length}, while the reference pays for 128 p
 
 # Sections of the longer parts, each there once all its parts were measured.
 LONGER = {
+    "Products in int8": (("products",), ("products_words", "products")),
     "Number formats on CPUs": (("formats", "formats base"), ("formats_words", "formats")),
     "A census": (("census", "census base"), ("census_words", "census", "register_words")),
     "Students of a larger model": (("students",), ("students_words", "students")),
@@ -138,18 +139,28 @@ def machines(found: dict) -> str:
     """A sentence on each machine that parts were measured on."""
     parts: dict[str, list[str]] = {}
     for name, part in found.items():
-        machine = part["machine"]
-        words = f"{machine['cores']} cores of {machine['cpu'] or 'a CPU'} ({', '.join(machine['features'])})"
-        parts.setdefault(f"{words}, torch {machine['torch']}", []).append(name)
+        parts.setdefault(machine_words(part["machine"]), []).append(name)
+    described = {}
+    for words, names in parts.items():
+        rated = [found[name] for name in names if found[name].get("matmul")]
+        rates = " and ".join(
+            f"{rate:,.0f} GFLOP/s in {'bfloat16' if name == 'bf16' else name}"
+            for name, rate in (best_matmul(rated) if rated else {}).items()
+        )
+        described[words] = f" Its matrix products reach {rates}." if rates else ""
     if len(parts) == 1:
-        words = f"Machine: {next(iter(parts))}."
-    else:
-        words = "\n".join(f"- {words}: {', '.join(names)}" for words, names in parts.items())
-    rates = " and ".join(
-        f"{rate:,.0f} GFLOP/s in {'bfloat16' if name == 'bf16' else name}"
-        for name, rate in best_matmul([found["small"], found["base"]]).items()
+        return "".join(f"Machine: {words}.{rates}" for words, rates in described.items())
+    return "\n".join(
+        textwrap.fill(f"- {words}: {', '.join(parts[words])}.{rates}", WIDTH, subsequent_indent="  ")
+        for words, rates in described.items()
     )
-    return f"{words} Its matrix products reach {rates}."
+
+
+def machine_words(machine: dict) -> str:
+    kind = machine["cpu"] or "a CPU"
+    if "family" in machine:
+        kind += f", family {machine['family']}, model {machine['model']}"
+    return f"{machine['cores']} cores of {kind} ({', '.join(machine['features'])}), torch {machine['torch']}"
 
 
 def best_matmul(parts: list[dict]) -> dict[str, float]:

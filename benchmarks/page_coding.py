@@ -45,6 +45,29 @@ def formats(parts: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def products_words(parts: list[dict]) -> str:
+    threads = parts[0]["threads"]
+    return (
+        "A linear layer from float32 to float32 by several libraries: how many times as fast as in float32,"
+        f" on {'one thread' if threads == 1 else f'{threads} threads'}, and the mean error as a share of the"
+        " mean size of the right values. Weights are rounded beforehand, per output; activations on the way,"
+        " per row by ours and torchao, per tensor by the others, so that what a text gets depends on the"
+        " texts beside it. `--int8` takes ours."
+    )
+
+
+def products(parts: list[dict]) -> str:
+    """The table: a product, and each library's rate against float32."""
+    found = parts[0]["products"]
+    names = [name for name in next(iter(found.values())) if name != "float32"]
+    lines = ["| | float32 | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for name, each in found.items():
+        base = each["float32"]["ms"]
+        cells = [f"{base / each[lib]['ms']:.2f} times, {100 * each[lib]['error']:.2g} %" for lib in names]
+        lines.append(f"| {name} | {base:.3g} ms | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def census_words(parts: list[dict]) -> str:
     """What stands above the table."""
     part = parts[0]

@@ -5,11 +5,12 @@ Runtime's; float32 and bfloat16 beside them.
     python benchmarks/products.py
     python benchmarks/products.py --sizes base --positions 512 --rounds 9
 
-Each product is a linear layer with bias of an encoder of --sizes on --positions positions: float32 in, float32
-out, weights prepared beforehand, activations rounded on the way (per row, or per tensor where a library knows
-no other way). Libraries take turns; the time is the median of --rounds. The error is the mean difference from
-float32 as a share of its mean size; "alone" says whether a row gets the same next to other rows, so that what
-a text gets does not depend on its batch. Libraries that are not installed are left out, by name.
+Each product is a linear layer with bias of an encoder of --sizes on --positions positions: float32 in,
+float32 out, weights prepared beforehand, activations rounded on the way (per row, or per tensor where a
+library knows no other way). Libraries take turns; the time is the median of --rounds. The error is the mean
+difference from float32 as a share of its mean size; "alone" says whether a row gets the same next to other
+rows, so that what a text gets does not depend on its batch. Libraries that are not installed are left out, by
+name.
 Prints a table and one JSON line.
 """
 

@@ -250,6 +250,10 @@ class Run:
         ("noise").
         """
         fitted = self.train(steps, steps, seed, steps)
+        return self.result(seed, fitted)
+
+    def result(self, seed: int, fitted: float = 0.0) -> dict:
+        """As `accuracy`, of the training that is in the folder. fitted: seconds of the fit of its n-grams."""
         trained = fitted + sum(
             (int(row["samples"]) - before) / float(row["samples_per_sec"])
             for row, before in zip(self.log(), [0, *(int(row["samples"]) for row in self.log())])
@@ -264,7 +268,7 @@ class Run:
                 decoders[name][part] = report["decoders"][name]["by_digits"][-1][over]["accuracy"][0]
         return {
             "seed": seed,
-            "steps": steps,
+            "steps": int(self.log()[-1]["step"]),
             "seconds": trained,
             "fit_passes": self.passes,
             "texts": found["data"]["texts"],

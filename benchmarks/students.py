@@ -3,7 +3,7 @@
 models without a teacher after the same seconds.
 
     python benchmarks/students.py               # a teacher of size small, 20 minutes; students, 4 minutes
-    python benchmarks/students.py --teacher ./output --sizes tiny --seeds 1
+    python benchmarks/students.py --teacher ./output --sizes tiny --seeds 1    # a folder of a training
 
 Rows: the real ones, or the sample; a tenth of the texts is held out. The teacher is trained on the others.
 Students have the same rows and --texts unlabelled ones, made out of them and of the sample: misspelled
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--teacher", default=None, metavar="RUN", help="instead of training one")
     parser.add_argument("--teacher-minutes", type=float, default=20)
     parser.add_argument("--teacher-size", default="small")
+    parser.add_argument("--teacher-flags", default="", help="more of finetune.py for the teacher")
     parser.add_argument("--keep-teacher", default=None, metavar="FOLDER", help="leave it there")
     parser.add_argument("--sizes", nargs="+", default=["tiny", "ngrams"])
     parser.add_argument("--minutes", type=float, default=4)
@@ -149,12 +150,15 @@ def main() -> None:
         if args.labelled:
             os.makedirs(os.path.join(folder, "fewer"))
             own = data.fewer(args.labelled, os.path.join(folder, "fewer"), False)
+        args.size = args.teacher_size
+        run = Run(args, data, args.teacher_flags, args.keep_teacher or os.path.join(folder, "teacher"))
         if teacher is None:
-            args.size = args.teacher_size
-            run = Run(args, data, "", args.keep_teacher or os.path.join(folder, "teacher"))
             steps = run.steps_of(60 * args.teacher_minutes, run.rate())
             table.add(f"teacher, {args.teacher_size}", run, [run.accuracy(steps, 1)])
             teacher = run.folder
+        else:
+            run.folder = teacher
+            table.add("teacher", run, [run.result(1)])
         taught = f"--teacher {shlex.quote(teacher)} --unlabelled {shlex.quote(texts)} {args.flags}"
         for size in args.sizes:
             for name, more in (("alone", ""), ("with the teacher", taught)):

@@ -1,5 +1,6 @@
-"""Attention in training on CPUs, as one step of autograd, against torch's own; dropout with a residual; linear
-layers in bfloat16."""
+"""Attention in training on CPUs, as one step of autograd, against torch's own; dropout with a residual;
+linear layers in bfloat16.
+"""
 
 import pytest
 import torch

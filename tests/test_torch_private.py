@@ -34,6 +34,7 @@ HOLDERS = {
     "_is_vnni_supported": lambda: torch.cpu,
     "_int_mm": lambda: torch.ops.aten,
     "_linear_pointwise": lambda: torch.ops.mkldnn,
+    "_softmax_backward_data": lambda: torch.ops.aten,
     "_is_avx512_supported": lambda: torch.cpu,
     "_scale": scaler,
     "_step_supports_amp_scaling": lambda: torch.optim.AdamW([torch.ones(1)], fused=True),

@@ -215,7 +215,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
             )
         return Teacher(file, loaded, data.codes, formatter, record)
 
-    def ask() -> None:
+    def ask() -> dict:
         teacher = load()
         if world.is_main:
             size = model_io.size_name(teacher.state["config"])
@@ -223,16 +223,18 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
             for line in teacher.notes(formatter):
                 world.print(line)
         _answer_pieces(teacher, questions, pieces, range(index, _number_of(questions), number), world)
+        lists = {name: getattr(teacher, name) for name in ("languages", "unknown", "lacking")}
         del teacher
         free_memory(world.device)
+        return lists
 
-    world.run_on("ask the teacher", askers, ask)
+    lists = world.run_on("ask the teacher", askers, ask)[0]  # of the same file on all ranks
 
     def finish() -> None:
         if prepared_folder.fault(folder, contents=False) is None:  # another node, or job, has made it
             return
         answers = read_answers(pieces, _number_of(questions), len(questions), record)
-        said = _said(settings.teaching, questions, answers, load())
+        said = _said(settings.teaching, questions, answers, lists)
         taught.build(
             os.path.dirname(folder),
             os.path.basename(folder),
@@ -366,13 +368,15 @@ def _remove(folder: str, pieces: int) -> None:
 
 
 def _said(
-    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, teacher: Teacher
+    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, lists: dict[str, list]
 ) -> dict:
-    """What the report keeps of a teacher and its answers, plain types."""
+    """What the report keeps of a teacher and its answers, plain types. lists: languages, unknown and lacking
+    of the `Teacher`.
+    """
     added, left_out = questions.added
     unlabelled = questions.unlabelled
     unknown = {
-        name: count for name, count in questions.languages_asked().items() if name not in teacher.languages
+        name: count for name, count in questions.languages_asked().items() if name not in lists["languages"]
     }
     return {
         "path": asked.teacher,
@@ -381,11 +385,11 @@ def _said(
         "unlabelled_rows": 0 if unlabelled is None else len(unlabelled.train),
         "unlabelled_texts": len(added),
         "left_out": left_out,
-        "unknown_codes": teacher.unknown,
+        "unknown_codes": lists["unknown"],
         "unanswered": int((answers["codes"][len(questions) - len(added) :, 0] < 0).sum()),
         "without_code": int((answers["written"][:, 0] < 0).sum()),
         "unknown_languages": unknown,
-        "lacking_codes": teacher.lacking,
+        "lacking_codes": lists["lacking"],
         "mean_prob": float(answers["prob"].mean(dtype=np.float64)),
     }
 

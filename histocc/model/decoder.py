@@ -174,12 +174,11 @@ class MultiheadAttention(nn.Module):
             )
             return self.out_proj(mixed.view_as(x))
         (q,) = self._by_head(for_attention(q))
-        mixed = [
-            attend(one, *self._by_head(part), seen, self.own_dropout()).transpose(1, 2).flatten(2)
-            for one, part, seen in zip(
-                q.split([shape[0] for shape in shapes]), parted(for_attention(y), shapes), visible
-            )
-        ]
+        mixed = []
+        queries, parts = q.split([shape[0] for shape in shapes]), parted(for_attention(y), shapes)
+        for one, part, seen in zip(queries, parts, visible, strict=True):
+            k, v = self._by_head(part)
+            mixed.append(attend(one, k, v, seen, self.own_dropout()).transpose(1, 2).flatten(2))
         return self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
     def own_dropout(self) -> float:
@@ -187,8 +186,8 @@ class MultiheadAttention(nn.Module):
 
 
 def keys_looked_at(visible: Tensor | None) -> int | None:
-    """How many of the first keys are looked at, for bool [..., keys] on a CPU: behind them there is PAD alone;
-    None where it is not known.
+    """How many of the first keys are looked at, for bool [..., keys] on a CPU: behind them is PAD alone. None
+    where it is not known.
     """
     if visible is None or visible.dtype != torch.bool or visible.device.type != "cpu":
         return None

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from histocc.model.layers import dropout_factors
+from histocc.runtime.torch_private import softmax_backward
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,16 @@ def _parts(queries: Tensor, keys_values: Tensor | None) -> tuple[Tensor, Tensor,
     return q, k, v
 
 
+def _places(groups: Sequence[Group]) -> list[tuple[Group, slice, slice]]:
+    """Each group with the positions of its queries and of its keys."""
+    found, at, at_key = [], 0, 0
+    for group in groups:
+        end, end_key = at + group.rows * group.queries, at_key + group.rows * group.keys
+        found.append((group, slice(at, end), slice(at_key, end_key)))
+        at, at_key = end, end_key
+    return found
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -89,14 +100,9 @@ class _Attention(torch.autograd.Function):
         number = torch.promote_types(queries.dtype, torch.float32)
         scale = (q.shape[1] // heads) ** -0.5
         found, kept = q.new_empty(q.shape), []
-        at, at_key = 0, 0
+        places = _places(groups)
         with torch.autocast("cpu", enabled=False):
-            for group in groups:
-                of, of_keys = (
-                    slice(at, at + group.rows * group.queries),
-                    slice(at_key, at_key + group.rows * group.keys),
-                )
-                at, at_key = of.stop, of_keys.stop
+            for group, of, of_keys in places:
                 one = _gathered(q[of], group.rows, heads, number).mul_(scale)
                 if group.weight is not None:
                     one.view(group.rows, -1).mul_(group.weight.to(number)[:, None])
@@ -113,9 +119,9 @@ class _Attention(torch.autograd.Function):
                     shares = torch.mul(probs, factors, out=scores)
                 _scatter(shares @ value, found[of], group.rows, heads)
                 kept += [one, key, value, probs, factors]
-        found[at:] = 0
+        found[places[-1][1].stop :] = 0
         ctx.save_for_backward(*kept)
-        ctx.groups, ctx.heads, ctx.scale = groups, heads, scale
+        ctx.places, ctx.heads, ctx.scale = places, heads, scale
         ctx.like = (queries.shape, None if keys_values is None else keys_values.shape, queries.dtype)
         return found
 
@@ -127,13 +133,7 @@ class _Attention(torch.autograd.Function):
         of_queries = gradient.new_empty(shape, dtype=number_format)
         of_keys_values = None if shape_of_keys is None else of_queries.new_empty(shape_of_keys)
         dq, dk, dv = _parts(of_queries, of_keys_values)
-        at, at_key = 0, 0
-        for i, group in enumerate(ctx.groups):
-            of, of_keys = (
-                slice(at, at + group.rows * group.queries),
-                slice(at_key, at_key + group.rows * group.keys),
-            )
-            at, at_key = of.stop, of_keys.stop
+        for i, (group, of, of_keys) in enumerate(ctx.places):
             one, key, value, probs, factors = kept[5 * i : 5 * i + 5]
             own = _gathered(gradient[of], group.rows, heads, one.dtype)
             shares = probs if factors is None else probs * factors
@@ -141,15 +141,16 @@ class _Attention(torch.autograd.Function):
             of_shares = own @ value.transpose(1, 2)
             if factors is not None:
                 of_shares.mul_(factors)
-            of_scores = torch._softmax_backward_data(of_shares, probs, -1, probs.dtype)
+            of_scores = softmax_backward(of_shares, probs)
             _scatter(of_scores.transpose(1, 2) @ one, dk[of_keys], group.rows, heads)
             of_one = (of_scores @ key).mul_(ctx.scale)
             if group.weight is not None:
                 of_one.view(group.rows, -1).mul_(group.weight.to(of_one)[:, None])
             _scatter(of_one, dq[of], group.rows, heads)
-        of_queries[at:] = 0
+        _, of, of_keys = ctx.places[-1]
+        of_queries[of.stop :] = 0
         if of_keys_values is not None:
-            of_keys_values[at_key:] = 0
+            of_keys_values[of_keys.stop :] = 0
         return of_queries, of_keys_values, None, None, None
 
 

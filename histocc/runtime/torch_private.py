@@ -45,5 +45,10 @@ def has_onednn_product() -> bool:
 
 
 def onednn_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear` of float32 tensors on the CPU, by oneDNN, without a gradient."""
+    """`torch.nn.functional.linear` on the CPU, in float32 or bfloat16, by oneDNN, without a gradient."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Gradient of a softmax over the last dimension with respect to what went in, where `output` came out."""
+    return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype)
