@@ -47,7 +47,8 @@ PARTS = {
     **{f"data {rows}": ("data.py", f"--rows {rows} --seconds 5", "") for rows in PREPARED_ROWS},
     **{f"predict {rows}": ("predict.py", f"--rows {rows} --decoders greedy", "") for rows in CODED_ROWS},
 }
-# Parts that --all leaves out, since each takes a quarter of an hour or more; the links need root.
+# Parts that --all leaves out: most take a quarter of an hour or more, products wants other libraries, and the
+# links need root.
 LONG = {
     "products": ("products.py", ""),
     "formats": ("formats.py", ""),
@@ -87,7 +88,9 @@ def machine() -> dict:
                 cpu = value.strip()
             elif name.strip() == "flags":
                 flags = set(value.split())
-            elif name.strip() in ("cpu family", "model"):  # names may be those of several generations
+            elif (
+                name.strip() in ("cpu family", "model") and value.strip().isdecimal()
+            ):  # names may be those of several generations
                 generation[name.strip().split()[-1]] = int(value)
     features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
     features["amx_tile"] = "AMX"

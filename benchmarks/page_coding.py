@@ -51,8 +51,8 @@ def products_words(parts: list[dict]) -> str:
         "A linear layer from float32 to float32 by several libraries: how many times as fast as in float32,"
         f" on {'one thread' if threads == 1 else f'{threads} threads'}, and the mean error as a share of the"
         " mean size of the right values. Weights are rounded beforehand, per output; activations on the way,"
-        " per row by ours and torchao, per tensor by the others, so that what a text gets depends on the"
-        " texts beside it. `--int8` takes ours."
+        " per row by ours and torchao, per tensor by the other int8 ones, so that what a text gets depends on"
+        " the texts beside it. `--int8` takes ours."
     )
 
 

@@ -5,13 +5,14 @@ models without a teacher after the same seconds.
     python benchmarks/students.py               # a teacher of size small, 20 minutes; students, 4 minutes
     python benchmarks/students.py --teacher ./output --sizes tiny --seeds 1    # a folder of a training
 
-Rows: the real ones, or the sample; a tenth of the texts is held out. The teacher is trained on the others.
-Students have the same rows and --texts unlabelled ones, made out of them and of the sample: misspelled
-texts, beginnings of some with ends of others, two with "and" between them, and English texts of the sample.
-None of them is held out. A student alone has the rows without these. --labelled N gives students, with a
-teacher or alone, N of the labelled rows, and the texts of the others are among the unlabelled ones. Both
-kinds are trained for --minutes, which count the fit of n-grams and the training; steps follow from the rate
-of some steps before. What the teacher takes to answer is said apart: it is done once, for all students.
+Rows: the real ones, or the sample; a tenth of the texts is held out. The teacher is trained on the
+others. Students have the same rows and --texts unlabelled ones, made out of them and of the sample:
+misspelled texts, beginnings of some with ends of others, two with "and" between them, and English texts
+of the sample. None of them is held out (a teacher that is given must not know the held-out texts,
+either). A student alone has the rows without these. --labelled N gives students, with a teacher or alone,
+N of the labelled rows, and the texts of the others are among the unlabelled ones. Both kinds are trained
+for --minutes, which count the fit of n-grams and the training; steps follow from the rate of some steps
+before. What the teacher takes to answer is said apart: it is done once, for all students.
 
 Accuracy: % of distinct held-out texts whose set of codes is right, mean and half the range over --seeds.
 Texts per second: of the coder on held-out texts, one thread. Prints a table and one JSON line.
@@ -22,6 +23,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import statistics
 import sys
 import tempfile
@@ -123,7 +125,7 @@ class Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--data", default="real", choices=("real", "sample"))
-    parser.add_argument("--teacher", default=None, metavar="RUN", help="instead of training one")
+    parser.add_argument("--teacher", default=None, metavar="RUN", help="its folder, instead of training one")
     parser.add_argument("--teacher-minutes", type=float, default=20)
     parser.add_argument("--teacher-size", default="small")
     parser.add_argument("--teacher-flags", default="", help="more of finetune.py for the teacher")
@@ -146,7 +148,8 @@ def main() -> None:
         texts = os.path.join(folder, "texts.csv")
         known = baseline.texts_of(data.prepared.train)
         write_texts(texts, unlabelled(known, args.texts) + (known if args.labelled else []))
-        table, teacher, own = Table(data, 1024), args.teacher, data
+        table, own = Table(data, 1024), data
+        teacher = args.teacher and os.path.abspath(args.teacher)
         if args.labelled:
             os.makedirs(os.path.join(folder, "fewer"))
             own = data.fewer(args.labelled, os.path.join(folder, "fewer"), False)
@@ -157,7 +160,9 @@ def main() -> None:
             table.add(f"teacher, {args.teacher_size}", run, [run.accuracy(steps, 1)])
             teacher = run.folder
         else:
-            run.folder = teacher
+            os.makedirs(run.folder)
+            for name in ("last.bin", "logs.csv"):
+                shutil.copy(os.path.join(teacher, name), run.folder)
             table.add("teacher", run, [run.result(1)])
         taught = f"--teacher {shlex.quote(teacher)} --unlabelled {shlex.quote(texts)} {args.flags}"
         for size in args.sizes:

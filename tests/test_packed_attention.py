@@ -90,6 +90,15 @@ def test_gradients_with_dropout_are_those_of_the_forward_pass():
     assert not torch.equal(with_the_same_draws(x), self_attention(x, groups, HEADS, 0.0))
 
 
+def test_dropout_of_everything():
+    x = torch.randn(4, 3 * WIDTH, requires_grad=True)
+    found = self_attention(x, [Group(1, 4, 4)], HEADS, 1.0)
+    found.sum().backward()
+    assert not found.any() and x.grad is not None and not x.grad.any()
+    many = torch.ones(1 << 22)
+    assert not dropout(many, 1.0).any() and torch.equal(dropout_add(many, many, 1.0), many)
+
+
 def test_half_precision_is_computed_in_float32_and_given_back_as_it_came():
     torch.manual_seed(5)
     x = torch.randn(12, 3 * WIDTH, dtype=torch.bfloat16, requires_grad=True)

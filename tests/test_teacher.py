@@ -20,10 +20,14 @@ from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
 from histocc.data.dataset import RowEncoding
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import teacher as asking
+from histocc.model import model_io, teaching
+from histocc.model.decoding import greedy_from_memory
 from histocc.model.distillation import DistillationLoss, spread
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.runtime import checkpoint
+from histocc.runtime.parallel import evaluating
+from histocc.text import encode
 
 COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
 LOSSES = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss")
@@ -158,6 +162,18 @@ def test_every_text_is_asked_once_and_none_that_is_validated_on(taught_run):
     assert not list(Path(taught_run[0], "prepared").glob("*.answers"))  # in the rows now
 
 
+def probability_of_no_second_code(coder, texts, languages):
+    """Where a code is written: that nothing is written behind it."""
+    known = [coder.known(name) for name in languages]
+    ids, mask = map(torch.from_numpy, encode(list(map(coder.clean, texts)), known, coder.max_len))
+    model, writing = coder.model, coder.confidence.written
+    with evaluating(model):
+        memory, _ = model.encode(ids, mask)
+        padding = model.memory_padding_mask(mask)
+        sizes = {"max_codes": coder.formatter.max_num_codes, "block_size": coder.formatter.block_size}
+        return greedy_from_memory(model, memory, padding, **sizes, writing=writing).end_probs.tolist()
+
+
 def test_answers_are_those_of_the_teacher(taught_run, teacher):
     from histocc.predict.coder import Coder
 
@@ -170,8 +186,9 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
     ranked = coder.code(texts, languages, "topk", k=1)
     written = coder.code(texts, languages)
     assert any(len(one.codes) == 1 and one.codes != best.codes for one, best in zip(written, ranked))
-    for answer, one, best in zip(answers, written, ranked, strict=True):
-        coded = best if len(one.codes) == 1 else one
+    ends = probability_of_no_second_code(coder, texts, languages)
+    for answer, one, best, end in zip(answers, written, ranked, ends, strict=True):
+        coded = best._replace(conf=best.conf * end) if len(one.codes) == 1 else one
         known = [code for code in coded.codes if code in data.codes]
         assert [data.codes[i] for i in answer["written"] if i >= 0] == known
         sure = coded.conf if known == coded.codes else 0.0
@@ -183,6 +200,28 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
         asked = [number[data.codes[i]] for i in answer["codes"] if i >= 0]
         assert sorted(np.round(row[asked], 2)) == sorted(np.round(row[best], 2))
         assert answer["logits"][: len(asked)] == pytest.approx(row[asked], abs=2e-3)
+
+
+def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher, monkeypatch):
+    from histocc.predict.coder import Coder
+
+    coder, texts, languages = Coder.load(str(teacher)), ["wine merchant no 1", "farmer no 2"], ["en", "da"]
+    model, formatter, state = model_io.load_model(str(teacher))
+    record = teacher_record(formatter.max_num_codes)
+
+    def asked(state):
+        made = teaching.Teacher("it", (model, formatter, state), coder.codes, formatter, record)
+        made.prepare()
+        return made.notes(formatter), made.answers(texts, languages)["written"]
+
+    written = [each.codes for each in coder.code(texts, languages)]
+    notes, found = asked({**state, "linear_share": None})
+    assert "it answers with the codes that it writes: it does not say how both" in notes[0]
+    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
+    monkeypatch.setattr(teaching.CodeTrie, "__init__", lambda *_: formatter.encode_code("no code of it"))
+    notes, found = asked(state)
+    assert "it answers with the codes that it writes: its codes do not fit its formatter" in notes[0]
+    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
 
 
 def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
@@ -242,13 +281,16 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.processes
 def test_answers_are_the_same_however_many_make_them(files, teacher, tmp_path):
-    """In nine pieces: by one process, by three forked ones, and by those of two ranks."""
+    """In nine pieces: by one process, by three forked ones of one with three threads, and by those of two
+    ranks with two threads each.
+    """
     script = tmp_path / "pieces.py"
     script.write_text(PIECES)
     found = []
     for processes, cores in ((None, 1), (None, 3), (2, 2)):
         folder = tmp_path / f"{processes}_{cores}"
-        run(script, *student(files, folder, teacher, "--prepare-only"), processes=processes, CORES=str(cores))
+        flags, threads = student(files, folder, teacher, "--prepare-only"), {"OMP_NUM_THREADS": str(cores)}
+        run(script, *flags, processes=processes, CORES=str(cores), **threads)
         [path] = folder.glob("prepared/*/train.teacher")
         found.append(path.read_bytes())
         assert not list(folder.glob("prepared/*.answers"))

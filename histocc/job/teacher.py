@@ -188,8 +188,9 @@ def _key(asked: TeachingSettings, questions: taught.Questions, settings: Setting
         position = model_io.newest_good(save_path, keep=True)[1].get("position", {})
         if position.get("fingerprint", key) != key:
             raise UserError(
-                f"{save_path}: holds a run that was started with another --teacher or --unlabelled, or with"
-                " other data: give it the same files again, choose another folder, or pass --overwrite"
+                f"{save_path}: holds a run that was started with another --teacher or --unlabelled, with"
+                " other data, or by another version of histocc: give it the same files again, choose another"
+                " folder, or pass --overwrite"
             )
     return key, digest
 
@@ -215,7 +216,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
             )
         return Teacher(file, loaded, data.codes, formatter, record)
 
-    def ask() -> dict:
+    def ask() -> dict | None:
         teacher = load()
         if world.is_main:
             size = model_io.size_name(teacher.state["config"])
@@ -226,9 +227,9 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
         lists = {name: getattr(teacher, name) for name in ("languages", "unknown", "lacking")}
         del teacher
         free_memory(world.device)
-        return lists
+        return lists if world.is_main else None
 
-    lists = world.run_on("ask the teacher", askers, ask)[0]  # of the same file on all ranks
+    lists = world.run_on("ask the teacher", askers, ask)[0]  # of rank 0
 
     def finish() -> None:
         if prepared_folder.fault(folder, contents=False) is None:  # another node, or job, has made it
@@ -309,6 +310,7 @@ def _answer_pieces(
     try:
         if on_cpu:
             torch.set_num_threads(1)  # the same to the last bit, whatever the number of processes
+        teacher.prepare()
         with done:
             forked.each(work)
     finally:

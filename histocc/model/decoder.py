@@ -125,7 +125,9 @@ class MultiheadAttention(nn.Module):
         return product(x, weight[rows], bias[rows])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
-        """visible: bool, broadcast to [B, heads, T, keys], or None → [B, T, H]."""
+        """visible: bool, or float that is added to the scores, broadcast to [B, heads, T, keys], or None →
+        [B, T, H].
+        """
         mixed = attend(q, k, v, visible, self.own_dropout(), causal)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 

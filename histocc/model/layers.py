@@ -20,7 +20,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """
     if p == 0.0:
         return x
-    if x.device.type != "cpu" or p == 1.0 or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
     # bfloat16 and float16 cannot hold every number of 16 bits
     return (x * dropout_factors(x, p)).to(x.dtype)
@@ -28,8 +28,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def dropout_factors(x: Tensor, p: float) -> Tensor:
     """What dropout multiplies x, on a CPU, by: 0 with probability `p`, else 1 / (1 − p); float32, or x's
-    number format if that is wider, of x's shape. p: above 0, below 1.
+    number format if that is wider, of x's shape. p: above 0, at most 1.
     """
+    if p == 1.0:
+        return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
     below = min(round(p * _STEPS), _STEPS - 1)
     bits = (
         torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
@@ -44,7 +46,7 @@ def dropout_factors(x: Tensor, p: float) -> Tensor:
 
 def dropout_add(x: Tensor, residual: Tensor, p: float) -> Tensor:
     """`dropout` of x, plus `residual` of the same shape."""
-    if p == 0.0 or p == 1.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return dropout(x, p) + residual
     return _DropoutAdd.apply(x, residual, p)  # pyright: ignore[reportReturnType]
 
@@ -59,7 +61,8 @@ class _DropoutAdd(torch.autograd.Function):
         ctx.dtypes = (x.dtype, residual.dtype)
         wide = factors.dtype
         found = x * factors if x.dtype == wide else x.to(wide).mul_(factors)
-        return found.add_(residual)
+        found = found.add_(residual) if residual.dtype != torch.float64 else found + residual
+        return found.to(torch.promote_types(x.dtype, residual.dtype))
 
     @staticmethod
     @once_differentiable
@@ -107,7 +110,8 @@ def attend(
     own position (without `visible`).
 
     torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
-    forwards with one query, so in training on a CPU and for one query the steps are taken here.
+    forwards with one query, so for one query, and in training on a CPU where `packed_attention` does not
+    apply, the steps are taken here.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)

@@ -133,20 +133,21 @@ class _Attention(torch.autograd.Function):
         of_queries = gradient.new_empty(shape, dtype=number_format)
         of_keys_values = None if shape_of_keys is None else of_queries.new_empty(shape_of_keys)
         dq, dk, dv = _parts(of_queries, of_keys_values)
-        for i, (group, of, of_keys) in enumerate(ctx.places):
-            one, key, value, probs, factors = kept[5 * i : 5 * i + 5]
-            own = _gathered(gradient[of], group.rows, heads, one.dtype)
-            shares = probs if factors is None else probs * factors
-            _scatter(shares.transpose(1, 2) @ own, dv[of_keys], group.rows, heads)
-            of_shares = own @ value.transpose(1, 2)
-            if factors is not None:
-                of_shares.mul_(factors)
-            of_scores = softmax_backward(of_shares, probs)
-            _scatter(of_scores.transpose(1, 2) @ one, dk[of_keys], group.rows, heads)
-            of_one = (of_scores @ key).mul_(ctx.scale)
-            if group.weight is not None:
-                of_one.view(group.rows, -1).mul_(group.weight.to(of_one)[:, None])
-            _scatter(of_one, dq[of], group.rows, heads)
+        with torch.autocast("cpu", enabled=False):
+            for i, (group, of, of_keys) in enumerate(ctx.places):
+                one, key, value, probs, factors = kept[5 * i : 5 * i + 5]
+                own = _gathered(gradient[of], group.rows, heads, one.dtype)
+                shares = probs if factors is None else probs * factors
+                _scatter(shares.transpose(1, 2) @ own, dv[of_keys], group.rows, heads)
+                of_shares = own @ value.transpose(1, 2)
+                if factors is not None:
+                    of_shares.mul_(factors)
+                of_scores = softmax_backward(of_shares, probs)
+                _scatter(of_scores.transpose(1, 2) @ one, dk[of_keys], group.rows, heads)
+                of_one = (of_scores @ key).mul_(ctx.scale)
+                if group.weight is not None:
+                    of_one.view(group.rows, -1).mul_(group.weight.to(of_one)[:, None])
+                _scatter(of_one, dq[of], group.rows, heads)
         _, of, of_keys = ctx.places[-1]
         of_queries[of.stop :] = 0
         if of_keys_values is not None:
@@ -157,5 +158,6 @@ class _Attention(torch.autograd.Function):
 def _added(visible: Tensor, number: torch.dtype) -> Tensor:
     """What is added to the scores."""
     if visible.is_floating_point():
+        assert not visible.requires_grad  # inside a group autograd does not see it
         return visible.to(number)
     return torch.zeros(visible.shape, dtype=number).masked_fill_(~visible, -torch.inf)

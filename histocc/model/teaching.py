@@ -27,7 +27,7 @@ class Teacher:
 
     What it writes is what its decoder writes. Where that is one code, and its checkpoint says how much either
     decoder counts (`linear_share`), it is the most probable one by both together, with the probability of
-    that: the linear decoder often knows better.
+    that and of no other code behind it: the linear decoder often knows better.
 
     Args:
         name: of the model, for messages.
@@ -72,20 +72,27 @@ class Teacher:
         self.shared = torch.from_numpy(np.flatnonzero(numbers >= 0)).to(next(self.model.parameters()).device)
         self.numbers = numbers[numbers >= 0]  # of the student, of each shared output
         self._of_block: dict[tuple[int, ...], int] = {}
-        self.search = self._search()
+        self.tree = self._tree()
+        self._search: CodeSearch | None = None
 
-    def _search(self) -> CodeSearch | None:
-        """By both decoders together; None where it is not known how much they count, or the key does not fit
-        the formatter.
+    def _tree(self) -> CodeTrie | None:
+        """Of its codes; None where both decoders do not rank them together, or they do not fit its
+        formatter.
         """
-        share = self.state.get("linear_share") or 0.0
-        if not share:
+        if not self.state.get("linear_share"):
             return None
         try:
-            tree = CodeTrie(list(self.number_of), self.formatter)
-            return CodeSearch(self.model, tree, share, Confidence.of(self.state).ranking)
+            return CodeTrie(list(self.number_of), self.formatter)
         except ValueError:
             return None
+
+    def prepare(self) -> None:
+        """Computes what the answers to all texts have in common. Call it with the number of threads, and the
+        settings of the device, with which they are made: both decide the last bits.
+        """
+        if self.tree is not None:
+            share, ranking = self.state["linear_share"], Confidence.of(self.state).ranking
+            self._search = CodeSearch(self.model, self.tree, share, ranking)
 
     def notes(self, formatter: BlockyFormatter) -> list[str]:
         """What is said of it before it is asked, a line each. formatter: of the student."""
@@ -96,6 +103,13 @@ class Teacher:
                 f" {len(self.number_of):,} ({', '.join(self.lacking[:5])}{' …' * (len(self.lacking) > 5)}),"
                 " which are left out of its answers"
             )
+        if self.tree is None:
+            why = (
+                "its codes do not fit its formatter"
+                if self.state.get("linear_share")
+                else "it does not say how both of its decoders rank codes together"
+            )
+            lines.append(f"  it answers with the codes that it writes: {why}")
         if self.formatter.kind != formatter.kind:
             lines.append(
                 f"  it writes codes of formatter {self.formatter.kind}, the student of {formatter.kind}: they"
@@ -107,7 +121,7 @@ class Teacher:
         self, texts: list[str], languages: list[str], check: Callable[[], None] = lambda: None
     ) -> np.ndarray:
         """`record`s [len(texts)], in order; without codes for a text of which the cleaning leaves nothing.
-        check: called between batches, may raise to stop.
+        check: called between batches, may raise to stop. `prepare` comes first.
         """
         found = np.zeros(len(texts), dtype=self.record)
         found["codes"], found["logits"], found["written"] = -1, -MOST_LOGIT, -1
@@ -148,22 +162,14 @@ class Teacher:
             found["written"][row, : len(kept)] = kept
             if len(kept) < len(codes):  # part of what it means cannot be said
                 found["prob"][row] = 0.0
-        if self.search is not None:
-            single = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
-            self._answer_by_both(self.search, ids[single], mask[single], found, rows[single.cpu().numpy()])
-
-    def _answer_by_both(
-        self, search: CodeSearch, ids: Tensor, mask: Tensor, found: np.ndarray, rows: np.ndarray
-    ) -> None:
-        """Fills in the most probable code as the one that is written in `rows` int64 [B] of `found`; ids
-        int64 [B, S], mask bool [B, S].
-        """
-        if not len(rows):
+        single = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
+        if self._search is None or not len(single):
             return
-        best, prob = (each[:, 0].cpu().numpy() for each in search.topk(ids, mask, 1))
-        numbers = np.array(list(self.number_of.values()))[best]
-        found["written"][rows, 0] = numbers
-        found["prob"][rows] = np.where(numbers >= 0, prob, 0.0)
+        best, prob = (each[:, 0] for each in self._search.topk(ids[single], mask[single], 1))
+        prob = prob * written.end_probs[single].to(prob)  # of this code, and of no other behind it
+        numbers, of = np.array(list(self.number_of.values()))[best.cpu().numpy()], rows[single.cpu().numpy()]
+        found["written"][of, 0] = numbers
+        found["prob"][of] = np.where(numbers >= 0, prob.cpu().numpy(), 0.0)
 
     def _number(self, block: tuple[int, ...]) -> int:
         """The student's number of a written code, −1 where it lacks it or it is none of the teacher's."""
