@@ -134,6 +134,28 @@ def test_codes_that_the_student_lacks_are_left_out():
 # ---- the rows ----
 
 
+def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher, monkeypatch):
+    from histocc.predict.coder import Coder
+
+    coder, texts, languages = Coder.load(str(teacher)), ["wine merchant no 1", "farmer no 2"], ["en", "da"]
+    model, formatter, state = model_io.load_model(str(teacher))
+    record = teacher_record(formatter.max_num_codes)
+
+    def asked(state):
+        made = teaching.Teacher("it", (model, formatter, state), coder.codes, formatter, record)
+        made.prepare()
+        return made.notes(formatter), made.answers(texts, languages)["written"]
+
+    written = [each.codes for each in coder.code(texts, languages)]
+    notes, found = asked({**state, "linear_share": None})
+    assert "it answers with the codes that it writes: it does not say how both" in notes[0]
+    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
+    monkeypatch.setattr(teaching.CodeTrie, "__init__", lambda *_: formatter.encode_code("no code of it"))
+    notes, found = asked(state)
+    assert "it answers with the codes that it writes: its codes do not fit its formatter" in notes[0]
+    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
+
+
 @pytest.fixture(scope="module")
 def taught_run(files, teacher, tmp_path_factory):
     """A student's run, and what it said."""
@@ -200,28 +222,6 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
         asked = [number[data.codes[i]] for i in answer["codes"] if i >= 0]
         assert sorted(np.round(row[asked], 2)) == sorted(np.round(row[best], 2))
         assert answer["logits"][: len(asked)] == pytest.approx(row[asked], abs=2e-3)
-
-
-def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher, monkeypatch):
-    from histocc.predict.coder import Coder
-
-    coder, texts, languages = Coder.load(str(teacher)), ["wine merchant no 1", "farmer no 2"], ["en", "da"]
-    model, formatter, state = model_io.load_model(str(teacher))
-    record = teacher_record(formatter.max_num_codes)
-
-    def asked(state):
-        made = teaching.Teacher("it", (model, formatter, state), coder.codes, formatter, record)
-        made.prepare()
-        return made.notes(formatter), made.answers(texts, languages)["written"]
-
-    written = [each.codes for each in coder.code(texts, languages)]
-    notes, found = asked({**state, "linear_share": None})
-    assert "it answers with the codes that it writes: it does not say how both" in notes[0]
-    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
-    monkeypatch.setattr(teaching.CodeTrie, "__init__", lambda *_: formatter.encode_code("no code of it"))
-    notes, found = asked(state)
-    assert "it answers with the codes that it writes: its codes do not fit its formatter" in notes[0]
-    assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
 
 
 def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
