@@ -310,7 +310,6 @@ def _answer_pieces(
     try:
         if on_cpu:
             torch.set_num_threads(1)  # the same to the last bit, whatever the number of processes
-        teacher.prepare()
         with done:
             forked.each(work)
     finally:

@@ -164,7 +164,7 @@ def greedy_sets(
             blocks, probs = sets_of(model, memory, padding, written, formatter, writing)
         else:
             blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-            probs = _of_sets(written.sequence_probs, writing)
+            probs = of_sets(written.sequence_probs, writing)
         if not model.target_mask:
             blocks = formatter.canonical_blocks(written.tokens)
     return blocks, written.block_probs, probs
@@ -204,10 +204,11 @@ def sets_of(
             found[rows] = set_probs(
                 model, memory[rows], None if padding is None else padding[rows], blocks[rows], writing
             )
-    return blocks, _of_sets(found, writing)
+    return blocks, of_sets(found, writing)
 
 
-def _of_sets(probs: Tensor, writing: Writing | None) -> Tensor:
+def of_sets(probs: Tensor, writing: Writing | None) -> Tensor:
+    """Probabilities of sets of codes [B] as they are fitted."""
     return probs if writing is None else writing.log_set(probs.double().log()).exp().to(probs)
 
 

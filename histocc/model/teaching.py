@@ -8,10 +8,8 @@ from torch import Tensor
 
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import model_io
-from histocc.model.code_trie import CodeTrie
-from histocc.model.confidence import Confidence
-from histocc.model.decoding import greedy_from_memory, sets_of, upcast_half
-from histocc.model.search import CodeSearch
+from histocc.model.confidence import Confidence, Writing
+from histocc.model.decoding import greedy_from_memory, of_sets, set_probs, sets_of, upcast_half
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating
 from histocc.text import UNKNOWN_LANGUAGE, encode
@@ -19,6 +17,7 @@ from histocc.text_rules import cleaner
 
 BATCH = 128  # texts at once
 MOST_LOGIT = 6e4  # that float16 holds
+LEAST_PROB = 1e-300  # whose logarithm is finite
 
 
 class Teacher:
@@ -26,8 +25,8 @@ class Teacher:
     a language that it does not know is `unk` to it.
 
     What it writes is what its decoder writes. Where that is one code, and its checkpoint says how much either
-    decoder counts (`linear_share`), it is the most probable one by both together, with the probability of
-    that and of no other code behind it: the linear decoder often knows better.
+    decoder counts (`linear_share`), it may be the linear decoder's most probable one instead, see `_by_both`:
+    that decoder often knows better.
 
     Args:
         name: of the model, for messages.
@@ -72,27 +71,16 @@ class Teacher:
         self.shared = torch.from_numpy(np.flatnonzero(numbers >= 0)).to(next(self.model.parameters()).device)
         self.numbers = numbers[numbers >= 0]  # of the student, of each shared output
         self._of_block: dict[tuple[int, ...], int] = {}
-        self.tree = self._tree()
-        self._search: CodeSearch | None = None
+        self.share: float = self.state.get("linear_share") or 0.0
+        self.blocks = self._blocks_of_key() if self.share else None
 
-    def _tree(self) -> CodeTrie | None:
-        """Of its codes; None where both decoders do not rank them together, or they do not fit its
-        formatter.
-        """
-        if not self.state.get("linear_share"):
-            return None
+    def _blocks_of_key(self) -> Tensor | None:
+        """The tokens of its codes, int64 [outputs, block size]; None where they do not fit its formatter."""
         try:
-            return CodeTrie(list(self.number_of), self.formatter)
+            blocks = np.stack([self.formatter.encode_code(code) for code in self.number_of])
         except ValueError:
             return None
-
-    def prepare(self) -> None:
-        """Computes what the answers to all texts have in common. Call it with the number of threads, and the
-        settings of the device, with which they are made: both decide the last bits.
-        """
-        if self.tree is not None:
-            share, ranking = self.state["linear_share"], Confidence.of(self.state).ranking
-            self._search = CodeSearch(self.model, self.tree, share, ranking)
+        return torch.from_numpy(blocks.astype(np.int64)).to(self.shared.device)
 
     def notes(self, formatter: BlockyFormatter) -> list[str]:
         """What is said of it before it is asked, a line each. formatter: of the student."""
@@ -103,10 +91,10 @@ class Teacher:
                 f" {len(self.number_of):,} ({', '.join(self.lacking[:5])}{' …' * (len(self.lacking) > 5)}),"
                 " which are left out of its answers"
             )
-        if self.tree is None:
+        if self.blocks is None:
             why = (
                 "its codes do not fit its formatter"
-                if self.state.get("linear_share")
+                if self.share
                 else "it does not say how both of its decoders rank codes together"
             )
             lines.append(f"  it answers with the codes that it writes: {why}")
@@ -121,7 +109,7 @@ class Teacher:
         self, texts: list[str], languages: list[str], check: Callable[[], None] = lambda: None
     ) -> np.ndarray:
         """`record`s [len(texts)], in order; without codes for a text of which the cleaning leaves nothing.
-        check: called between batches, may raise to stop. `prepare` comes first.
+        check: called between batches, may raise to stop.
         """
         found = np.zeros(len(texts), dtype=self.record)
         found["codes"], found["logits"], found["written"] = -1, -MOST_LOGIT, -1
@@ -147,9 +135,12 @@ class Teacher:
         with evaluating(model):
             memory, pooled = model.encode(ids, mask)
             padding = model.memory_padding_mask(mask)
-            logits = upcast_half(model.classify(pooled))[:, self.shared]
+            every = upcast_half(model.classify(pooled))
+            logits = every[:, self.shared]
             written = greedy_from_memory(model, memory, padding, **sizes, writing=writing)
             blocks, probs = sets_of(model, memory, padding, written, formatter, writing)
+            if self.blocks is not None:
+                blocks, probs = self._by_both(memory, padding, blocks, probs, every.log_softmax(1), writing)
         most = min(logits.shape[1], found.dtype["codes"].shape[0])
         top, at = logits.topk(most)
         found["logits"][rows[:, None], np.arange(most)] = top.clamp(-MOST_LOGIT, MOST_LOGIT).cpu().numpy()
@@ -162,14 +153,47 @@ class Teacher:
             found["written"][row, : len(kept)] = kept
             if len(kept) < len(codes):  # part of what it means cannot be said
                 found["prob"][row] = 0.0
-        single = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
-        if self._search is None or not len(single):
-            return
-        best, prob = (each[:, 0] for each in self._search.topk(ids[single], mask[single], 1))
-        prob = prob * written.end_probs[single].to(prob)  # of this code, and of no other behind it
-        numbers, of = np.array(list(self.number_of.values()))[best.cpu().numpy()], rows[single.cpu().numpy()]
-        found["written"][of, 0] = numbers
-        found["prob"][of] = np.where(numbers >= 0, prob.cpu().numpy(), 0.0)
+
+    def _by_both(
+        self,
+        memory: Tensor,
+        padding: Tensor | None,
+        blocks: Tensor,
+        probs: Tensor,
+        linear: Tensor,
+        writing: Writing | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What is written, `blocks` int64 [B, M, block size], and its probability, `probs` [B], where one
+        code is: that code, or the most probable one of the linear decoder, log-probabilities `linear` [B,
+        outputs], whichever both decoders together give more, and the geometric mean of their probabilities
+        (weighted by `linear_share`). Others stay as they are.
+        """
+        assert self.blocks is not None
+        rows = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
+        if not len(rows):
+            return blocks, probs
+        only = blocks[rows].amax(1)  # what is PAD is less than any token of a code
+        own = (only[:, None] == self.blocks).all(2)  # [R, outputs]
+        of_own = linear[rows].masked_fill(~own, -torch.inf).amax(1)  # −inf: a code that is none of its own
+        best, place = linear[rows].max(1)
+        others = blocks[rows].clone()
+        others[:, 0], others[:, 1:] = self.blocks[place], PAD_IDX
+        score = self._score(probs[rows], of_own)
+        found, differs = score.clone(), (others[:, 0] != only).any(1).nonzero()[:, 0]
+        if len(differs):
+            at = rows[differs]
+            seen = None if padding is None else padding[at]
+            likely = set_probs(self.model, memory[at], seen, others[differs], writing)
+            found[differs] = self._score(of_sets(likely, writing), best[differs])
+        better = found > score
+        blocks, probs = blocks.clone(), probs.clone()
+        blocks[rows] = torch.where(better[:, None, None], others, blocks[rows])
+        probs[rows] = torch.where(better, found, score).exp().to(probs)
+        return blocks, probs
+
+    def _score(self, written: Tensor, linear: Tensor) -> Tensor:
+        """Log-probability by both decoders, of a probability and a log-probability [R]."""
+        return (1 - self.share) * written.double().clamp(min=LEAST_PROB).log() + self.share * linear.double()
 
     def _number(self, block: tuple[int, ...]) -> int:
         """The student's number of a written code, −1 where it lacks it or it is none of the teacher's."""
