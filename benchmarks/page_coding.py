@@ -51,8 +51,8 @@ def products_words(parts: list[dict]) -> str:
         "A linear layer from float32 to float32 by several libraries: how many times as fast as in float32,"
         f" on {'one thread' if threads == 1 else f'{threads} threads'}, and the mean error as a share of the"
         " mean size of the right values. Weights are rounded beforehand, per output; activations on the way,"
-        " by ours and torchao per row. The other int8 ones round them per tensor: what a text gets then depends"
-        " on the texts beside it. `--int8` takes ours."
+        " by ours and torchao per row. The other int8 ones round them per tensor: what a text gets then"
+        " depends on the texts beside it. `--int8` takes ours."
     )
 
 
