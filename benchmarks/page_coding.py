@@ -104,7 +104,9 @@ def census(parts: list[dict]) -> str:
 
 
 def register_words(parts: list[dict]) -> str:
-    register = next(part["register"] for part in parts if part["register"])
+    register = next((part["register"] for part in parts if part["register"]), None)
+    if not register:
+        return ""
     return (
         f"A register of {register['rows']:,} rows, whose texts follow Zipf's law, was coded at size tiny in"
         f" {register['seconds'] / 60:.0f} minutes ({register['rows_per_sec']:,.0f} rows/s); killed twice on"
