@@ -7,18 +7,12 @@ DECODERS = {"greedy": "digit by digit", "flat": "linear decoder"}
 
 
 def formats_words(parts: list[dict]) -> str:
-    first = parts[0]
     return (
         "Distinct texts per second of one core by the number format in which a model codes, and the share of"
-        f" {first['rows']:,} register rows that get the codes of float32"
-        f"{_fewer(parts)}; the models were trained on such rows for some minutes. `predict --precision auto`"
-        " takes the fastest of these that keeps the codes of some texts of its input."
+        f" {parts[0]['rows']:,} register rows that get the codes of float32; the models were trained on such"
+        " rows for some minutes, but base for seconds, so that its codes are not worth comparing. `predict"
+        " --precision auto` takes the fastest of these that keeps the codes of some texts of its input."
     )
-
-
-def _fewer(parts: list[dict]) -> str:
-    others = sorted({part["rows"] for part in parts[1:]} - {parts[0]["rows"]})
-    return f" (base: of {', '.join(f'{rows:,}' for rows in others)})" if others else ""
 
 
 def formats(parts: list[dict]) -> str:
@@ -37,6 +31,9 @@ def formats(parts: list[dict]) -> str:
             + (f" ({each[form]['texts_per_sec'] / base:.2f} times)" if form != "float32" else "")
             for form in names
         ]
+        if size == "base":
+            lines.append(f"| {size}: {DECODERS[decoder]} | {' | '.join(rates)} | – | – |")
+            continue
         same = ", ".join(f"{100 * each[form]['same_rows']:.2f} %" for form in names[1:])
         apart = ", ".join(
             f"{each[form]['conf_mean']:.4f}, {each[form]['conf_most']:.2f}" for form in names[1:]
