@@ -88,9 +88,8 @@ def machine() -> dict:
                 cpu = value.strip()
             elif name.strip() == "flags":
                 flags = set(value.split())
-            elif (
-                name.strip() in ("cpu family", "model") and value.strip().isdecimal()
-            ):  # names may be those of several generations
+            # a model name may be that of several generations
+            elif name.strip() in ("cpu family", "model") and value.strip().isdecimal():
                 generation[name.strip().split()[-1]] = int(value)
     features = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "avx512_bf16": "bfloat16"}
     features["amx_tile"] = "AMX"

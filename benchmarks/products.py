@@ -15,6 +15,7 @@ Prints a table and one JSON line.
 """
 
 import argparse
+import copy
 import importlib.metadata
 import json
 import statistics
@@ -71,8 +72,7 @@ def torch_dynamic(engine: str) -> Callable[[nn.Linear], Product]:
 def torchao(layer: nn.Linear) -> Product:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-    made = nn.Sequential(nn.Linear(layer.in_features, layer.out_features))
-    made[0].load_state_dict(layer.state_dict())
+    made = nn.Sequential(copy.deepcopy(layer))
     quantize_(made, Int8DynamicActivationInt8WeightConfig())
     return made
 

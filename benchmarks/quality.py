@@ -254,9 +254,10 @@ class Run:
 
     def result(self, seed: int, fitted: float = 0.0) -> dict:
         """As `accuracy`, of the training that is in the folder. fitted: seconds of the fit of its n-grams."""
+        log = self.log()
         trained = fitted + sum(
             (int(row["samples"]) - before) / float(row["samples_per_sec"])
-            for row, before in zip(self.log(), [0, *(int(row["samples"]) for row in self.log())])
+            for row, before in zip(log, [0, *(int(row["samples"]) for row in log)])
             if row["samples_per_sec"]
         )
         reports = {part: self.evaluated(part) for part in self.data.files}
@@ -268,7 +269,7 @@ class Run:
                 decoders[name][part] = report["decoders"][name]["by_digits"][-1][over]["accuracy"][0]
         return {
             "seed": seed,
-            "steps": int(self.log()[-1]["step"]),
+            "steps": int(log[-1]["step"]),
             "seconds": trained,
             "fit_passes": self.passes,
             "texts": found["data"]["texts"],

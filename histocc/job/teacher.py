@@ -206,7 +206,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
     index, number = _share(world, pieces, askers)
     record, data = teacher_record(formatter.max_num_codes), questions.data
 
-    def load() -> Teacher:
+    def ask() -> dict | None:
         file = teacher_file(settings.teaching)
         loaded = model_io.load_model(file, world.device)
         if _digest(file) != digest:
@@ -214,10 +214,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
                 f"--teacher {settings.teaching.teacher}: on rank {world.rank} it is not what rank 0 has read,"
                 " or it has changed since: give every node the same file, of a run that has ended"
             )
-        return Teacher(file, loaded, data.codes, formatter, record)
-
-    def ask() -> dict | None:
-        teacher = load()
+        teacher = Teacher(file, loaded, data.codes, formatter, record)
         if world.is_main:
             size = model_io.size_name(teacher.state["config"])
             world.print(f"Teacher: {teacher.name} ({size}), asked for {len(questions):,} distinct texts")
@@ -225,7 +222,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
                 world.print(line)
         _answer_pieces(teacher, questions, pieces, range(index, _number_of(questions), number), world)
         lists = {name: getattr(teacher, name) for name in ("languages", "unknown", "lacking")}
-        del teacher
+        del loaded, teacher
         free_memory(world.device)
         return lists if world.is_main else None
 

@@ -133,26 +133,28 @@ class MultiheadAttention(nn.Module):
 
     def attend_to_self(self, x: Tensor, visible: Tensor | None) -> Tensor:
         """Of each position of x [B, T, H] to those of its row; visible: as for `attend`, None means causal
-        and nothing else → [B, T, H].
+        and nothing else, with fewer keys than T only where `packed_attention` applies → [B, T, H].
         """
         rows, length, _ = x.shape
-        looked_at = keys_looked_at(visible) if packed_attention.applies(x) else None
-        if looked_at is None or looked_at == length:
-            y = self.projected(x, ALL)
-            if not packed_attention.applies(y):
-                q, k, v = self._by_head(for_attention(y))
-                return self.attend(q, k, v, visible, causal=visible is None)
-            if visible is None:
-                visible = torch.ones(length, length, dtype=torch.bool).tril()
-            groups = [Group(rows, length, length, visible)]
-            mixed = packed_attention.self_attention(y.flatten(0, 1), groups, self.heads, self.own_dropout())
+        keys = length if visible is None else visible.shape[-1]
+        if keys < length:
+            q, y = self.projected(x, QUERY), self.projected(x[:, :keys], KEY_VALUE)
+            mixed = packed_attention.cross_attention(
+                q.flatten(0, 1),
+                y.flatten(0, 1),
+                [Group(rows, length, keys, visible)],
+                self.heads,
+                self.own_dropout(),
+            )
             return self.out_proj(mixed.view_as(x))
-        assert visible is not None
-        groups = [Group(rows, length, looked_at, visible[..., :looked_at])]
-        q, y = self.projected(x, QUERY), self.projected(x[:, :looked_at], KEY_VALUE)
-        mixed = packed_attention.cross_attention(
-            q.flatten(0, 1), y.flatten(0, 1), groups, self.heads, self.own_dropout()
-        )
+        y = self.projected(x, ALL)
+        if not packed_attention.applies(y):
+            q, k, v = self._by_head(for_attention(y))
+            return self.attend(q, k, v, visible, causal=visible is None)
+        if visible is None:
+            visible = torch.ones(length, length, dtype=torch.bool).tril()
+        groups = [Group(rows, length, length, visible)]
+        mixed = packed_attention.self_attention(y.flatten(0, 1), groups, self.heads, self.own_dropout())
         return self.out_proj(mixed.view_as(x))
 
     def attend_to_groups(
@@ -185,15 +187,6 @@ class MultiheadAttention(nn.Module):
 
     def own_dropout(self) -> float:
         return self.dropout if self.training else 0.0
-
-
-def keys_looked_at(visible: Tensor | None) -> int | None:
-    """How many of the first keys are looked at, for bool [..., keys] on a CPU: behind them is PAD alone. None
-    where it is not known.
-    """
-    if visible is None or visible.dtype != torch.bool or visible.device.type != "cpu":
-        return None
-    return int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
 
 
 QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
@@ -323,6 +316,9 @@ class TransformerDecoder(nn.Module):
         if target_padding_mask is not None:
             visible = self._visible_targets(target_padding_mask.bool())  # [B, 1, T, T]
         x, positions = self.positional_encoding(self.token_emb(target)), joined(memory)  # [B, T, H], [N, H]
+        if visible is not None and self.target_mask and packed_attention.applies(x):
+            looked_at = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
+            visible = visible[..., :looked_at]  # behind them is PAD alone: those keys are not computed
         shapes = [each.shape for each in memory]
         for layer in self.decoder.layers:
             x = layer(x, positions, shapes, visible, memory_visible)
