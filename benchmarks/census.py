@@ -8,9 +8,10 @@ million rows coded from end to end, killed twice on the way.
 
 Rates are those of `python -m histocc.predict` on distinct texts of the sample, with a model that was trained
 on the sample until it stops after a code: texts divided by the seconds of a run on all of them, less those of
-a run on a few (start, loading). "one core" is --processes 1 and one thread, "all cores" has no such flags.
-Hours are the distinct texts of the census divided by that rate, and all its rows by the rate at which rows
-whose codes are known already are read and written.
+a run on a few (start, loading); the median of --rounds, in which all cases take turns. "one core" is
+--processes 1 and one thread, "all cores" has no such flags. Hours are the distinct texts of the census
+divided by that rate, and all its rows by the rate at which rows whose codes are known already are read and
+written.
 
 The register has rows whose texts follow a Zipf law: the text of rank r occurs in proportion to 1 / r^s, at
 least once, with as many texts as --distinct says. s is that of the real rows where they are there. It is
@@ -28,6 +29,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -130,13 +132,17 @@ def rates(args: argparse.Namespace, folder: str, size: str, model: str) -> dict[
     texts = distinct_texts(FEW + number)
     write_texts(few, texts[:FEW])
     write_texts(many, texts)
-    found: dict[str, dict[str, float]] = {}
-    for name in args.formats:
-        flags = ["--decoder", args.decoder, "--precision", name]
-        found[name] = {}
-        for cores, more, threads in (("one core", ["--processes", "1"], 1), ("all cores", [], None)):
-            taken = [seconds(model, path, [*flags, *more], threads) for path in (few, many)]
-            found[name][cores] = number / (taken[1] - taken[0])
+    ways = {"one core": (["--processes", "1"], 1), "all cores": ([], None)}
+    taken: dict[tuple[str, str], list[float]] = {(name, cores): [] for name in args.formats for cores in ways}
+    for _ in range(args.rounds):
+        for name, cores in taken:
+            more, threads = ways[cores]
+            flags = ["--decoder", args.decoder, "--precision", name, *more]
+            start, whole = (seconds(model, path, flags, threads) for path in (few, many))
+            taken[name, cores].append(whole - start)
+    found: dict[str, dict[str, float]] = {name: {} for name in args.formats}
+    for (name, cores), each in taken.items():
+        found[name][cores] = number / statistics.median(each)
     return found
 
 
@@ -201,6 +207,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["float32", "int8"])
     parser.add_argument("--decoder", default="greedy", choices=("greedy", "flat"))
     parser.add_argument("--texts", type=int, default=16_384, help="of a measurement; of base an eighth")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--register", type=int, default=2_000_000, help="rows; 0: none")
     parser.add_argument("--distinct", type=float, default=0.38, help="share of the register's texts")
     args = parser.parse_args()
