@@ -115,7 +115,8 @@ def test_each_entry_has_its_message(tmp_path, entry, value, said):
     put(state, entry, value)
     torch.save(state, tmp_path / "last.bin")
     if said is None:
-        return codes(tmp_path / "last.bin")
+        codes(tmp_path / "last.bin")
+        return
     for read in (codes, lambda file: model_io.newest_good(str(file.parent))):
         with pytest.raises(UserError) as caught:
             read(tmp_path / "last.bin")

@@ -1,5 +1,6 @@
 """Learning rate of a step: linear warm-up, then linear decay."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,14 @@ class _LinearSchedule(torch.optim.lr_scheduler.LambdaLR):
     """Sets the rate of the step that it continues from: the optimizer's state holds that of the schedule
     before.
     """
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch:
+            super().step(epoch)
+            return
+        with warnings.catch_warnings():  # float16 often skips the first step of the optimizer
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            super().step(epoch)
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)

@@ -88,6 +88,12 @@ def test_too_many_in_a_row_end_the_run():
     assert train({1, 2, 4, 5, 7}, max_bad_steps=3)[2] is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_bad_first_step_gives_no_warning_of_torch():
+    rows, _, error = train({0})
+    assert error is None and [row["skipped_steps"] for row in rows] == [1, 0]
+
+
 def test_all_steps_of_a_row_bad():
     rows, _, error = train({0, 1, 2, 3})
     assert (
