@@ -375,3 +375,4 @@ def test_texts_of_any_rows(data):
     flat, offsets = data.train.texts(rows)
     assert ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])] == [ROWS[i][0] for i in rows]
     assert data.train.texts(rows[:0])[1].tolist() == [0]
+    assert data.train.strings(rows) == [ROWS[i][0] for i in rows] and data.train.strings(rows[:0]) == []

@@ -328,8 +328,7 @@ def data(tmp_path_factory) -> PreparedData:
 
 
 def texts_of(data: PreparedData) -> list[str]:
-    flat, offsets = data.train.texts(np.arange(len(data.train)))
-    return ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])]
+    return data.train.strings(np.arange(len(data.train)))
 
 
 def frequencies(data: PreparedData) -> tuple[Counter, int]:

@@ -170,10 +170,10 @@ def test_every_text_is_asked_once_and_none_that_is_validated_on(taught_run):
     assert "Unlabelled: 41 texts of 48 rows; left out: 5 repeated, 1 texts of labelled rows, 1 texts" in said
     assert "Note: languages that the teacher does not know, asked as unk: nl 1 texts" in said
     assert "1 × empty text" in said
-    texts = taught.texts_of(data.train, np.arange(len(data.train)))
+    texts = data.train.strings(np.arange(len(data.train)))
     assert texts[96:] == [f"farmer and weaver no {i}" for i in range(40)] + ["wine  merchant no 1"]
     assert data.languages[data.train.language[-1]] == "nl"
-    assert not set(taught.texts_of(data.val, np.arange(24))) & set(texts)
+    assert not set(data.val.strings(np.arange(24))) & set(texts)
     answers = data.train.teacher_of(np.arange(len(data.train)))
     assert answers["labelled"].tolist() == [True] * 96 + [False] * 41
     assert (data.train.codes[96:] == answers["written"][96:]).all()
@@ -185,7 +185,7 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
 
     data, coder = taught_data(taught_run[0]), Coder.load(str(teacher))
     rows = np.arange(len(data.train))
-    texts = taught.texts_of(data.train, rows)
+    texts = data.train.strings(rows)
     languages = [data.languages[number] for number in data.train.language]
     answers = data.train.teacher_of(rows)
     logits, share = coder.probabilities(texts, languages, logits=True), coder.linear_share

@@ -231,6 +231,12 @@ class RowSet:
         index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
         return self.chars[index], offsets
 
+    def strings(self, rows: np.ndarray) -> list[str]:
+        """Descriptions of `rows` (int64 [B])."""
+        chars, offsets = self.texts(rows)
+        joined, ends = chars.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"), offsets.tolist()
+        return [joined[start:end] for start, end in zip(ends, ends[1:])]
+
 
 @dataclass(frozen=True)
 class PreparedData:

@@ -28,13 +28,6 @@ _CHUNK = 1 << 16  # rows
 _SAME = ("key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv")
 
 
-def texts_of(rows: RowSet, numbers: np.ndarray) -> list[str]:
-    """The descriptions of rows `numbers`, int64 [B]."""
-    flat, offsets = rows.texts(numbers)
-    joined = flat.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
-    return [joined[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist())]
-
-
 @dataclass(frozen=True)
 class Questions:
     """The texts that a teacher is asked: each distinct text and language of the training rows, then those of
@@ -101,11 +94,11 @@ class Questions:
         numbers = np.arange(start, min(end, len(self)))
         own = labelled[numbers[numbers < len(labelled)]]
         others = self.added[0][numbers[numbers >= len(labelled)] - len(labelled)]
-        texts = texts_of(self.data.train, own)
+        texts = self.data.train.strings(own)
         languages = np.asarray(self.data.train.language)[own].tolist()
         if len(others) and self.unlabelled is not None:
             rows = self.unlabelled.train
-            texts += texts_of(rows, others)
+            texts += rows.strings(others)
             languages += self._of_unlabelled[np.asarray(rows.language)[others]].tolist()
         return texts, [self.languages[number] for number in languages]
 

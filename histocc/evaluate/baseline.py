@@ -98,9 +98,7 @@ def texts_of(rows: RowSet, languages: list[str] | None = None, index: np.ndarray
         index: int64 [B], which rows; None: all.
     """
     index = np.arange(len(rows)) if index is None else index
-    chars, offsets = rows.texts(index)
-    joined, ends = chars.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass"), offsets.tolist()
-    texts = [joined[start:end] for start, end in zip(ends, ends[1:])]
+    texts = rows.strings(index)
     if languages is None:
         return texts
     return [f"{languages[number]} {text}" for number, text in zip(rows.language[index].tolist(), texts)]
