@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--teacher-flags", default="", help="more of finetune.py for the teacher")
     parser.add_argument("--keep-teacher", default=None, metavar="FOLDER", help="leave it there")
     parser.add_argument("--sizes", nargs="+", default=["tiny", "ngrams"])
+    parser.add_argument("--without-alone", action="store_true", help="students with the teacher only")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--texts", type=int, default=40_000, help="unlabelled")
     parser.add_argument("--labelled", type=int, default=None, metavar="N", help="rows of the students")
@@ -165,8 +166,11 @@ def main() -> None:
                 shutil.copy(os.path.join(teacher, name), run.folder)
             table.add("teacher", run, [run.result(1)])
         taught = f"--teacher {shlex.quote(teacher)} --unlabelled {shlex.quote(texts)} {args.flags}"
+        kinds = {"alone": "", "with the teacher": taught}
+        if args.without_alone:
+            del kinds["alone"]
         for size in args.sizes:
-            for name, more in (("alone", ""), ("with the teacher", taught)):
+            for name, more in kinds.items():
                 args.size = size
                 run = Run(args, own, more, os.path.join(folder, f"{size}_{len(more)}"))
                 started = time.perf_counter()

@@ -2,6 +2,7 @@
 on any number of processes, resumed to the bit, and clear about what does not fit.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -152,6 +153,29 @@ def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher
     assert [[coder.codes[i] for i in row if i >= 0] for row in found] == written
 
 
+def test_a_teacher_is_not_believed_where_it_writes_more_codes_than_its_rows_had(teacher, files):
+    model, formatter, state = model_io.load_model(str(teacher))
+    record = teacher_record(formatter.max_num_codes)
+    with open(files[0], encoding="utf-8", newline="") as file:
+        texts = [row["occ1"] for row in csv.DictReader(file)]
+
+    def asked(**limits):
+        limited = {**state, "thresholds": {"default": 0.5, "by_language": {}, "source": "usual", **limits}}
+        made = teaching.Teacher("it", (model, formatter, limited), state["key"], formatter, record)
+        return made.answers(texts, ["en"] * len(texts))
+
+    free = asked()
+    number = (free["written"] >= 0).sum(1)
+    assert (number == 1).any() and (number > 1).any()
+    limited, one = asked(at_most=1), asked(at_most=1, at_least_one=True)
+    written = (limited["written"] >= 0).sum(1)
+    assert (written <= 1).all() and not written[number > 1].any() and not limited["prob"][number > 1].any()
+    alike = (free["prob"] > 0) & (number == 1)
+    assert alike.any() and (limited[alike] == free[alike]).all() and (one[alike] == free[alike]).all()
+    assert ((one["written"] >= 0).sum(1) == 1).all() and (0 < one["prob"]).all() and (one["prob"] < 1).all()
+    assert (one["written"] == one["codes"][:, :1])[number > 1, 0].all()  # the linear decoder's best
+
+
 @pytest.fixture(scope="module")
 def taught_run(files, teacher, tmp_path_factory):
     """A student's run, and what it said."""
@@ -189,6 +213,7 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
     languages = [data.languages[number] for number in data.train.language]
     answers = data.train.teacher_of(rows)
     logits, share = coder.probabilities(texts, languages, logits=True), coder.linear_share
+    most = coder.thresholds.at_most
     linear = torch.from_numpy(logits).double().softmax(1).numpy()
     number, other = {code: i for i, code in enumerate(coder.codes)}, 0
     for answer, one, row in zip(answers, coder.code(texts, languages), linear, strict=True):
@@ -200,7 +225,7 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
                 assert answer["prob"] > sure - 1e-6
                 other += 1
                 continue
-        known = [code for code in codes if code in data.codes]
+        known = [code for code in codes if code in data.codes] if len(codes) <= most else []
         assert [data.codes[i] for i in answer["written"] if i >= 0] == known
         assert answer["prob"] == pytest.approx(sure if known == codes else 0.0, rel=1e-4, abs=1e-6)
     assert other and share

@@ -37,7 +37,7 @@ from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
 from histocc.trainer.memory_limits import free_memory
 
-FORMAT = 2  # of the answers
+FORMAT = 3  # of the answers
 PIECE = 2048  # texts
 _LEFTOVER = re.compile(r"\.seen-[0-9a-f]{16}|\.?\d{7}\.tmp\w*")
 
@@ -406,7 +406,8 @@ def _lines(said: dict) -> list[str]:
         )
     if said["without_code"]:
         lines.append(
-            f"Note: to {said['without_code']:,} texts the teacher writes no code that the student has"
+            f"Note: to {said['without_code']:,} texts the teacher writes no code that the student has, or"
+            " more codes than its own rows had"
         )
     if said["unanswered"]:
         lines.append(

@@ -10,6 +10,7 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import model_io
 from histocc.model.confidence import Confidence, Writing
 from histocc.model.decoding import greedy_from_memory, of_sets, set_probs, sets_of, upcast_half
+from histocc.model.thresholds import Thresholds
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating
 from histocc.text import UNKNOWN_LANGUAGE, encode
@@ -26,7 +27,8 @@ class Teacher:
 
     What it writes is what its decoder writes. Where that is one code, and its checkpoint says how much either
     decoder counts (`linear_share`), it may be the linear decoder's most probable one instead, see `_by_both`:
-    that decoder often knows better.
+    that decoder often knows better. No row that it was trained on had more codes than its checkpoint says
+    (`at_most`), so where it writes more it is wrong: these do not count.
 
     Args:
         name: of the model, for messages.
@@ -72,6 +74,9 @@ class Teacher:
         self.numbers = numbers[numbers >= 0]  # of the student, of each shared output
         self._of_block: dict[tuple[int, ...], int] = {}
         self.share: float = self.state.get("linear_share") or 0.0
+        thresholds = Thresholds.of(self.state)
+        self.most = thresholds.at_most or self.formatter.max_num_codes
+        self.one_code = thresholds.at_least_one and self.most == 1  # so had every row that it was trained on
         self.blocks = self._blocks_of_key() if self.share else None
 
     def _blocks_of_key(self) -> Tensor | None:
@@ -150,6 +155,8 @@ class Teacher:
         for row, each in zip(rows.tolist(), blocks.tolist()):
             codes = [self._number(tuple(block)) for block in each if any(t != PAD_IDX for t in block)]
             kept = list(dict.fromkeys(code for code in codes if code >= 0))[:room]
+            if len(codes) > self.most:
+                kept = []
             found["written"][row, : len(kept)] = kept
             if len(kept) < len(codes):  # part of what it means cannot be said
                 found["prob"][row] = 0.0
@@ -166,20 +173,22 @@ class Teacher:
         """What is written, `blocks` int64 [B, M, block size], and its probability, `probs` [B], where one
         code is: that code, or the most probable one of the linear decoder, log-probabilities `linear` [B,
         outputs], whichever both decoders together give more, and the geometric mean of their probabilities
-        (weighted by `linear_share`). Others stay as they are.
+        (weighted by `linear_share`). Others stay as they are; but where rows have one code (`one_code`),
+        that of the linear decoder takes the place of none or several.
         """
         assert self.blocks is not None
-        rows = ((blocks != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
+        single = (blocks != PAD_IDX).any(-1).sum(1) == 1
+        rows = (single | self.one_code).nonzero()[:, 0]
         if not len(rows):
             return blocks, probs
-        only = blocks[rows].amax(1)  # what is PAD is less than any token of a code
-        own = (only[:, None] == self.blocks).all(2)  # [R, outputs]
+        single, only = single[rows], blocks[rows].amax(1)  # what is PAD is less than any token of a code
+        own = (only[:, None] == self.blocks).all(2) & single[:, None]  # [R, outputs]
         of_own = linear[rows].masked_fill(~own, -torch.inf).amax(1)  # −inf: a code that is none of its own
         best, place = linear[rows].max(1)
         others = blocks[rows].clone()
         others[:, 0], others[:, 1:] = self.blocks[place], PAD_IDX
         score = self._score(probs[rows], of_own)
-        found, differs = score.clone(), (others[:, 0] != only).any(1).nonzero()[:, 0]
+        found, differs = score.clone(), ((others[:, 0] != only).any(1) | ~single).nonzero()[:, 0]
         if len(differs):
             at = rows[differs]
             seen = None if padding is None else padding[at]
