@@ -56,6 +56,7 @@ LONG = {
     "census": ("census.py", ""),
     "census base": ("census.py", "--sizes base --register 0"),
     "students": ("students.py", ""),
+    "students with fewer labels": ("students.py", "--labelled 1000 --sizes tiny"),
     "links small": ("links.py", "--sizes small --forecast"),
     "links base": (
         "links.py",
