@@ -44,6 +44,7 @@ import numpy as np
 from quality import REAL
 from search import train
 
+from histocc.data.tables import CHUNK
 from histocc.runtime.forked import usable_cores
 from histocc.sample.generate import rows
 
@@ -128,21 +129,24 @@ def seconds(model: str, source: str, flags: list[str], threads: int | None) -> f
 def rates(args: argparse.Namespace, folder: str, size: str, model: str) -> dict[str, dict[str, float]]:
     """Number format → "one core", "all cores" → distinct texts per second."""
     number = args.texts if size != "base" else max(1024, args.texts // 8)
-    few, many = os.path.join(folder, "few.csv"), os.path.join(folder, "many.csv")
-    texts = distinct_texts(FEW + number)
+    few, many = os.path.join(folder, "few.csv"), os.path.join(folder, "many")
+    # a process takes CHUNK rows at once: with fewer, some would have none
+    numbers = {"one core": number, "all cores": max(number, CHUNK * usable_cores() - FEW)}
+    texts = distinct_texts(FEW + max(numbers.values()))
     write_texts(few, texts[:FEW])
-    write_texts(many, texts)
+    for cores, each in numbers.items():
+        write_texts(f"{many} {cores}.csv", texts[: FEW + each])
     ways = {"one core": (["--processes", "1"], 1), "all cores": ([], None)}
     taken: dict[tuple[str, str], list[float]] = {(name, cores): [] for name in args.formats for cores in ways}
     for _ in range(args.rounds):
         for name, cores in taken:
             more, threads = ways[cores]
             flags = ["--decoder", args.decoder, "--precision", name, *more]
-            start, whole = (seconds(model, path, flags, threads) for path in (few, many))
+            start, whole = (seconds(model, path, flags, threads) for path in (few, f"{many} {cores}.csv"))
             taken[name, cores].append(whole - start)
     found: dict[str, dict[str, float]] = {name: {} for name in args.formats}
-    for (name, cores), each in taken.items():
-        found[name][cores] = number / statistics.median(each)
+    for (name, cores), times in taken.items():
+        found[name][cores] = numbers[cores] / statistics.median(times)
     return found
 
 
@@ -206,7 +210,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["tiny", "small"], choices=STEPS)
     parser.add_argument("--formats", nargs="+", default=["float32", "int8"])
     parser.add_argument("--decoder", default="greedy", choices=("greedy", "flat"))
-    parser.add_argument("--texts", type=int, default=16_384, help="of a measurement; of base an eighth")
+    parser.add_argument(
+        "--texts", type=int, default=16_384, help="of a measurement; of base an eighth on one core"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--register", type=int, default=2_000_000, help="rows; 0: none")
     parser.add_argument("--distinct", type=float, default=0.38, help="share of the register's texts")
