@@ -38,7 +38,7 @@ second, coding in distinct texts per second, from text to codes.
 {ratios}
 
 {shares} Both models give losses that differ by {difference:.0e} on the same rows, and the same codes in
-{same:.0f} % of the texts in float32.
+{same:.0f} % of the texts in float32.{note}
 
 ## By length of the text
 
@@ -116,6 +116,7 @@ def write(found: dict, folder: Path) -> None:
         shares=shares([found["small"], found["base"]]),
         difference=max(found[name]["loss difference"] for name in ("small", "base")),
         same=100 * min(found[name]["decode"]["same codes float32"] for name in ("small", "base")),
+        note="".join(found[name].get("note", "") for name in ("small", "base")),
         length=length_words(found["length"]),
         batch=batch_words(found["batch"]),
         processes=processes_words(found["processes"]),
