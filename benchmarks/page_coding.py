@@ -80,7 +80,7 @@ def census_words(parts: list[dict]) -> str:
         " rates of `python -m histocc.predict` on distinct texts, for several shares of distinct texts among"
         f" the rows: equal texts are coded once, and rows whose text is known are read and written at"
         f" {known:,.0f} rows/s. One core is `--processes 1` with one thread; all cores, the default, does"
-        f" {min(gains):.2f} to {max(gains):.2f} times as much on {part['cores']}."
+        f" {min(gains):.2f} to {max(gains):.2f} times as much on its {part['cores']} cores."
     )
 
 
@@ -106,7 +106,7 @@ def register_words(parts: list[dict]) -> str:
         return ""
     return (
         f"A register of {register['rows']:,} rows, whose texts follow Zipf's law, was coded at size tiny in"
-        f" {register['seconds'] / 60:.0f} minutes ({register['rows_per_sec']:,.0f} rows/s); killed twice on"
+        f" {register['seconds']:,.0f} s ({register['rows_per_sec']:,.0f} rows/s); killed twice on"
         f" the way and given again, the command resumed {register['resumed']} times, and its output was"
         f" {'the same to the byte' if register['equal'] else 'another one'}."
     )
