@@ -292,6 +292,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.full
 def test_answers_are_the_same_however_many_make_them(files, teacher, tmp_path):
     """In nine pieces: by one process, by three forked ones of one with three threads, and by those of two
     ranks with two threads each.
