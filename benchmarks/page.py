@@ -70,10 +70,8 @@ LONGER = {
     "Products in int8": (("products",), ("products_words", "products")),
     "Number formats on CPUs": (("formats", "formats base"), ("formats_words", "formats")),
     "A census": (("census", "census base?"), ("census_words", "census", "register_words")),
-    "Students of a larger model": (
-        ("students", "students with fewer labels?"),
-        ("students_words", "students", "fewer_labels"),
-    ),
+    "Students of a larger model": (("students",), ("students_words", "students")),
+    "Students with fewer labels": (("students with fewer labels",), ("fewer_labels_words", "students")),
     "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
     "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
     "On unequal processes": (("shares",), ("shares_words",)),

@@ -125,29 +125,22 @@ def students_words(parts: list[dict]) -> str:
     )
 
 
-def students(parts: list[dict]) -> str:
-    return students_table(parts[0])
-
-
-def fewer_labels(parts: list[dict]) -> str:
-    """Words and table of students that have fewer labelled rows than their teacher."""
-    if len(parts) < 2:
-        return ""
-    part = parts[1]
-    words = (
-        f"The same with {part['labelled']:,} labelled rows for the students, alone or with the teacher, which"
+def fewer_labels_words(parts: list[dict]) -> str:
+    """What stands above the table of students that have fewer labelled rows than their teacher."""
+    part = parts[0]
+    return (
+        f"As above, with {part['labelled']:,} labelled rows for the students, alone or with the teacher, which"
         f" has learned from all of them, in {60 * part['minutes']:.0f} seconds; the texts of the other rows"
         " are among the unlabelled ones, as the texts of a register of which a part was coded by hand."
     )
-    return f"{words}\n\n{students_table(part)}"
 
 
-def students_table(part: dict) -> str:
-    """A model, what each decoder gets right, and how fast it codes."""
+def students(parts: list[dict]) -> str:
+    """The table: a model, what each decoder gets right, and how fast it codes."""
     decoders = {"seq2seq": "writing decoder", "linear": "linear decoder", "both": "both"}
     heads = ["", "seconds", *decoders.values(), "texts/s, linear", "texts/s, digit by digit"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for each in part["found"]:
+    for each in parts[0]["found"]:
         cells = [
             spread([100 * result[name]["all"] for result in each["results"]])
             if name in each["results"][0]
