@@ -166,9 +166,7 @@ def main() -> None:
                 shutil.copy(os.path.join(teacher, name), run.folder)
             table.add("teacher", run, [run.result(1)])
         taught = f"--teacher {shlex.quote(teacher)} --unlabelled {shlex.quote(texts)} {args.flags}"
-        kinds = {"alone": "", "with the teacher": taught}
-        if args.without_alone:
-            del kinds["alone"]
+        kinds = ({} if args.without_alone else {"alone": ""}) | {"with the teacher": taught}
         for size in args.sizes:
             for name, more in kinds.items():
                 args.size = size
