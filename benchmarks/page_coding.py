@@ -131,8 +131,8 @@ def fewer_labels_words(parts: list[dict]) -> str:
     return (
         f"As above, with {part['labelled']:,} labelled rows for the students, alone or with the teacher,"
         f" which has learned from all of them, planned for {60 * part['minutes']:.0f} seconds; the texts of"
-        " the other rows are among the unlabelled ones, as the texts of a register of which a part was coded by"
-        f" hand.{part.get('note', '')}"
+        " the other rows are among the unlabelled ones, as the texts of a register of which a part was coded"
+        f" by hand.{part.get('note', '')}"
     )
 
 
