@@ -164,8 +164,7 @@ def _read(path: str) -> tuple[dict[str, Any], bool]:
         if len(plain) > LARGEST:
             raise UserError(f"{path}: is larger than {LARGEST:,} bytes; is this a file of arguments?")
         if path.endswith((".yaml", ".yml")):
-            shown = _as_toml(plain.decode(errors="replace"))
-            raise UserError(f"{path}: the file must be TOML, not YAML{shown}")
+            raise UserError(f"{path}: must be TOML, not YAML (docs/training.md shows such a file)")
         if kind == "TOML":
             return tomllib.loads(plain.decode()), False
         content: Any = json.loads(plain, object_pairs_hook=_without_repeats)
@@ -196,38 +195,3 @@ def _without_repeats(pairs: list[tuple[Any, ...]]) -> dict[str, Any]:
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{name!r:.200} is there twice")
     return found
-
-
-def _as_toml(text: str) -> str:
-    """What a YAML file of names and values would be as TOML, as part of a message; "" where it holds more
-    than that.
-    """
-    values: dict[str, str | list[str]] = {}
-    last = None
-    for line in text.splitlines():
-        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
-        pair, item = re.fullmatch(r"([\w-]+):\s*(.*)", line), re.fullmatch(r"\s*-\s+(.*)", line)
-        if pair:
-            last = pair[1]
-            values[last] = pair[2]
-        elif item and last is not None and (values[last] == "" or isinstance(values[last], list)):
-            values[last] = [*values[last], item[1]]  # "" is empty, too
-        elif line and line != "---":
-            return ""
-    lines = [
-        f"{name} = {_toml_value(value)}" for name, value in values.items() if value not in ("", "null", "~")
-    ]
-    shown = "\n".join(lines)
-    return f". As TOML, in a file that ends with .toml:\n\n{shown}" if lines and len(shown) < 10_000 else ""
-
-
-def _toml_value(value: str | list[str]) -> str:
-    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
-        value = [part.strip() for part in value[1:-1].split(",") if part.strip()]
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if value.lower() in ("true", "false", "yes", "no", "on", "off"):
-        return str(value.lower() in ("true", "yes", "on")).lower()
-    if re.fullmatch(r"[-+]?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", value):
-        return value
-    return json.dumps(value.strip("'\""), ensure_ascii=False)
