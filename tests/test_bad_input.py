@@ -324,6 +324,21 @@ def test_a_flag_that_is_nearly_right_is_named():
     )
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--learning-rat", "1"],
+        ["--batch-size", "0"],
+        ["--num-epochs", "1.5"],
+        ["--formatter", "x"],
+        ["--seed"],
+    ],
+)
+def test_a_wrong_flag_or_value_names_the_help(flags):
+    code, output = run_inside(finetune.main, "--dataset", "x.csv", *flags)
+    assert code == 2 and flags[0] in output and "finetune.py --help lists the flags" in output
+
+
 def test_a_python_without_torch_says_where_it_may_be():
     hidden = (
         "import importlib.util as u; found = u.find_spec; u.find_spec = lambda name, *more: None if name =="

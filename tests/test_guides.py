@@ -5,6 +5,7 @@ Those of one process that end soon are run always; `--guides` runs all of them, 
 which they stand. Links lead somewhere, and every flag of every command is on a page.
 """
 
+import ast
 import functools
 import os
 import re
@@ -244,6 +245,28 @@ def test_a_page_has_one_table_at_most(page):
         assert max(len(re.findall(r"^\|[-:| ]+\|$", part, re.M)) for part in parts) == 1
         return
     assert len(re.findall(r"^\|[-:| ]+\|$", text_of(page), re.M)) <= 1
+
+
+def marks_of(test: str) -> list[str]:
+    """The marks on a test (file::function) and on its class; raises where there is no such test."""
+    file, name = test.split("::")
+    tree = ast.parse((REPO / "tests" / file).read_text(encoding="utf-8"))
+    for holder in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+        for node in holder.body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                both = [*node.decorator_list, *getattr(holder, "decorator_list", [])]
+                return [ast.unparse(each) for each in both]
+    raise AssertionError(f"{test}: there is no such test")
+
+
+def test_every_promise_has_its_tests():
+    """Those of docs/architecture.md, by the table of tests/README.md; the first of two is run by default."""
+    promises = re.findall(r"^- \*\*([^*]+)\*\*:", text_of("docs/architecture.md"), re.M)
+    rows = re.findall(r"^\| ([\w -]+) \| `([\w/.:]+)` \| `([\w/.:]+)` \|$", text_of("tests/README.md"), re.M)
+    assert len(promises) > 20 and sorted(promises) == sorted(name for name, _, _ in rows)
+    for _, default, full in rows:
+        assert default != full and "pytest.mark.full" not in marks_of(default), default
+        marks_of(full)
 
 
 @pytest.mark.slow

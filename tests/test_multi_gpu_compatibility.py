@@ -45,65 +45,60 @@ from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
 # Flags that users have in their scripts, and what they get without them.
-FINETUNE_DEFAULTS = {
-    "save_path": "./Finetuned/",
-    "save_interval": 1000,
-    "input_col": "occ1",
-    "target_cols": None,
-    "language": "unk",
-    "language_col": None,
-    "distributed": False,
-    "local_rank": None,
-    "world_size": None,
-    "block_size": 5,
-    "share_val": 0.1,
-    "use_within_block_sep": False,
-    "drop_bad_labels": False,
-    "allow_codes_shorter_than_block_size": False,
+SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_sep drop_bad_labels
+    allow_codes_shorter_than_block_size prepare_only include_descriptions pin_memory persistent_workers
+    distributed only_encoder freeze_encoder use_amp fp16 no_fp16 bf16 float64 compile eval_only dry_run"""
+NOT_GIVEN = """wandb_project_name target_cols language_col key fn_word_freq all_codes_file all_codes_col
+    descriptions_file descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor
+    local_rank world_size learning_rate warmup_steps initial_checkpoint model_size decoder_dim_feedforward
+    global_batch_size max_steps schedule_steps config"""
+BOTH_DEFAULTS = {
+    **dict.fromkeys(SWITCHES.split(), False),
+    **dict.fromkeys(NOT_GIVEN.split()),
     "log_interval": 100,
     "eval_interval": 1000,
-    "log_wandb": False,
-    "num_epochs": 5,
-    "batch_size": 128,
+    "keep_checkpoints": 3,
+    "input_col": "occ1",
+    "language": "unk",
+    "block_size": 5,
+    "description_prob": 0.5,
+    "description_template": "{occ} [DESC: {desc}]",
     "num_workers": 0,
-    "prefetch_factor": None,
-    "pin_memory": False,
-    "persistent_workers": False,
-    "learning_rate": None,
-    "seq2seq_weight": 0.1,
+    "timeout_minutes": 30.0,
     "warmup_pct": 0.05,
-    "initial_checkpoint": None,
-    "only_encoder": False,
-    "freeze_encoder": False,
-    "use_amp": False,
-    "prepare_only": False,
-    "all_codes_file": None,
-    "all_codes_col": None,
-    "formatter": "gpf",
-}
-TRAIN_MIXER_DEFAULTS = {
-    "save_interval": 5000,
-    "initial_checkpoint": None,
-    "only_encoder": False,
-    "target_col_naming": "hisco",
-    "num_epochs": 50,
-    "batch_size": 512,
-    "num_workers": 0,
-    "pin_memory": False,
-    "learning_rate": None,
-    "warmup_pct": 0.05,
-    "decoder_dim_feedforward": None,
-    "seq2seq_weight": 0.5,
-    "formatter": "hisco",
-    "fn_word_freq": None,
-    "key": None,
+    "lr_scaling": "none",
     "dropout": 0.0,
     "encoder_dropout": 0.1,
     "max_len": 128,
     "num_transformations": 3,
     "augmentation_prob": 0.3,
     "unk_lang_prob": 0.25,
+    "accumulate_steps": 1,
+    "parallel": "ddp",
+    "device": "auto",
+    "seed": 42,
 }
+FINETUNE_DEFAULTS = BOTH_DEFAULTS | {
+    "save_path": "./Finetuned/",
+    "save_interval": 1000,
+    "share_val": 0.1,
+    "num_epochs": 5,
+    "batch_size": 128,
+    "seq2seq_weight": 0.1,
+    "formatter": "gpf",
+}
+TRAIN_MIXER_DEFAULTS = BOTH_DEFAULTS | {
+    "save_interval": 5000,
+    "target_col_naming": "hisco",
+    "num_epochs": 50,
+    "batch_size": 512,
+    "seq2seq_weight": 0.5,
+    "formatter": "hisco",
+}
+SCRIPTS = (
+    (finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),
+    (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"], TRAIN_MIXER_DEFAULTS),
+)
 
 
 def slow(test):
@@ -122,21 +117,40 @@ def free_port() -> int:
 
 
 def test_flags_keep_their_names_and_defaults():
-    for script, required, expected in (
-        (finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),
-        (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"], TRAIN_MIXER_DEFAULTS),
-    ):
+    for script, required, expected in SCRIPTS:
         args = vars(script.get_args_parser().parse_args(required))
         assert {name: args[name] for name in expected} == expected
+
+
+def test_every_flag_takes_hyphens_or_underscores():
+    for script, required, _ in SCRIPTS:
+        parser = script.get_args_parser()
+        for action in parser._actions:
+            if action.dest in ("help", "version"):
+                continue
+            value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else ["7"]
+            if action.dest == "config":
+                value = [str(REPO / "configs" / "debug.toml")]
+            for flag in action.option_strings:
+                assert flag in parser.format_help() and action.help
+                spelled = "--" + flag[2:].replace("-", "_")
+                ways = [[flag, *value], [spelled, *value], *([[f"{spelled}={value[0]}"]] if value else [])]
+                first, *others = (vars(parser.parse_args([*required, *way])) for way in ways)
+                assert all(other == first for other in others) and first[action.dest] != action.default
+
+
+def test_values_keep_their_underscores_and_signs():
+    for script, required, _ in SCRIPTS:
+        given = ["--save_path=my_out/_x", "--target_cols", "hisco_1", "hisco_2", "--missing_code", "-1"]
+        args = script.get_args_parser().parse_args([*required, *given])
+        assert (args.save_path, args.target_cols) == ("my_out/_x", ["hisco_1", "hisco_2"])
+        assert args.missing_code == "-1"
 
 
 def test_training_from_weights_keeps_its_learning_rate():
     """Without the flag; a model from scratch needs a higher one."""
     first = {"model": {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}}
-    for script, required in (
-        (finetune, ["--dataset", "x"]),
-        (train_mixer, ["--train-data", "x", "--val-data", "y", "--save-dir", "z"]),
-    ):
+    for script, required, _ in SCRIPTS:
         for weights, flags, expected in (
             (first, [], 2e-5),
             (first, ["--only-encoder"], 2e-5),
