@@ -246,7 +246,6 @@ def train(
     seed: int | None = None,
     stop: StopPoll | None = None,
     max_bad_steps: int = 20,
-    check_interval: int | None = None,
     precision: Precision | None = None,
     distributed: bool = False,
     is_main_process: bool = True,
@@ -271,7 +270,7 @@ def train(
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
     steps = Steps(total_steps, current_step, stop_step, steps_per_epoch)
     epochs = checkpoint.EPOCH if save_each_epoch else ""
-    intervals = Intervals(log_interval, eval_interval, save_interval, check_interval, epochs)
+    intervals = Intervals(log_interval, eval_interval, save_interval, epochs)
     callbacks = Callbacks(save, log if is_main_process else None, step_done, stop)
     return loop.train(run, loaders, steps, intervals, callbacks, position)
 

@@ -266,14 +266,6 @@ def add_training_arguments(
         help="steps in a row without a finite gradient after which the run ends; such steps change nothing",
         resumable=True,
     )
-    group.add_argument(
-        "--check-replicas-every",
-        type=count_or_zero,
-        default=1000,
-        metavar="STEPS",
-        help="compare the weights of all processes so often; 0: never",
-        resumable=True,
-    )
     group.add_argument("--weight-decay", type=float, default=0.01, help="AdamW's weight decay")
     group.add_argument("--seed", type=int, default=42, help="seed of weights, order, noise and dropout")
     group.add_argument(

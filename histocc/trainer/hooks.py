@@ -39,16 +39,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Optimizer steps between rows of the log, validations, checkpoints, and comparisons of the replicas'
-    weights; None: never. epochs: name of a checkpoint of each epoch, {} for its number; "": none.
-    mean_between_failures: seconds, of the whole job; with it, what a checkpoint costs decides how often there
-    is one, and not `save`.
+    """Optimizer steps between rows of the log, validations and checkpoints; None: never. epochs: name of a
+    checkpoint of each epoch, {} for its number; "": none. mean_between_failures: seconds, of the whole job;
+    with it, what a checkpoint costs decides how often there is one, and not `save`.
     """
 
     log: int | None = 100
     validate: int | None = None
     save: int | None = None
-    check_replicas: int | None = None
     epochs: str = ""
     mean_between_failures: float | None = None
 
@@ -133,7 +131,6 @@ class StepHooks:
 
     Args:
         evaluate: what a validation gives, over all ranks; None where there is nothing to validate on.
-        checksum: a number of the weights of this rank, which all ranks share.
         position: that of an earlier run, from its checkpoint: the lowest validation loss, steps without a
             finite gradient, validations without a finite loss, and the step of the last one with one.
 
@@ -150,14 +147,13 @@ class StepHooks:
         callbacks: Callbacks = Callbacks(),
         *,
         evaluate: Callable[[], dict[str, Any] | None] | None = None,
-        checksum: Callable[[], int] | None = None,
         position: dict[str, Any] | None = None,
     ):
         position = position or {}
         self.world, self.meter = world, meter
         self.groups = meter.ranks_of_group is not None
         self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
-        self.evaluate, self.checksum = evaluate, checksum
+        self.evaluate = evaluate
         mean = intervals.mean_between_failures
         self.saves = AutoInterval(mean, steps.start, callbacks.save) if mean else None
         self.best_val_loss = self.best_before = position.get("best_val_loss")
@@ -177,8 +173,6 @@ class StepHooks:
         self.unfinished = None
         if self.saves is not None:
             self.saves.stepped(step - self.before)
-        if self.checksum is not None and self._due(step, self.intervals.check_replicas):
-            self._check_replicas(step)
         last, val_loss = step == self.steps.last, math.nan
         names = [checkpoint.name_of_step(step)] if self._save_due(step) else []
         if self.intervals.epochs and self._due(step, self.steps.per_epoch):
@@ -294,20 +288,6 @@ class StepHooks:
             "not help, look for damaged rows in "
             "the data, or weights in --initial-checkpoint."
         )
-
-    def _check_replicas(self, step: int) -> None:
-        """All ranks take the same steps from the same weights, so these are equal to the bit. Raises
-        TrainingError.
-        """
-        assert self.checksum is not None
-        others = self.world.differing(self.checksum())
-        if others:
-            raise TrainingError(
-                f"step {step:,}: the weights of rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
-                " are no longer those of rank 0. A device or its memory is damaged, something changed"
-                " weights on one process alone, or a weight takes no part in the loss, so that DDP does not"
-                " add its gradients up. The last checkpoint is that of rank 0."
-            )
 
     def count_bad_steps(self, bad: Tensor, most: int, step: int, together: bool = True) -> None:
         """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks

@@ -19,7 +19,6 @@ from histocc.runtime.parallel import (
     StragglerTimer,
     evaluating,
     full_tensor,
-    is_sharded,
     is_wrapped,
     unwrap,
     whole_weights,
@@ -90,7 +89,6 @@ def train(
         intervals,
         callbacks,
         evaluate=validate if loaders.get("val") is not None else None,
-        checksum=None if is_sharded(run.model) else lambda: checksum(unwrap(run.model)),
         position=position,
     )
     if position.get("unfinished"):
@@ -216,16 +214,6 @@ def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict
             raise
         stop.agreed = True  # nobody else has to
         return None
-
-
-def checksum(model: nn.Module) -> int:
-    """A number that any changed bit of the weights changes, but for rare accidents."""
-    whole = {4: torch.int32, 8: torch.int64, 2: torch.int16}
-    sums = [
-        p.detach().contiguous().view(whole[p.element_size()]).sum(dtype=torch.int64)
-        for p in model.parameters()
-    ]
-    return hash(tuple(torch.stack(sums).tolist()))
 
 
 def optimizer_step(run: Run, is_empty: bool = False) -> tuple[Tensor, Tensor, Tensor]:

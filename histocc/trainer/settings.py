@@ -48,14 +48,13 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class IntervalSettings:
-    """Optimizer steps between rows of the log, validations, checkpoints (or "auto", with hours from
-    failure to failure) and comparisons of the replicas.
+    """Optimizer steps between rows of the log, validations and checkpoints (or "auto", with hours from
+    failure to failure).
     """
 
     log_interval: int
     eval_interval: int
     save_interval: int | str
-    check_replicas_every: int | None
     save_each_epoch: bool
     mtbf_hours: float | None
 
@@ -71,7 +70,6 @@ class IntervalSettings:
             self.log_interval,
             self.eval_interval,
             fixed,
-            self.check_replicas_every,
             epoch_name if self.save_each_epoch else "",
             3600 * self.mtbf_hours if fixed is None and self.mtbf_hours else None,
         )

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from harness import Job, alive, assert_gone, assert_same_end, assert_same_losses, kill_all, workers
-from helpers import REPO, TITLES, run, write_csv
+from helpers import REPO, TITLES, write_csv
 
 pytestmark = pytest.mark.processes
 
@@ -153,47 +153,6 @@ def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two
     assert code == 0 and output.count("Resuming from step") == 2 and "Finished at step 36" in output, output
     assert "a fault in this process alone" in output and "rank 1 does not answer any more" in output
     assert_same_end(job, whole_of_two)
-
-
-DRIFT = """
-import argparse, sys, torch
-from histocc import seq2seq_mixer_engine as engine
-from histocc.runtime import entrypoint
-sys.path[:0] = [{tests!r}, {faults!r}]
-from test_bad_steps import BadAt, batch
-from histocc.model import model_io
-from histocc.model.mixer import model_config
-from histocc.runtime.parallel import wrap
-from histocc.formatter import hisco_blocky5
-from histocc.trainer.schedule import linear_schedule
-
-def run(args, world):
-    torch.manual_seed(1)
-    config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to_dict()
-    config |= {{"max_len": 128, "memory_mask": True, "decoder_dim_feedforward": config["hidden_size"]}}
-    model = model_io.build_model(config, hisco_blocky5(), 2)
-    wrapped = wrap(model, world)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    done = []
-    def step_done():
-        done.append(1)
-        if len(done) == 3 and world.rank == 1:
-            with torch.no_grad():
-                model.encoder.pooler.dense.weight[0, 0] += 1e-7
-    engine.train(wrapped, {{"data_loader_train": [batch(i) for i in range(8)]}}, BadAt(()), optimizer, "cpu",
-                 linear_schedule(optimizer, 0, 8), 8, step_done=step_done, check_interval=2, world=world)
-
-import finetune
-entrypoint.start(finetune.get_args_parser(), run, ["--dataset", "none", "--distributed"])
-"""
-
-
-@pytest.mark.full
-def test_weights_that_drift_apart_are_noticed(tmp_path):
-    script = tmp_path / "drift.py"
-    script.write_text(DRIFT.format(tests=str(REPO / "tests"), faults=str(REPO / "tests" / "faults")))
-    output = run(script, processes=2, code=1)
-    assert "error: step 4: the weights of rank 1 are no longer those of rank 0" in output
 
 
 @pytest.mark.slow
