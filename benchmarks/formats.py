@@ -29,8 +29,7 @@ from quality import COLUMNS, COMMON, REAL, data_flags
 
 import finetune
 from histocc.predict.coder import Coder
-from histocc.predict.number_format import candidates
-from histocc.runtime.precision import Precision
+from histocc.runtime.precision import Precision, has_bfloat16, has_int8
 from histocc.sample.generate import rows
 
 STEPS, BATCH = {"tiny": 600, "small": 300, "base": 60}, {"tiny": 64, "small": 64, "base": 16}
@@ -56,9 +55,8 @@ def trained(size: str, folder: str) -> str:
 
 
 def measured(model: str, decoder: str, texts: list[tuple[str, str]], counts: list[int], args) -> dict:
-    plain = Coder.load(model)
-    coders = {"float32": plain}
-    coders |= {name: plain.in_format(Precision(name)) for name in candidates("cpu")}
+    formats = ["float32", *(["bf16"] if has_bfloat16("cpu") else []), *(["int8"] if has_int8() else [])]
+    coders = {name: Coder.load(model, precision=Precision(name)) for name in formats}
     timed = texts[:: max(1, len(texts) // args.texts)][: args.texts]
     rates: dict[str, list[float]] = {name: [] for name in coders}
     for i in range(args.rounds + 1):

@@ -10,8 +10,7 @@ def formats_words(parts: list[dict]) -> str:
     return (
         "Distinct texts per second of one core by the number format in which a model codes, and the share of"
         f" {parts[0]['rows']:,} register rows that get the codes of float32; the models were trained on such"
-        " rows for some minutes, but base for seconds, so that its codes are not worth comparing. `predict"
-        " --precision auto` takes the fastest of these that keeps the codes of some texts of its input."
+        " rows for some minutes, but base for seconds, so that its codes are not worth comparing."
     )
 
 

@@ -1,4 +1,4 @@
-"""Coding with matrix products in int8, and the choice of a number format by a trial."""
+"""Coding with matrix products in int8."""
 
 import copy
 
@@ -14,9 +14,6 @@ from histocc.model.layers import Linear
 from histocc.model.mixer import model_config
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
-from histocc.predict import number_format
-from histocc.predict.coder import Coded
-from histocc.predict.number_format import Trial, fastest, tried
 from histocc.runtime import precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision, has_int8
@@ -65,10 +62,9 @@ def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
 
 
 @needs_vnni
-def test_a_file_in_int8_is_as_from_python_and_says_how_its_codes_compare(model, tmp_path, monkeypatch):  # noqa: F811
+def test_a_file_in_int8_is_as_from_python(model, tmp_path):  # noqa: F811
     source = table(tmp_path / "in.csv", 60)
-    output = predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
-    assert "int8: in a trial " in output and "texts get the codes of float32" in output
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
     coder = OccCANINE(str(model), "cpu", int8=True)
     assert type(coder.model.encoder.pooler.dense) is Int8Linear
     rows = read(tmp_path / "out.csv")
@@ -79,62 +75,6 @@ def test_a_file_in_int8_is_as_from_python_and_says_how_its_codes_compare(model, 
     assert [row["conf"] for row in rows] == [
         "" if each.conf is None else f"{each.conf:.6g}" for each in found
     ]
-
-
-@needs_vnni
-def test_the_format_that_was_found_stays_when_the_command_is_given_again(model, tmp_path, monkeypatch):  # noqa: F811
-    source = table(tmp_path / "in.csv", 60)
-    asked = flags(model, source, tmp_path / "out.csv", "--precision", "auto")
-    of_int8 = [Trial("float32", 10.0, 8, 8, 0.0), Trial("int8", 30.0, 8, 8, 0.0)]
-    monkeypatch.setattr(number_format, "candidates", lambda _: ["int8"])
-    monkeypatch.setattr(predict, "candidates", lambda _: ["int8"])
-    monkeypatch.setattr(predict, "tried", lambda *a: (of_int8, tried(*a)[1]))
-    join = predict.CodedFile.join
-    monkeypatch.setattr(predict.CodedFile, "join", lambda *_: (_ for _ in ()).throw(UserError("interrupted")))
-    code, output = run_inside(predict.main, *asked, "--device", "cpu")
-    assert code == 2 and "Number format: int8, the fastest that keeps the codes of float32" in output
-    monkeypatch.setattr(predict.CodedFile, "join", join)
-    monkeypatch.setattr(predict, "tried", None)  # nothing is tried again
-    before = sorted((tmp_path / "out.csv.parts").glob("*.csv"))
-    times = [path.stat().st_mtime_ns for path in before]
-    assert before and "resuming" in predict_here(*asked)
-    assert times and not (tmp_path / "out.csv.parts").exists()
-    monkeypatch.setattr(predict, "tried", tried)
-    other = predict_here(*flags(model, source, tmp_path / "int8.csv", "--precision", "int8"))
-    assert "int8: in a trial" in other
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "int8.csv").read_bytes()
-
-
-def test_the_fastest_format_that_keeps_the_codes_is_taken():
-    plain = Trial("float32", 100.0, 400, 400, 0.0)
-
-    def chosen(*others):
-        return fastest([plain, *others]).name
-
-    assert chosen(Trial("bf16", 150.0, 400, 399, 0.001), Trial("int8", 300.0, 400, 398, 0.01)) == "int8"
-    assert chosen(Trial("bf16", 150.0, 400, 399, 0.001), Trial("int8", 300.0, 400, 397, 0.01)) == "bf16"
-    assert chosen(Trial("bf16", 150.0, 400, 399, 0.03)) == "float32"
-    assert chosen(Trial("bf16", 105.0, 400, 400, 0.0)) == "float32"
-
-
-@needs_vnni
-def test_what_a_trial_measures():
-    class Fake:
-        device = torch.device("cpu")
-
-        def in_format(self, precision):
-            return precision.name
-
-    def code(coder, texts, languages):
-        wrong = coder == "int8"
-        return [Coded(["1" if wrong and text == "b" else text], [1.0], 0.5 + 0.1 * wrong) for text in texts]
-
-    trials, coders = tried(Fake(), ["int8"], ["a", "b", "c", "d"], ["en"] * 4, code)  # pyright: ignore
-    plain, other = trials
-    assert (plain.name, plain.texts, plain.same, plain.apart) == ("float32", 4, 4, 0.0)
-    assert (other.texts, other.same) == (4, 3) and other.apart == pytest.approx(0.1)
-    assert set(coders) == {"float32", "int8"} and "1 with other codes" in str(other)
-    assert "WARNING" in number_format.words(other, trials, "int8")
 
 
 @needs_vnni
@@ -175,7 +115,5 @@ def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
 @pytest.mark.parametrize("rows", [[], [(" ", "en")]])
 def test_a_file_without_texts(model, tmp_path, rows):  # noqa: F811
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
-    for way in (["--int8"], ["--precision", "auto"]):
-        output = tmp_path / f"{way[-1]}.csv"
-        predict_here(*flags(model, source, output, *way))
-        assert len(read(output)) == len(rows)
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--precision", "int8"))
+    assert len(read(tmp_path / "out.csv")) == len(rows)

@@ -23,22 +23,18 @@ from collections import Counter
 
 from histocc.data import keys
 from histocc.data.descriptions import read_descriptions
-from histocc.data.tables import Chunk, column_problems, read_chunks, read_header
+from histocc.data.tables import Chunk, column_problems, read_header
 from histocc.model import model_io
 from histocc.model.published import Given
-from histocc.predict.arguments import DECIDES, DECIDES_SINCE, argument_problems, get_args_parser
-from histocc.predict.coder import Coded, Coder
-from histocc.predict.number_format import (
-    AUTO,
-    CHOSEN_BY_TRIAL,
-    MOST_TEXTS,
-    asked_format,
-    candidates,
-    fastest,
-    tried,
-    words,
+from histocc.predict.arguments import (
+    DECIDES,
+    DECIDES_SINCE,
+    argument_problems,
+    get_args_parser,
+    precision_of,
 )
-from histocc.predict.output import INPUT, SETTINGS, CodedFile, Progress, Scan, file_hash, fingerprint
+from histocc.predict.coder import Coded, Coder
+from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.runtime import entrypoint
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
 from histocc.runtime.forked import Forked, choose_processes
@@ -46,7 +42,6 @@ from histocc.runtime.input_files import is_pipe, spooled
 from histocc.runtime.lock import run_lock
 from histocc.runtime.machine_errors import in_words, is_out_of_memory
 from histocc.runtime.outputs import is_same
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS
@@ -63,9 +58,7 @@ class Job:
         self.progress: Progress | None = None
         self.forked: Forked | None = None  # the processes that share the work
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
-        asked = asked_format(args, world.device)
-        self.tries = args.computes_in is None and asked in CHOSEN_BY_TRIAL
-        precision = Precision("float32" if self.tries else args.computes_in or asked, world.device)
+        precision = precision_of(args, world.device)
         precision.use()
         key = keys.key_reader(args.key)
         given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
@@ -97,39 +90,6 @@ class Job:
             if args.descriptions
             else None
         )
-        self.format_words = ""
-        if self.tries:
-            self.choose_format(asked)
-
-    def choose_format(self, asked: str) -> None:
-        """Rank 0. Codes some texts of the input in float32 and in the formats that come into question."""
-        args, device = self.args, self.world.device.type
-        texts, languages = self.some_texts()
-        if asked == AUTO and not texts:
-            args.computes_in = "float32"
-            return
-        names = candidates(device) if asked == AUTO else [asked]
-        trials, coders = tried(self.coder, names, texts or [" "], languages or [""], self.code_with)
-        chosen = fastest(trials) if asked == AUTO else trials[1]
-        args.computes_in, self.coder = chosen.name, coders[chosen.name]
-        self.coder.precision.use()
-        self.format_words = words(chosen, trials, asked) if texts else ""
-
-    def some_texts(self) -> tuple[list[str], list[str]]:
-        """Distinct texts that are not empty, from all over the first rows of the input, with languages; none
-        where there is a column missing.
-        """
-        if column_problems(self.args.source, self.header, self.read_columns):
-            return [], []
-        chunk = next(read_chunks(self.args.input, self.read_columns, self.args.delimiter), None)
-        if chunk is None:
-            return [], []
-        columns = chunk.columns
-        languages = columns[1] if len(columns) > 1 else self.languages_of(columns)
-        pairs = dict.fromkeys((self.coder.clean(text), each) for text, each in zip(columns[0], languages))
-        found = [pair for pair in pairs if pair[0].strip()]
-        some = found[:: max(1, len(found) // MOST_TEXTS)][:MOST_TEXTS]
-        return [text for text, _ in some], [language for _, language in some]
 
     def new_columns(self) -> list[str]:
         """Names of what comes behind the columns of the input."""
@@ -200,7 +160,6 @@ class Job:
                 for name in DECIDES_SINCE
                 if (value := getattr(args, name)) is not None and value is not False
             },
-            **({} if args.computes_in is None else {"computes_in": args.computes_in}),
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
             **({} if self.coder.thresholds.source == "usual" else {"thresholds": str(self.thresholds)}),
             **{
@@ -216,10 +175,7 @@ class Job:
 
     def code(self, cleaned: list[str], languages: list[str]) -> list[Coded]:
         self.share = (0, -(-len(cleaned) // self.args.batch_size))
-        return self.code_with(self.coder, cleaned, languages)
-
-    def code_with(self, coder: Coder, cleaned: list[str], languages: list[str]) -> list[Coded]:
-        return coder.code(
+        return self.coder.code(
             cleaned,
             languages,
             self.args.decoder,
@@ -334,7 +290,6 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     settings, before, args.input = world.run_on_main(
         "first look", lambda: first_look(args, world, held, here)
     )
-    args.computes_in = settings.get("computes_in")
     file = CodedFile(args.output, settings)
     found: dict[str, Scan] = {}
 
@@ -376,9 +331,6 @@ def first_look(
     """
     raise_if_any(argument_problems(args))
     CodedFile(args.output, {}).refuse_others()
-    begun = CodedFile(args.output, {}).read(SETTINGS) or {}
-    if asked_format(args, world.device) in CHOSEN_BY_TRIAL and not args.overwrite:
-        args.computes_in = begun.get("computes_in")  # what is there was coded in it
     with contextlib.ExitStack() as otherwise:
         locked = take_input(args, world, held, otherwise)
         job = here["job"] = Job(args, world)
@@ -444,8 +396,6 @@ def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, res
     ]
     if args.decoder in ("topk", "full") and job.coder.linear_share:
         lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")
-    if job.format_words:
-        lines.append(job.format_words)
     if args.target_accuracy is not None:
         texts = f"{job.coder.confidence.texts:,} texts that the confidence was fitted on"
         lines.append(

@@ -3,12 +3,14 @@
 import argparse
 import os
 
+import torch
+
 from histocc.data import arguments as table_arguments
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.model import published
 from histocc.predict.coder import DECODERS
-from histocc.predict.number_format import AUTO, FORMATS
 from histocc.runtime import arguments, entrypoint, outputs
+from histocc.runtime.precision import Precision, PrecisionSettings
 
 # What decides the output beside the input and the model; another value is another output.
 DECIDES = (
@@ -196,13 +198,19 @@ def get_args_parser() -> arguments.Parser:
         machine.add_argument(f"--{name}", action="store_true", help=what)
     machine.add_argument(
         "--precision",
-        choices=(AUTO, *FORMATS),
+        choices=("float32", "float64", "bf16", "fp16", "int8"),
         default=None,
-        help="the number format by name; auto: the fastest of the device that gives some texts of the input"
-        " the codes of float32, measured in a second",
+        help="the number format by name",
     )
-    parser.set_defaults(computes_in=None)  # the number format that a trial has chosen
     return parser
+
+
+def precision_of(args: argparse.Namespace, device: torch.device) -> Precision:
+    """The number format that is asked for, by name or by a flag of its own. Raises UserError."""
+    name = args.precision or ("int8" if args.int8 else None)
+    if name is not None:
+        return Precision(name, device)
+    return Precision.of(arguments.settings_of(PrecisionSettings, args), device)
 
 
 def argument_problems(args: argparse.Namespace) -> list[str]:

@@ -134,17 +134,6 @@ class Coder:
         self.device, self._search = device, None
         return self
 
-    def in_format(self, precision: Precision) -> "Coder":
-        """This coder, which computes in float32, in another number format; with a separate model in int8,
-        with the same one in half precision.
-        """
-        made = Coder.__new__(Coder)
-        vars(made).update(vars(self), precision=precision, _search=None)
-        if precision.name == "int8":
-            made.model = copy.deepcopy(self.model)
-            to_int8(made.model)
-        return made
-
     @classmethod
     def load(cls, path: str, world: World | None = None, *, given: Given = Given(), **options) -> "Coder":
         """The coder of a run, checkpoint, exported or published model; given: for the last alone. Raises

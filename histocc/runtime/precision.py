@@ -66,8 +66,7 @@ class Precision:
             )
         if name == "int8" and not has_int8():
             raise UserError(
-                "--int8: this CPU has no instructions that multiply int8 exactly (AVX-512 VNNI); take"
-                " --precision auto, which finds the fastest format that it has"
+                "--int8: this CPU has no instructions that multiply int8 exactly (AVX-512 VNNI); leave it out"
             )
         self.scaler = torch.amp.GradScaler(self.device_type) if name == "fp16" else None
 
