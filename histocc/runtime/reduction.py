@@ -65,12 +65,6 @@ class GradientReducer:
                 count = part.take()
         return count
 
-    def rehearse(self) -> None:
-        """All of it but the messages, for measuring."""
-        for part in self.parts:
-            part.fill(False)
-            part.take()
-
     def _sum(self, part: "_Part") -> None:
         if self.compression == "none":
             dist.all_reduce(part.flat, group=self.group)

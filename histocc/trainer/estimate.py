@@ -3,7 +3,6 @@
 import resource
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -11,18 +10,14 @@ import torch
 
 from histocc.runtime.console import duration
 from histocc.runtime.device import synchronize
-from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
-from histocc.trainer.forecast import forecast_lines, messages_of
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
-from histocc.trainer.plan import BatchPlan
-from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import RunSettings
 
 STEPS = 3  # that are measured, after one that is not
@@ -36,18 +31,12 @@ def estimate(
     loaders: dict[str, BatchLoader],
     steps: tuple[int, int],
     fitted_before: str,
-    plan_of: Callable[[int], BatchPlan],
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step;
-    plan_of: for a number of processes. All ranks.
+    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step.
+    All ranks.
     """
-    world, asked = run.world, settings.forecast
-    if asked.processes and asked.link_gbit is None and world.size == 1:
-        raise UserError(
-            "--processes needs --link-gbit, the rate of the link between them: one process alone cannot"
-            " measure it (torchrun --nproc-per-node=2 with the same command does, on this machine)"
-        )
+    world = run.world
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
         torch.cuda.reset_peak_memory_stats(world.device)
     stop = StopPoll(world.stop_agreed)
@@ -56,10 +45,9 @@ def estimate(
         _widest_rows(run, loaders["train"])
     validation_seconds = _validation_seconds(run, loaders.get("val"), stop)
     peaks = world.gather(_peak_memory(world))
-    (start, last), intervals = steps, settings.intervals
-    forecast = _forecast(settings, run, loaders["train"], start, max(peaks), plan_of, stop)
     if stop.agreed:
         raise Stopped
+    (start, last), intervals = steps, settings.intervals
     each = intervals.eval_interval
     left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
@@ -79,7 +67,6 @@ def estimate(
         + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
         f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
-        *forecast,
     ]
     continues = f"continues from step {start:,}" if start else "starts the run"
     if kept * size > free:
@@ -109,36 +96,6 @@ def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tup
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
     return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
-
-
-def _forecast(
-    settings: RunSettings,
-    run: loop.Run,
-    loader: BatchLoader,
-    start: int,
-    memory: float,
-    plan_of: Callable[[int], BatchPlan],
-    stop: StopPoll,
-) -> list[str]:
-    """What is said of other numbers of processes, where that is asked for. All ranks."""
-    asked, machine = settings.forecast, settings.machine
-    if not asked.processes or stop.agreed:
-        return []
-
-    def schedule(plan: BatchPlan) -> Schedule:
-        return Schedule.of(settings.schedule, plan.steps_per_epoch, plan.processes, rate=1.0)
-
-    messages = messages_of(run, machine.gradient_compression, settings.sync, schedule(loader.plan).warmup)
-    return forecast_lines(
-        run,
-        loader.dataset.rows,
-        asked,
-        messages,
-        plan_of,
-        lambda plan: (start, max(start, schedule(plan).stop)),
-        memory,
-        stop,
-    )
 
 
 def _widest_rows(run: loop.Run, loader: BatchLoader) -> None:

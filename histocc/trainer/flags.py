@@ -282,24 +282,6 @@ def add_training_arguments(
         ),
         resumable=True,
     )
-    group.add_argument(
-        "--processes",
-        type=count,
-        nargs="+",
-        metavar="N",
-        help="with --dry-run: says what the run would take on so many processes, each as fast as here",
-        resumable=True,
-    )
-    group.add_argument(
-        "--link-gbit",
-        type=positive,
-        metavar="X",
-        help=(
-            "with --processes: rate of the slowest link between them, in Gbit/s (default: what is measured,"
-            " where the dry run has several processes)"
-        ),
-        resumable=True,
-    )
     return group
 
 
@@ -497,15 +479,6 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
 def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
     """What cannot go together in how the processes work together: (whether it is so, what is wrong)."""
     return [
-        (
-            bool(args.processes) and not args.dry_run,
-            "--processes needs --dry-run; a launcher starts processes: torchrun --nproc-per-node",
-        ),
-        (args.link_gbit is not None and not args.processes, "--link-gbit needs --processes"),
-        (
-            bool(args.processes) and (args.parallel == "fsdp" or args.reduce != AFTER),
-            f"--processes needs --parallel ddp and --reduce {AFTER}: of no other way a forecast was checked",
-        ),
         (
             args.sync_every > 1 and args.parallel == "fsdp",
             "--sync-every with --parallel fsdp: a process holds a share of the weights alone, so that groups"

@@ -120,8 +120,7 @@ def train(
     world.start_up.done("optimizer")
     if settings.dry_run:
         with memory():
-            each = partial(batch_plan, settings.batch, training.train, world)
-            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before, each)
+            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
 
     # Train.
     last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)

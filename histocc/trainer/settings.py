@@ -12,7 +12,6 @@ from histocc.runtime.arguments import by_flag, settings_of
 from histocc.runtime.precision import PrecisionSettings
 from histocc.trainer.batch_size import AutoBatchSize, BatchSettings
 from histocc.trainer.exchange import SyncSettings
-from histocc.trainer.forecast import ForecastSettings
 from histocc.trainer.hooks import Intervals
 from histocc.trainer.loggers import LoggerSettings
 from histocc.trainer.schedule import ScheduleSettings
@@ -103,7 +102,6 @@ class RunSettings:
     loggers: LoggerSettings
     machine: MachineSettings
     sync: SyncSettings
-    forecast: ForecastSettings
     seed: int
     eval_only: bool
     dry_run: bool
@@ -123,7 +121,6 @@ class RunSettings:
             loggers=settings_of(LoggerSettings, args),
             machine=settings_of(MachineSettings, args),
             sync=settings_of(SyncSettings, args),
-            forecast=settings_of(ForecastSettings, args),
             seed=args.seed,
             eval_only=args.eval_only,
             dry_run=args.dry_run,

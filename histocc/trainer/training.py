@@ -74,14 +74,14 @@ class Training:
     finish: Callable[[nn.Module], object] | None = None
 
 
-def batch_plan(batch: BatchSettings, rows: Rows, world: World, processes: int | None = None) -> BatchPlan:
-    """The batch arithmetic of the training rows. processes: those of `world`, unless it is given."""
+def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
+    """The batch arithmetic of the training rows."""
     cut = rows.has_lengths and world.device.type not in rows.groups_in_model
-    usual, number = LENGTH_GROUPS if cut else 1, processes or world.size
+    usual = LENGTH_GROUPS if cut else 1
     return BatchPlan(
         len(rows),
-        batch.total(number),
-        number,
+        batch.total(world.size),
+        world.size,
         batch.batch_size,
         batch.length_groups or usual,
         1 if batch.length_groups else by_kind(LENGTH_GROUP_ROWS, world.device),
