@@ -66,7 +66,6 @@ LONG = {
     "shares": ("shares.py", ""),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),
-    "jobs": ("recovery.py", "--table"),
 }
 QUICK = {
     **{name: (script, quick) for name, (script, _, quick) in PARTS.items() if quick},

@@ -76,7 +76,6 @@ LONGER = {
     "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
     "On unequal processes": (("shares",), ("shares_words",)),
     "Failures": (("recovery 60", "recovery 30"), ("recovery_words",)),
-    "Failures of larger jobs": (("jobs",), ("jobs_words", "jobs")),
 }
 
 

@@ -134,40 +134,16 @@ def recovery_words(parts: list[dict]) -> str:
     """What the failures of measured jobs cost."""
     words = [
         f"With a failure every {part['every']:.0f} s ({part['failures']} in {part['minutes']:.0f} minutes)"
-        f" the first new step came {part['seconds_median']:.1f} s after the death in the median and"
-        f" {part['seconds_max']:.1f} s at most, {statistics.mean(part['repeated']):.1f} steps were repeated,"
-        f" and {100 * part['ettr']:.0f} % of the time was training whose results were kept."
+        f" and a checkpoint every {part['steps'] / part['saves']:.0f} steps the first new step came"
+        f" {part['seconds_median']:.1f} s after the death in the median and {part['seconds_max']:.1f} s at"
+        f" most, {statistics.mean(part['repeated']):.1f} steps were repeated, and {100 * part['ettr']:.0f} %"
+        " of the time was training whose results were kept."
         for part in parts
     ]
     first = parts[0]
     return (
         f"A job of {first['processes']} processes with a core each, size {first['size']}, under `torchrun"
-        " --max-restarts`, with `--save-interval auto`; a process that is drawn by chance is killed without"
-        f" warning. {' '.join(words)} A step takes {first['step_seconds']:.2f} s; a checkpoint holds the"
+        " --max-restarts`; a process that is drawn by chance is killed without warning."
+        f" {' '.join(words)} A step takes {first['step_seconds']:.2f} s; a checkpoint holds the"
         f" training up for {first['blocked']:.2f} s and is written {first['written']:.1f} s later."
-    )
-
-
-def jobs(parts: list[dict]) -> str:
-    """The table: by arithmetic, what failures cost jobs of many GPUs."""
-    part = parts[0]
-    minutes = part["fixed_minutes"]
-    heads = ["GPUs", "fails every", "saves every", "share that is kept", *(f"{each} min" for each in minutes)]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for row in part["table"]:
-        cells = [f"{row['gpus']:,}", f"{row['hours']:,.1f} h", f"{row['interval'] / 60:.1f} min"]
-        cells += [f"{100 * share:.2f} %" for share in (row["ettr"], *row["fixed"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def jobs_words(parts: list[dict]) -> str:
-    part = parts[0]
-    return (
-        "By arithmetic (Daly's model), with the failures that Kokolis et al. (2024, arXiv 2410.21680) report:"
-        " every 7.9 hours at 1,024 GPUs, and inversely proportional to their number below; for 16,384 they"
-        f" project 1.8 hours. A recovery is taken to last {part['recovery']:.0f} s, a checkpoint to hold the"
-        f" training up for {part['blocked']:g} s and to be written {part['lag']:g} s later: longer than here,"
-        " since larger jobs start and save more slowly. The last columns are the shares with a checkpoint"
-        " every so many minutes."
     )

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What failures cost: a job whose processes are killed one after the other, and arithmetic for many GPUs.
+"""What failures cost: a job whose processes are killed one after the other.
 
     python benchmarks/recovery.py                             # a process is killed every 60 s, 15 minutes
     python benchmarks/recovery.py --every 30 --minutes 15
     python benchmarks/recovery.py --save-interval 100         # for comparison
-    python benchmarks/recovery.py --table --recovery 9 --blocked 0.1 --lag 1
 
 Starts finetune.py on two processes under torchrun --max-restarts, on the real rows where they are there and
 the sample elsewhere, and kills a random rank with SIGKILL so often, without warning. The clock is that of
@@ -15,13 +14,6 @@ JSON line.
 - repeated: steps that were lost, since they came after the checkpoint, and are taken again.
 - ETTR (effective training time ratio): the share of the time that was training whose results were kept: steps
   that the run has come on by × the median seconds of a step, over the seconds from the first step to the end.
-
---table takes the failures that Kokolis et al. (2024, "Revisiting Reliability in Large-Scale Machine Learning
-Research Clusters", arXiv 2410.21680) report of two clusters: a job of 1,024 GPUs fails every 7.9 hours, and
-the time is taken as inversely proportional to the number of GPUs; for 16,384 they project 1.8 hours. The
-ratio is that of Daly (2006), for failures at random times, with seconds of a recovery (--recovery), those
-that a save holds the training up (--blocked), and those until it is written (--lag). Larger jobs recover more
-slowly: give what was measured on them.
 """
 
 import argparse
@@ -45,11 +37,7 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 from quality import COLUMNS, data_flags
 
-from histocc.trainer import save_interval
-
 LOOK = 0.02  # seconds between two looks at the log
-GPUS = {8: 7.9 * 1024 / 8, 64: 7.9 * 1024 / 64, 1024: 7.9, 16384: 1.8}  # hours between failures
-FIXED_MINUTES = (5, 30, 180)
 
 
 class Job:
@@ -59,15 +47,13 @@ class Job:
         self.run = os.path.join(folder, "run")
         data = data_flags("real", folder)
         self.data = "real" if data else "sample"
-        saves = ["--save-interval", args.save_interval]
-        if args.save_interval == "auto":
-            saves += ["--mtbf-hours", f"{args.every / 3600:.6g}"]
         command = [
             *[sys.executable, "-m", "torch.distributed.run", "--standalone"],
             *[f"--nproc_per_node={args.processes}", "--max-restarts=1000", str(REPO / "finetune.py")],
-            *["--distributed", *(data or data_flags("sample", folder) or []), *COLUMNS, *saves],
+            *["--distributed", *(data or data_flags("sample", folder) or []), *COLUMNS],
             *["--device", "cpu", "--model-size", args.size, "--batch-size", str(args.batch)],
             *["--num-epochs", "1000", "--log-interval", "1", "--eval-interval", "1000000000"],
+            *["--save-interval", str(args.save_interval)],
             *["--save-path", self.run, *shlex.split(args.flags)],
         ]
         self.process = subprocess.Popen(
@@ -216,12 +202,11 @@ def measure(args: argparse.Namespace) -> None:
             * (failure["kills"] > 1)
         )
     starts = [line for _, line in job.output if "Ready after" in line]
-    said = [line for _, line in job.output if "checkpoints every" in line]
     saved = [
         re.search(r"blocked training for ([0-9.]+) s, written in ([0-9.]+) s", line) for _, line in job.output
     ]
     saves = [(float(match[1]), float(match[2])) for match in saved if match]
-    print("\n".join([*starts[-1:], *said[-1:]]))
+    print("\n".join(starts[-1:]))
     result = {
         "data": job.data,
         "size": args.size,
@@ -251,25 +236,6 @@ def measure(args: argparse.Namespace) -> None:
     print(json.dumps(result))
 
 
-def table(args: argparse.Namespace) -> None:
-    fixed = "".join(f" {f'{minutes} min':>9}" for minutes in FIXED_MINUTES)
-    print(f"{'GPUs':>7} {'fails every':>12} {'interval':>10} {'ETTR':>7}   with a checkpoint every{fixed}")
-    found = []
-    for gpus, hours in GPUS.items():
-        mean = 3600 * hours
-        interval = save_interval.best_seconds(args.blocked, mean)
-        ratios = {
-            each: save_interval.effective_share(each, args.blocked, args.recovery + args.lag, mean)
-            for each in (interval, *(60 * minutes for minutes in FIXED_MINUTES))
-        }
-        ratio, *others = ratios.values()
-        cells = "".join(f" {each:9.4f}" for each in others)
-        print(f"{gpus:7,} {hours:10.1f} h {interval / 60:6.1f} min {ratio:7.4f}   {'':23}{cells}")
-        found.append({"gpus": gpus, "hours": hours, "interval": interval, "ettr": ratio, "fixed": others})
-    given = {"recovery": args.recovery, "blocked": args.blocked, "lag": args.lag}
-    print(json.dumps({**given, "fixed_minutes": FIXED_MINUTES, "table": found}))
-
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two kills")
@@ -278,17 +244,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1, help="of which rank is killed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32, help="samples per process and step")
-    parser.add_argument("--save-interval", default="auto", help="steps, or auto")
+    parser.add_argument("--save-interval", type=int, default=7, help="optimizer steps between checkpoints")
     parser.add_argument("--flags", default="--ngrams none", help="more flags of finetune.py")
     parser.add_argument("--show", action="store_true", help="also show what the job prints, and when")
-    parser.add_argument("--table", action="store_true", help="by arithmetic, for jobs of many GPUs")
-    parser.add_argument("--recovery", type=float, default=12.0, help="with --table: seconds of a recovery")
-    parser.add_argument("--blocked", type=float, default=0.2, help="with --table: seconds that a save costs")
-    parser.add_argument(
-        "--lag", type=float, default=2.0, help="with --table: seconds until a save is written"
-    )
-    args = parser.parse_args(argv)
-    table(args) if args.table else measure(args)
+    measure(parser.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def estimate(
     left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
     size = checkpoint_bytes(unwrap(run.model))
-    kept = min(settings.folder.keep_checkpoints, left // intervals.least_save_interval) + 2
+    kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
     kept += settings.schedule.num_epochs if intervals.save_each_epoch else 0
     free = world.run_on_main("free space", lambda: _free_space(settings.folder.save_path))
     total = left * step_seconds + validations * validation_seconds

@@ -16,7 +16,6 @@ from histocc.runtime.parallel import AFTER, MODES, REDUCTIONS
 from histocc.runtime.reduction import COMPRESSIONS
 from histocc.trainer import shares
 from histocc.trainer.batch_size import AutoBatchSize
-from histocc.trainer.save_interval import AUTO
 
 # flag: package that it needs, and name of the extra
 EXTRAS = {
@@ -49,24 +48,9 @@ def add_run_arguments(
     )
     group.add_argument(
         "--save-interval",
-        type=steps_or_auto,
+        type=count,
         default=save_interval,
-        metavar="STEPS|auto",
-        help=(
-            "optimizer steps between checkpoints; auto: as many as lose the least time, by what a checkpoint"
-            " costs and how often the job fails (--mtbf-hours)"
-        ),
-        resumable=True,
-    )
-    group.add_argument(
-        "--mtbf-hours",
-        type=positive,
-        default=None,
-        metavar="HOURS",
-        help=(
-            "with --save-interval auto: mean time between failures of the whole job, that of one machine"
-            " divided by the number of machines (default: none)"
-        ),
+        help="optimizer steps between checkpoints",
         resumable=True,
     )
     if each_epoch:
@@ -463,15 +447,6 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
             args.wandb_project_name is not None and not args.log_wandb,
             "--wandb-project-name needs --log-wandb",
         ),
-        (
-            args.save_interval == AUTO and args.mtbf_hours is None,
-            "--save-interval auto needs --mtbf-hours: the mean time between failures of the whole job, that"
-            " of one machine divided by the number of machines",
-        ),
-        (
-            args.mtbf_hours is not None and args.save_interval != AUTO,
-            "--mtbf-hours needs --save-interval auto",
-        ),
     ]
     return problems + [text for wrong, text in together + _of_processes(args) if wrong]
 
@@ -498,14 +473,6 @@ def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
             "--gradient-compression needs --parallel ddp",
         ),
     ]
-
-
-def steps_or_auto(text: str) -> int | str:
-    """For argparse: a count, or auto."""
-    return AUTO if text == AUTO else count(text)
-
-
-steps_or_auto.__name__ = "number of steps"
 
 
 def batch_size(default: int) -> Callable[[str], int]:

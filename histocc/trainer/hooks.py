@@ -13,7 +13,6 @@ from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
-from histocc.trainer.save_interval import AutoInterval
 
 GPU_LOOKS_EVERY = 10  # steps
 MOST_NOT_FINITE = 2  # validations in a row without a finite loss, that end the run
@@ -40,24 +39,21 @@ class Steps:
 @dataclass(frozen=True)
 class Intervals:
     """Optimizer steps between rows of the log, validations and checkpoints; None: never. epochs: name of a
-    checkpoint of each epoch, {} for its number; "": none. mean_between_failures: seconds, of the whole job;
-    with it, what a checkpoint costs decides how often there is one, and not `save`.
+    checkpoint of each epoch, {} for its number; "": none.
     """
 
     log: int | None = 100
     validate: int | None = None
     save: int | None = None
     epochs: str = ""
-    mean_between_failures: float | None = None
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """What a run calls, all of it optional.
 
-    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`,
-    `newest_until(step)`, `is_writing` and `seconds`, as that of `histocc.trainer.saver`, they are used on
-    rank 0.
+    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`
+    and `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
     log(values): on all ranks, with a row of the log.
     step_done(): after each step; its time does not count.
     stop: asked before each micro-batch whether to stop.
@@ -154,8 +150,6 @@ class StepHooks:
         self.groups = meter.ranks_of_group is not None
         self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
         self.evaluate = evaluate
-        mean = intervals.mean_between_failures
-        self.saves = AutoInterval(mean, steps.start, callbacks.save) if mean else None
         self.best_val_loss = self.best_before = position.get("best_val_loss")
         self.bad_in_row: Tensor | int = position.get("bad_in_row", 0)
         self.worst_in_row: Tensor | int = 0
@@ -171,10 +165,8 @@ class StepHooks:
 
     def __call__(self, step: int, epoch: int, learning_rate: float) -> None:
         self.unfinished = None
-        if self.saves is not None:
-            self.saves.stepped(step - self.before)
         last, val_loss = step == self.steps.last, math.nan
-        names = [checkpoint.name_of_step(step)] if self._save_due(step) else []
+        names = [checkpoint.name_of_step(step)] if self._due(step, self.intervals.save) else []
         if self.intervals.epochs and self._due(step, self.steps.per_epoch):
             assert self.steps.per_epoch
             names.append(self.intervals.epochs.format(step // self.steps.per_epoch))
@@ -210,8 +202,6 @@ class StepHooks:
         self.before = step
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
-        if self.saves is not None:
-            self.saves.restart_clock()
 
     def _validate(self, step: int) -> dict[str, Any] | None:
         """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
@@ -314,12 +304,6 @@ class StepHooks:
         """Whether a multiple of the interval was reached since the last call."""
         return bool(interval) and step // interval > self.before // interval
 
-    def _save_due(self, step: int) -> bool:
-        """The same answer on all ranks. All ranks."""
-        if self.saves is not None:
-            return self.saves.due(step, self.world)
-        return self._due(step, self.intervals.save)
-
     def save_stopped(self, step: int) -> None:
         """Saves where a run was stopped. All ranks."""
         self._save(step, [checkpoint.LAST])
@@ -327,7 +311,7 @@ class StepHooks:
     def _save(self, step: int, names: list[str]) -> None:
         if self.callbacks.save is None:
             return
-        running, started = self.world.gather(self.meter.state()), time.perf_counter()
+        running = self.world.gather(self.meter.state())
         self.callbacks.save(
             step,
             names,
@@ -342,8 +326,6 @@ class StepHooks:
                 "before": self.before if self.unfinished else step,
             },
         )
-        if self.saves is not None:
-            self.saves.saved(step, time.perf_counter() - started)
 
     def _say(self, text: str) -> None:
         save: Any = self.callbacks.save

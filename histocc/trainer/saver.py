@@ -76,10 +76,6 @@ class Saver:
         if self._writing is not None:
             self._writing.join(seconds)
 
-    @property
-    def is_writing(self) -> bool:
-        return self._writing is not None and self._writing.is_alive()
-
     def finish(self) -> str:
         """Waits for the last save, on all ranks by polling; its error, "" where it succeeded. Once, after the
         last step. All ranks.

@@ -47,30 +47,20 @@ class LoaderSettings:
 
 @dataclass(frozen=True)
 class IntervalSettings:
-    """Optimizer steps between rows of the log, validations and checkpoints (or "auto", with hours from
-    failure to failure).
-    """
+    """Optimizer steps between rows of the log, validations and checkpoints."""
 
     log_interval: int
     eval_interval: int
-    save_interval: int | str
+    save_interval: int
     save_each_epoch: bool
-    mtbf_hours: float | None
-
-    @property
-    def least_save_interval(self) -> int:
-        """Steps between two checkpoints, at least."""
-        return self.save_interval if isinstance(self.save_interval, int) else 1
 
     def intervals(self, epoch_name: str) -> Intervals:
         """As the trainer takes them. epoch_name: of the checkpoint of an epoch, {} for its number."""
-        fixed = self.save_interval if isinstance(self.save_interval, int) else None
         return Intervals(
             self.log_interval,
             self.eval_interval,
-            fixed,
+            self.save_interval,
             epoch_name if self.save_each_epoch else "",
-            3600 * self.mtbf_hours if fixed is None and self.mtbf_hours else None,
         )
 
 
