@@ -201,12 +201,10 @@ def measure(args: argparse.Namespace) -> None:
             + f", killed {failure['kills']} times"
             * (failure["kills"] > 1)
         )
-    starts = [line for _, line in job.output if "Ready after" in line]
     saved = [
         re.search(r"blocked training for ([0-9.]+) s, written in ([0-9.]+) s", line) for _, line in job.output
     ]
     saves = [(float(match[1]), float(match[2])) for match in saved if match]
-    print("\n".join(starts[-1:]))
     result = {
         "data": job.data,
         "size": args.size,

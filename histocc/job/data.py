@@ -193,5 +193,4 @@ def prepared(
     )
     for line in report_lines(data.report):
         world.print(line)
-    world.start_up.done("data")
     return Settings.of(args, settings), data

@@ -127,7 +127,6 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     found = PreparedData.open(folder)
     for line in _lines(found.report["teacher"]):
         world.print(line)
-    world.start_up.done("teacher")
     return found
 
 

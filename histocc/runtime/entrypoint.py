@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator
 
-from histocc.runtime import console, progress, start_up, watchdog
+from histocc.runtime import console, progress, watchdog
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
 from histocc.runtime.heartbeat import say_who_is_missing
@@ -142,7 +142,9 @@ def _started(
     with errors_end_all_ranks():
         if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
             sys.exit(0)  # rank 0 prints it
-        start_up.imported()
+        if not gc.isenabled():  # put off by `start_listening`; what was imported stays, and is not looked at
+            gc.freeze()
+            gc.enable()
         args = parser.parse_args(argv)
         stop = stop_request()
         stop.limit(getattr(args, "stop_after", None))

@@ -40,7 +40,6 @@ from histocc.runtime.launcher import (
     processes_here,
 )
 from histocc.runtime.signals import Stopped, StopRequest
-from histocc.runtime.start_up import StartUp
 from histocc.runtime.watchdog import die_with_launcher, limited
 
 LEAST_TORCH = (2, 10)
@@ -76,7 +75,6 @@ class World:
     heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
     # seconds that others wait for a silent rank
     patience: float = field(default=math.inf, repr=False, compare=False)
-    start_up: StartUp = field(default_factory=StartUp, repr=False, compare=False)
     collectives: Collectives = field(default_factory=Collectives, repr=False, compare=False)
 
     @property
@@ -317,8 +315,6 @@ def init_world(
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
-    start_up = StartUp()
-    start_up.done("imports")
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
     launcher = die_with_launcher()
     local_size = processes_here(local)
@@ -326,8 +322,7 @@ def init_world(
     stop = StopRequest() if stop is None else stop  # an open request is false
     if size == 1 and not distributed:
         alone = Heartbeat(None, 0, 1)
-        patience = 60 * timeout_minutes
-        return World(device=chosen, stop=stop, heartbeat=alone, patience=patience, start_up=start_up)
+        return World(device=chosen, stop=stop, heartbeat=alone, patience=60 * timeout_minutes)
     with limited(
         60 * timeout_minutes + JOINING_SECONDS,
         stop,
@@ -350,9 +345,7 @@ def init_world(
         stop,
         heartbeat,
         60 * timeout_minutes,
-        start_up,
     )
-    start_up.done("joining")
     if world.backend == "nccl":  # a host that waits for its device and that for a dead peer sees no exception
         heartbeat.watch(
             lambda silent, doing: end_without(heartbeat, silent, doing, "it gives no sign of life")

@@ -187,5 +187,3 @@ def say_start(epochs: int, world: World, resumed: dict[str, Any] | None, plan: B
     number = f"{epochs} epoch{'s' * (epochs > 1)}"
     world.print(f"Continuing the training of {number}" if resumed else f"Starting training for {number}")
     world.print(f"Training on {devices(world)}")
-    world.start_up.done("outputs")
-    world.print(world.start_up)

@@ -87,7 +87,6 @@ def find_resumable(
             f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give it"
             " the same files, choose another folder, or start over with --overwrite."
         )
-    world.start_up.done("checkpoint")
     return state
 
 

@@ -16,7 +16,6 @@ from histocc.runtime.groups import Groups, make_groups
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
-from histocc.runtime.start_up import collecting_later
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
@@ -96,9 +95,8 @@ def train(
     together = steps_together(settings.sync, schedule.warmup, position)
     say_banner(Banner(settings, world, *about, plan, schedule, precision.name, groups, together))
 
-    # One process's model, or that of all. The first DDP imports torch's compiler.
-    world.start_up.done("model")
-    with model_memory(), collecting_later():
+    # One process's model, or that of all.
+    with model_memory():
         model, reducer = spread(raw_model, world, machine)
     with memory():
         first = loaders["train"].dataset[0, 0][0]
@@ -117,7 +115,6 @@ def train(
             restore(resumed, run, groups)
             # the weights need not lie in memory twice
             resumed = {part: resumed[part] for part in ("args", "position", "step")}
-    world.start_up.done("optimizer")
     if settings.dry_run:
         with memory():
             return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)

@@ -81,7 +81,6 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
     settings: RunSettings = RunSettings.of_run(args)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = _complete(make(), parser, world)
-    world.start_up.done("data and model")
     precision = run.number_format(settings.machine, world)
     training.model.to(precision.dtype)
     if settings.eval_only:

@@ -16,7 +16,6 @@ from histocc.runtime.parallel import AFTER, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.rng import derived_seed
-from histocc.runtime.start_up import collecting_later
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
@@ -185,8 +184,7 @@ def make_optimizer(
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    with collecting_later():  # the first optimizer imports torch's compiler
-        return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
 
 
 def choose_batch_size(

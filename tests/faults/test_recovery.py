@@ -17,7 +17,6 @@ from histocc.runtime import checkpoint, heartbeat, living, run_checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import sums_of
 from histocc.runtime.heartbeat import Heartbeat
-from histocc.runtime.start_up import StartUp
 
 pytestmark = pytest.mark.processes
 
@@ -44,7 +43,6 @@ def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(fold
     code, output = job.end(process)
     assert code == 0 and output.count("Resuming from step") == 1, output
     assert "rank 0 does not answer any more, last reported activity: " in output
-    assert output.count("Ready after ") == 2 and "imports" in output.rpartition("Ready after ")[2]
     assert_gone(first)
     assert_same_end(job, whole)
 
@@ -181,12 +179,3 @@ class TestTheLiving:
         monkeypatch.setattr(heartbeat, "LISTEN_SECONDS", 1e9)
         own, _ = self.hearts(asked=lambda: True)
         assert own.listen(leaves=True)[0] == []
-
-
-def test_a_start_says_what_took_its_time(monkeypatch):
-    clock = iter([0.0, 2.0, 2.01, 3.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    start_up = StartUp()
-    for part in ("imports", "joining", "data"):
-        start_up.done(part)
-    assert str(start_up) == "Ready after 3.0 s: imports 2.0 s, data 1.0 s"
