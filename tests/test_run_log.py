@@ -208,25 +208,22 @@ def test_validation_line(tmp_path, capsys):
     )
 
 
-def test_long_validations_are_said_with_an_interval_that_would_do(tmp_path, capsys):
-    """1,000 steps took 80 s and the validation 20 s: 19 times as long as it, 380 s, are 4,750 steps."""
-    log = RunLog(str(tmp_path), Steps(50000), COLUMNS)
-    for step, took, share in ((1000, 4.0, 0.2), (2000, 20.0, 0.04), (3000, 20.0, 0.2), (4000, 20.0, 0.2)):
-        log.row(
-            {
-                "step": step,
-                "epoch": 2,
-                **VALIDATION,
-                "seconds_val": took,
-                "val_share": share,
-                "val_steps": 1000,
-            }
-        )
+def test_the_time_of_a_validation_is_said(tmp_path, capsys):
+    log = RunLog(str(tmp_path), Steps(5000), COLUMNS)
+    log.row({"step": 1300, "epoch": 2, **VALIDATION, "seconds_val": 20.0})
+    assert capsys.readouterr().out.endswith("flat_acc 33.3% · took 20s\n")
+
+
+def test_waiting_for_data_in_three_rows_running_is_remarked_on_once(tmp_path, capsys):
+    log = RunLog(str(tmp_path), Steps(5000, 1100), COLUMNS, workers=3)
+    for share in (0.3, 0.3, 0.1, 0.2, 0.2, 0.2, 0.2, 0.9, 0.9):
+        log.row({**VALUES, "data_share": share})
     said = capsys.readouterr().out.splitlines()
     assert [line for line in said if "Note" in line] == [
-        "Note: 20% of the time goes into validation; with --eval-interval 4,750 it would be 5%"
+        "Note: 20% of the time goes into waiting for data: --num-workers 6 instead of 3 (per process), or a"
+        " faster disk for the data"
     ]
-    assert said[0].endswith("flat_acc 33.3% · took 4s") and said.index(said[-2]) == 3
+    assert said.index(next(line for line in said if "Note" in line)) == 6
 
 
 def test_waiting_for_other_processes_is_said_where_it_was_measured(tmp_path, capsys):

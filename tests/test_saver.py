@@ -159,22 +159,6 @@ def test_a_copy_that_does_not_fit_into_memory_is_a_save_that_failed(saver, said,
     assert saver.finish() == ""
 
 
-def test_a_validation_that_a_stop_interrupted_says_nothing_of_the_time_between(saver):
-    rows = []
-    boundary = StepHooks(
-        World(),
-        Meter(),
-        Steps(start=20),
-        Intervals(log=None, validate=10),
-        Callbacks(log=rows.append),
-        evaluate=lambda: {"val_loss": 1.0},
-        position={"unfinished": {"step": 20, "epoch": 0, "learning_rate": 0.1}, "before": 19},
-    )
-    boundary(20, 0, 0.1)  # the run continues with the validation itself
-    boundary(30, 0, 0.1)
-    assert "val_share" not in rows[0] and rows[1]["val_steps"] == 10 and 0 < rows[1]["val_share"] < 1
-
-
 def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
     reader, writer = os.pipe()
     owner = os.fork()

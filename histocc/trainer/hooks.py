@@ -158,7 +158,6 @@ class StepHooks:
         self.finite_step: int | None = position.get("finite_step")
         # the last call's step
         self.before: int = position.get("before", max(0, steps.start - bool(position.get("unfinished"))))
-        self.validated = steps.start, time.perf_counter()  # step and end of the last validation, or start
         self.unfinished: dict[str, Any] | None = (
             None  # arguments of the call in whose validation the run was stopped
         )
@@ -174,7 +173,7 @@ class StepHooks:
         if evaluates or last or self._due(step, self.intervals.log):
             open_row = self.meter.snapshot()
             row = {"step": step, "epoch": epoch, "lr": learning_rate, **self.meter.row(self.world)}
-            found = self._validate(step) if evaluates else {}
+            found = self._validate() if evaluates else {}
             if found is None:  # stopped: whoever continues evaluates again, and then writes this row
                 self.meter.restore(open_row)
                 self.unfinished = {"step": step, "epoch": epoch, "learning_rate": learning_rate}
@@ -203,22 +202,12 @@ class StepHooks:
         if names or evaluates:
             self.meter.restart_clock()  # evaluating and saving are not training time
 
-    def _validate(self, step: int) -> dict[str, Any] | None:
-        """What `evaluate` gives, how long it took, and, where it was due, the share of the time since the one
-        before that this is.
-        """
+    def _validate(self) -> dict[str, Any] | None:
+        """What `evaluate` gives, and how long it took; None where it was stopped."""
         assert self.evaluate is not None
         started = time.perf_counter()
         found = self.evaluate()
-        now = time.perf_counter()
-        if found is None:
-            return None
-        found = {**found, "seconds_val": now - started}
-        before, since = self.validated
-        if self._due(step, self.intervals.validate) and before < step:
-            found |= {"val_share": (now - started) / (now - since), "val_steps": step - before}
-        self.validated = step, now
-        return found
+        return None if found is None else {**found, "seconds_val": time.perf_counter() - started}
 
     def _is_best(self, val_loss: float) -> bool:
         """Whether no checkpoint that was written has a lower loss. All ranks."""

@@ -165,7 +165,6 @@ class Meter:
             "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
             "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
             "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
-            "peer_shares": peers,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
             "skipped_steps": round(total["_skipped"]),
             "memory_cuts": int(total["_cuts"]),

@@ -22,14 +22,12 @@ from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
 from histocc.trainer.exchange import steps_together
-from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, finish, opened_outputs
 from histocc.trainer.schedule import Schedule, linear_schedule
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
-from histocc.trainer.shares import EQUAL
 from histocc.trainer.training import (
     DROPOUT,
     Training,
@@ -123,8 +121,7 @@ def train(
     last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)
     steps = Steps(schedule.total, start, last, plan.steps_per_epoch)
     state = RunState(settings, training, run, plan, resumed)
-    hints = make_hints(settings, run, training, schedule, start)
-    with opened_outputs(settings, training, world, state, steps, hints) as (log, save, step_done):
+    with opened_outputs(settings, training, world, state, steps) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
         stop = StopVote(world, at_once=run.exchange is not None)
         callbacks = Callbacks(save, log.row, step_done, stop)
@@ -136,14 +133,6 @@ def train(
     say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
     if not stop.agreed:
         use_model(training, model)
-
-
-def make_hints(
-    settings: RunSettings, run: loop.Run, training: Training, schedule: Schedule, start: int
-) -> Hints:
-    may_share = run.reducer is not None and settings.machine.shares == EQUAL
-    fitted = bool(training.fitted_before)
-    return Hints(schedule.stop, settings.loader.num_workers, start, fitted, may_share)
 
 
 def use_model(training: Training, model: nn.Module) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from histocc.runtime.console import duration
 from histocc.runtime.outputs import OwnFiles, kind_of, write_text
 from histocc.runtime.progress import Stage
-from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Steps
 
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
@@ -22,6 +21,8 @@ LARGEST = 1 << 30  # bytes of a log
 MOST = 2.0**53  # from here on floats do not count one by one
 FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
 FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
+# Share of the time that goes into waiting for data, and in how many rows running, before it is remarked on.
+WAITING_SHARE, WAITING_ROWS = 0.15, 3
 # significant digits; losses have 12
 _DIGITS = {
     "grad_norm": 6,
@@ -136,7 +137,7 @@ class RunLog:
             written.
         columns: of logs.csv; see `log_columns`.
         bar: whether to show a progress bar where `runtime.progress` shows them.
-        hints: advice drawn from the rows.
+        workers: loading processes per process, for the note on waiting for data.
         others: has the methods row and close, too, and is called on rank 0 (`histocc.trainer.loggers`).
     """
 
@@ -149,7 +150,7 @@ class RunLog:
         *,
         bar: bool = True,
         again: bool = False,
-        hints: Hints | None = None,
+        workers: int = 0,
         others: Any = None,
     ):
         self.path = self.status_path = ""
@@ -162,7 +163,7 @@ class RunLog:
         self.started, self.steps = time.monotonic(), 0
         self.others = others if is_main else None
         self.bar, self.waiting = None, []
-        self.hints = hints or Hints(self.stop, first_step=steps.start)
+        self.workers, self.rows_waiting, self.waiting_noted = workers, 0, False
         self.status = {
             "state": RUNNING,
             "step": self.first_step,
@@ -240,8 +241,19 @@ class RunLog:
             self.say(self._train_line(values))
         if values.get("val_loss") is not None:
             self.say(validation_line(values, self.columns))
-        for hint in self.hints.of(values):
-            self.say(f"Note: {hint}")
+        self._note_waiting(values.get("data_share") or 0.0)
+
+    def _note_waiting(self, share: float) -> None:
+        """Says once how to wait less for data."""
+        self.rows_waiting = self.rows_waiting + 1 if share > WAITING_SHARE else 0
+        if self.rows_waiting < WAITING_ROWS or self.waiting_noted:
+            return
+        self.waiting_noted = True
+        self.say(
+            f"Note: {share:.0%} of the time goes into waiting for data: --num-workers"
+            f" {max(2, 2 * self.workers)} instead of {self.workers} (per process), or a faster disk for"
+            " the data"
+        )
 
     def _append(self, *rows: list[str]) -> None:
         """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the

@@ -14,7 +14,6 @@ from histocc.runtime.lock import run_lock
 from histocc.runtime.parallel import is_sharded, unwrap, whole
 from histocc.runtime.world import World
 from histocc.trainer import loop, run_files
-from histocc.trainer.hints import Hints
 from histocc.trainer.hooks import Steps
 from histocc.trainer.loggers import LoggedRun, Loggers
 from histocc.trainer.plan import BatchPlan
@@ -46,7 +45,7 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
 
 @contextlib.contextmanager
 def opened_outputs(
-    settings: RunSettings, training: Training, world: World, state: "RunState", steps: Steps, hints: Hints
+    settings: RunSettings, training: Training, world: World, state: "RunState", steps: Steps
 ) -> Generator[tuple[RunLog, Saver, Callable[[], None]]]:
     """Clears what is started over, writes args.json and the lists of the data, and gives log, saver of
     checkpoints, and what is to be called after each step. All ranks. Raises UserError.
@@ -72,7 +71,7 @@ def opened_outputs(
         log_columns(tuple(training.task.columns)),
         world.is_main,
         again=bool(position.get("unfinished")),
-        hints=hints,
+        workers=settings.loader.num_workers,
         others=loggers.get("own"),
     )
     save = Saver(own, folder.keep_checkpoints, world, state, log.say)

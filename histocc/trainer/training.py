@@ -50,7 +50,7 @@ class Training:
         about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
         lists: folder of small files that are copied for the user to look at; "" for none.
         epoch_name: of the checkpoint of an epoch, {} for its number.
-        fitted_before: what was fitted before the first step, "" for nothing: the loss begins low then.
+        fitted_before: what was fitted before the first step, "" for nothing.
         smaller_model: what to take where memory is short.
         finish: called on all ranks after the last step, and where none is left to take, with the model in
             evaluation mode, without gradients, its weights whole.
