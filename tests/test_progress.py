@@ -63,7 +63,7 @@ def test_a_terminal_shows_bars_unless_quiet(tmp_path, quiet):
     data = write_rows(tmp_path / "rows.csv", 60)
     ours, theirs = pty.openpty()
     flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", *TINY, "--max-steps", 3]
-    flags += ["--save-path", tmp_path / "run", *["--quiet"] * quiet]
+    flags += ["--ngrams", 8, "--ngram-passes", 1, "--save-path", tmp_path / "run", *["--quiet"] * quiet]
     process = subprocess.Popen(
         [sys.executable, "finetune.py", *map(str, flags)],
         cwd=REPO,
@@ -83,5 +83,9 @@ def test_a_terminal_shows_bars_unless_quiet(tmp_path, quiet):
             break
     os.close(ours)
     assert process.wait(120) == 0, said
-    bars = [name for name in (b"training:", b"validation:", b"reading ") if name in said]
-    assert len(bars) == (0 if quiet else 3), said
+    fits = (
+        b"fitting n-grams, linear decoder:",
+        b"fitting n-grams, both decoders:",
+    )  # each with a rate of its own
+    bars = [name for name in (b"training:", b"validation:", b"reading ", *fits) if name in said]
+    assert len(bars) == (0 if quiet else 5), said

@@ -78,28 +78,32 @@ def fit_ngrams(
     loss_fn: LossMixer,
     passes: int,
     seed: int,
-    check: Callable[[int, int], None],
+    check: Callable[[str, int, int], None],
 ) -> float:
     """`ngram_fit.fit` on the distinct training rows of a run. as_rows: what the trainer takes of them.
-    Returns the seconds. check: called with
-    the number of each step and of all, before it, may raise to stop."""
+    check: as there. Returns the seconds."""
     rows = DistinctRows(data.train)
     batches = MicroBatches(as_rows(rows), BatchPlan(len(rows), BATCH, 1, BATCH), 0, seed)
     return fit(model, batches, rows.weight, loss_fn, passes, seed, check)
 
 
-def progress(world: World) -> Callable[[int, int], None]:
-    """What `fit_ngrams` calls before each step: shows how far it is, and ends it where the run is to stop."""
+def progress(world: World) -> Callable[[str, int, int], None]:
+    """What `fit_ngrams` calls before each step: shows how far it is, and ends it where the run is to stop.
+    Its parts are stages of their own, since a step with both decoders takes several times as long as one
+    with the linear decoder."""
     stage: Stage | None = None
 
-    def check(step: int, steps: int) -> None:
+    def check(part: str, step: int, steps: int) -> None:
         nonlocal stage
         if world.stop_asked_anywhere():
             world.print(
-                f"The fit is given up after {step:,} of {steps:,} steps; fewer --ngram-passes make it shorter"
+                f"The fit is given up after {step:,} of {steps:,} steps with the {part}; fewer --ngram-passes"
+                " make it shorter"
             )
             raise Stopped
-        stage = stage or Stage("fitting n-grams", steps, "steps")
+        if step == 0:
+            stage = Stage(f"fitting n-grams, {part}", steps, "steps")
+        assert stage is not None
         stage.at(step)
         if step + 1 >= steps:
             stage.close()

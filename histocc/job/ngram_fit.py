@@ -120,13 +120,14 @@ def fit(
     loss_fn: LossMixer,
     passes: int,
     seed: int,
-    check: Callable[[int, int], None] = lambda step, steps: None,
+    check: Callable[[str, int, int], None] = lambda part, step, steps: None,
 ) -> float:
     """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
     of `DistinctRows` with these `weights`, without the encoder, in place, on the CPU in float32: first with
     the linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
     `passes`. At most MOST_SHOWN rows are seen in either part, and the fewer the wider the decoder. check:
-    called with the number of each step and of all, before it, may raise to stop. Returns the seconds."""
+    called before each step with the name of its part, its number there and how many steps the part has; may
+    raise to stop. Returns the seconds."""
     began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
     torch.manual_seed(seed % 2**63)
@@ -142,18 +143,18 @@ def fit(
     to_memory = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight]
     slow = [*to_memory, *model.decoder.parameters()]
     parts = (
-        (linear_losses, [], RATE, range(steps[0])),
-        (both_losses, slow, RATE_WITH_DECODER, range(steps[0], sum(steps))),
+        ("linear decoder", linear_losses, [], RATE, range(steps[0])),
+        ("both decoders", both_losses, slow, RATE_WITH_DECODER, range(steps[0], sum(steps))),
     )
     try:
-        for losses, others, rate, own in parts:
+        for name, losses, others, rate, own in parts:
             _descend(
                 batches,
                 weights,
                 partial(losses, model, loss_fn),
                 _optimizers(ngrams.table.weight, fast, others, rate),
                 own,
-                lambda step: check(step, sum(steps)),
+                partial(check, name),
             )
     finally:
         ngrams.dropout, ngrams.sparse = dropout, False
@@ -169,13 +170,14 @@ def _descend(
     losses: Callable[[dict], Tensor],
     optimizers: list[torch.optim.Optimizer],
     steps: range,
-    check: Callable[[int], None],
+    check: Callable[[int, int], None],
 ) -> None:
-    """Steps of Adam, at rates that rise and fall. losses: [B] of a batch; weights: of rows, [N]."""
+    """Steps of Adam, at rates that rise and fall. losses: [B] of a batch; weights: of rows, [N]; check: as
+    in `fit`, without the name."""
     schedules = [linear_schedule(each, len(steps) // 20, len(steps)) for each in optimizers]
     slow = [p for group in optimizers[1].param_groups[1:] for p in group["params"]]
     for step in steps:
-        check(step)
+        check(step - steps.start, len(steps))
         for batch in batches[divmod(step, len(batches))]:
             loss = losses(batch) * batch["weights"] * weights[batch["rows"]]
             (loss.sum() / batch["global_count"]).backward()
