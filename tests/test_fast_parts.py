@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from histocc.formatter import PAD_IDX
-from histocc.model.canine import CanineConfig, CanineEncoder, SelfAttention
-from histocc.model.layers import Dropout, attend, dropout, product
+from histocc.model.canine import CanineConfig, CanineEncoder
+from histocc.model.layers import Dropout, attend, dropout
 from histocc.model.loss import BlockOrderInvariantLoss
 
 SMALL = {
@@ -74,13 +74,6 @@ def test_attention_in_steps_is_that_of_the_fused_kernel(kind):
     if visible is not None:
         with pytest.raises(ValueError, match="no further mask"):
             attend(q, k, v, visible, 0.0, causal=True)
-
-
-def test_one_product_for_several_layers():
-    attention = SelfAttention(CanineConfig(**SMALL), None)
-    layers, x = (attention.query, attention.key, attention.value), torch.randn(2, 5, 32)
-    for found, layer in zip(product(x, *attention.query_key_value()).chunk(3, dim=-1), layers, strict=True):
-        assert torch.allclose(found, layer(x), atol=1e-6)
 
 
 def test_rows_that_no_text_touches_are_left_out_of_training():

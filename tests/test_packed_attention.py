@@ -41,21 +41,28 @@ def some_groups() -> list[Group]:
     ]
 
 
+def compare(found, expected, leaves):
+    """Values, and gradients of the same weighted sum; returns those of `found`."""
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+    weights = torch.randn_like(found)
+    ours, theirs = (torch.autograd.grad((each * weights).sum(), leaves) for each in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-13)
+    return ours
+
+
 def test_self_attention_of_groups_is_torchs():
     torch.manual_seed(1)
     groups = some_groups()
-    number, others = sum(each.rows * each.queries for each in groups), 7
-    x = torch.randn(number + others, 3 * WIDTH, dtype=torch.float64, requires_grad=True)
-    found = self_attention(x, groups, HEADS, 0.0)
-    q, k, v = x.chunk(3, dim=1)
-    sizes = [each.rows * each.queries for each in groups]
-    parts = zip(*(each[:number].split(sizes) for each in (q, k, v)), groups)
+    sizes, others = [each.rows * each.queries for each in groups], 7
+    x = torch.randn(sum(sizes) + others, 3 * WIDTH, dtype=torch.float64, requires_grad=True)
+    parts = zip(*(each[: sum(sizes)].split(sizes) for each in x.chunk(3, dim=1)), groups)
     expected = torch.cat([by_hand(*each) for each in parts] + [x.new_zeros(others, WIDTH)])
-    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
-    weights = torch.randn_like(found)
-    ours, theirs = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (found, expected))
-    assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-13)
-    assert not ours[number:].any()
+    (gradient,) = compare(self_attention(x, groups, HEADS, 0.0), expected, [x])
+    assert not gradient[sum(sizes) :].any()
+    half = x.detach().bfloat16()  # is computed in float32 and given back as it came
+    exact = self_attention(half.float(), groups, HEADS, 0.0)
+    assert torch.equal(self_attention(half, groups, HEADS, 0.0), exact.bfloat16())
 
 
 def test_cross_attention_of_groups_is_torchs():
@@ -65,16 +72,10 @@ def test_cross_attention_of_groups_is_torchs():
     groups = [Group(3, 4, 7, seen), Group(2, 4, 2)]
     queries = torch.randn(20, WIDTH, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(3 * 7 + 2 * 2 + 3, 2 * WIDTH, dtype=torch.float64, requires_grad=True)
-    found = cross_attention(queries, memory, groups, HEADS, 0.0)
     k, v = memory[:25].chunk(2, dim=1)
     parts = zip(queries.split([12, 8]), k.split([21, 4]), v.split([21, 4]), groups)
     expected = torch.cat([by_hand(*each) for each in parts])
-    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
-    weights = torch.randn_like(found)
-    for ours, theirs in zip(
-        *(torch.autograd.grad((each * weights).sum(), (queries, memory)) for each in (found, expected))
-    ):
-        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+    compare(cross_attention(queries, memory, groups, HEADS, 0.0), expected, [queries, memory])
 
 
 def test_gradients_with_dropout_are_those_of_the_forward_pass():
@@ -97,16 +98,7 @@ def test_dropout_of_everything():
     assert not found.any() and x.grad is not None and not x.grad.any()
     many = torch.ones(1 << 22)
     assert not dropout(many, 1.0).any() and torch.equal(dropout_add(many, many, 1.0), many)
-
-
-def test_half_precision_is_computed_in_float32_and_given_back_as_it_came():
-    torch.manual_seed(5)
-    x = torch.randn(12, 3 * WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    found = self_attention(x, [Group(3, 4, 4)], HEADS, 0.0)
-    found.sum().backward()
-    exact = self_attention(x.detach().float().requires_grad_(), [Group(3, 4, 4)], HEADS, 0.0)
-    assert found.dtype == torch.bfloat16 and x.grad is not None and x.grad.dtype == torch.bfloat16
-    assert torch.equal(found, exact.to(torch.bfloat16))
+    assert torch.equal(dropout_add(many, many, 0.0), 2 * many)
 
 
 @pytest.mark.parametrize("codes", [1, 2, 3])
@@ -156,11 +148,6 @@ def test_dropout_and_residual_in_one_step(dtype):
         *(torch.autograd.grad((each * weights).sum(), (x, residual)) for each in (found, expected))
     ):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-
-
-def test_dropout_and_residual_without_dropout():
-    x, residual = torch.randn(3, 4), torch.randn(3, 4)
-    assert torch.equal(dropout_add(x, residual, 0.0), x + residual)
 
 
 @pytest.mark.skipif(not has_bfloat16("cpu"), reason="this CPU has no bfloat16")
