@@ -37,19 +37,6 @@ def test_the_page_is_what_its_results_give(tmp_path):
         assert (PAGE.parent / f"benchmarks_{name}.png").exists()
 
 
-def test_another_figure_is_another_page(tmp_path):
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    reference = results["small"]["train"]["reference"]
-    results["small"]["train"]["float32"] = 7 * reference
-    (tmp_path / "results.json").write_text(json.dumps(results))
-    done = benchmarks("--results", tmp_path / "results.json", "--output", tmp_path)
-    assert done.returncode == 0, done.stdout
-    row = next(
-        line for line in (tmp_path / "benchmarks.md").read_text().splitlines() if "small: training" in line
-    )
-    assert f"{7 * reference:.0f} (7 times)" in row
-
-
 def test_the_readme_says_the_same():
     part = json.loads(RESULTS.read_text(encoding="utf-8"))["small"]
     rates, base = part["train"] | part["decode"], part["train"]["reference"]
@@ -61,18 +48,6 @@ def test_the_readme_says_the_same():
         f" {rates['greedy float32'] / rates['greedy reference']:.0f} times"
     )
     assert said in words
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["speed"], "no such part: speed; there are: small, base, length"),
-        (["--results", "nothing.json"], "not measured yet: small, base, length"),
-    ],
-)
-def test_what_is_missing_is_named(tmp_path, arguments, words):
-    done = benchmarks(*arguments, "--output", tmp_path)
-    assert done.returncode == 2 and words in done.stdout, done.stdout
 
 
 @pytest.mark.full

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,17 +14,8 @@ from histocc.runtime import machine
 from histocc.runtime.world import World
 
 DOCTOR = [sys.executable, "-W", "ignore", "-m", "histocc.doctor"]
-TWO = [
-    sys.executable,
-    "-W",
-    "ignore",
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc_per_node=2",
-    "-m",
-    "histocc.doctor",
-]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TWO = [*DOCTOR[:3], *TORCHRUN, "-m", "histocc.doctor"]
 
 
 def examine(command, *flags, timeout=120, **env):
@@ -47,24 +37,9 @@ def examine(command, *flags, timeout=120, **env):
 def test_two_processes_that_are_well(tmp_path):
     code, found, fine = examine(TWO, "--save-path", tmp_path)
     assert code == 0 and fine and {f["level"] for f in found.values()} <= {"ok", "warning"}
-    assert {
-        "versions",
-        "devices",
-        "memory",
-        "shared memory",
-        "disk",
-        "cores",
-        "same versions",
-        "placement",
-        "clocks",
-        "all-reduce",
-        "speed",
-        "training",
-    } <= found.keys()
-    assert (
-        "2 CPU processes on 1 machine" in found["placement"]["text"]
-        and "sums are right" in found["all-reduce"]["text"]
-    )
+    names = "versions,devices,memory,shared memory,disk,cores,same versions,placement,clocks,speed,training"
+    assert set(names.split(",")) <= found.keys() and "sums are right" in found["all-reduce"]["text"]
+    assert "2 CPU processes on 1 machine" in found["placement"]["text"]
     assert found["training"]["place"] == "all 2 processes" and found["disk"]["place"].endswith("(machine 0)")
     assert list(tmp_path.iterdir()) == []  # leaves nothing behind
 
@@ -92,21 +67,11 @@ def test_one_process_with_a_save_path_that_cannot_be(tmp_path):
 @pytest.mark.processes
 @pytest.mark.full
 def test_a_peer_that_never_comes_is_waited_for_in_bounded_time():
-    code, found, fine = examine(  # which waits for two minutes
-        DOCTOR,
-        "--timeout-minutes",
-        0.15,
-        RANK="0",
-        LOCAL_RANK="0",
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT="29671",
-    )
+    common = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29671")
+    code, found, fine = examine(DOCTOR, "--timeout-minutes", 0.15, RANK="0", LOCAL_RANK="0", **common)
     assert code == 1 and not fine
-    assert (
-        found["meeting the other processes"]["level"] == "fault"
-        and found["meeting the other processes"]["remedy"]
-    )
+    meeting = found["meeting the other processes"]
+    assert meeting["level"] == "fault" and meeting["remedy"]
 
 
 SLEEPER = """
@@ -147,11 +112,6 @@ def test_wrong_flags_end_with_2():
 # ---- single findings on machines that are not at hand
 
 
-def test_old_torch_is_a_fault(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", "2.6.0")
-    assert machine.versions().level == "fault" and "2.10" in machine.versions().remedy
-
-
 @pytest.mark.parametrize(
     "device, cuda, hidden, level, remedy",
     [
@@ -170,17 +130,20 @@ def test_gpus_that_are_there_and_not_used(monkeypatch, device, cuda, hidden, lev
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     found = machine.gpus(device)
     assert found.level == level and remedy in found.remedy
+    monkeypatch.setattr(machine, "_nvidia_smi", list)  # and where there are none
+    assert machine.gpus(device).level == ("fault" if device == "cuda" else "ok")
 
 
-def test_cuda_asked_for_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(machine, "_nvidia_smi", list)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert machine.gpus("cuda").level == "fault" and machine.gpus("auto").level == "ok"
-
-
-def test_little_memory(monkeypatch):
+def test_old_torch_little_memory_and_more_threads_than_cores(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.6.0")
+    assert machine.versions().level == "fault" and "2.10" in machine.versions().remedy
     monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 1_000_000})
     assert machine.memory().level == "warning" and machine.memory().text.startswith("1.0 GB")
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert machine.cores(World(local_size=1, size=1)).level == "ok"
+    found = machine.cores(World(local_size=4, size=4))
+    assert found.level == "warning" and "OMP_NUM_THREADS=2" in found.remedy
 
 
 @pytest.mark.parametrize("free, level", [(0.5e9, "fault"), (5e9, "warning"), (50e9, "ok")])
@@ -189,15 +152,6 @@ def test_space_for_checkpoints(monkeypatch, tmp_path, free, level):
     monkeypatch.setattr(machine.os, "fsync", lambda number: None)
     found = machine.disk(str(tmp_path))
     assert found.level == level and bool(found.remedy) == (level != "ok")
-
-
-def test_more_threads_than_cores(monkeypatch):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: range(8))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert machine.cores(World(local_size=1, size=1)).level == "ok"
-    found = machine.cores(World(local_size=4, size=4))
-    assert found.level == "warning" and "OMP_NUM_THREADS=2" in found.remedy
-    assert "at most one process per core" in machine.cores(World(local_size=9, size=9)).remedy
 
 
 class Others:
@@ -218,52 +172,45 @@ class Others:
         return 0.1, True
 
 
-def test_a_slow_process_is_named():
-    found = doctor.slowest(Others([1.0, 1.1, 1.9]))
-    assert found.level == "warning" and found.text == "slower than the others: rank 2 (1.7 times)"
-    assert doctor.slowest(Others([1.0, 1.1, 1.2])).level == "ok"
+class Gpus(Others):
+    device = torch.device("cuda", 0)
 
 
-def test_clocks_that_differ():
-    found = doctor.clocks(Others([100.0, 107.5, 100.1]))
-    assert found.level == "warning" and "7.5 s" in found.text and "rank 1 is ahead" in found.text
-    assert doctor.clocks(Others([100.0, 100.5, 100.1])).level == "ok"
+ONE = {"torch": "2.13", "CUDA": None, "Python": "3.11", "histocc": "1", "numpy": "2"}
 
 
-def test_versions_that_differ():
-    one = {"torch": "2.13", "CUDA": None, "Python": "3.11", "histocc": "1", "numpy": "2"}
-    found = doctor.same_versions(Others([one, {**one, "torch": "2.12"}, one]))
-    assert (
-        found.level == "fault"
-        and found.text == "torch: rank 1 has 2.12, rank 0 2.13"
-        and "one environment" in found.remedy
-    )
+@pytest.mark.parametrize(
+    "find, world, level, text",
+    [
+        (doctor.slowest, Others([1.0, 1.1, 1.2]), "ok", ""),
+        (doctor.slowest, Others([1.0, 1.1, 1.9]), "warning", "slower than the others: rank 2 (1.7 times)"),
+        (doctor.clocks, Others([100.0, 100.5, 100.1]), "ok", ""),
+        (doctor.clocks, Others([100.0, 107.5, 100.1]), "warning", "rank 1 is ahead"),
+        (
+            doctor.same_versions,
+            Others([ONE, {**ONE, "torch": "2.12"}, ONE]),
+            "fault",
+            "torch: rank 1 has 2.12, rank 0 2.13",
+        ),
+        (doctor.all_reduce, Others([True, True, False], [0.1] * 3), "fault", "wrong sums on rank 2"),
+        (
+            doctor.own_devices,
+            Gpus([("a", "cuda:0"), ("a", "cuda:0"), ("b", "cuda:0")]),
+            "fault",
+            "cuda:0 on a",
+        ),
+    ],
+)
+def test_what_is_found_among_the_processes(find, world, level, text):
+    found = find(world)
+    assert found.level == level and text in found.text
 
 
-def test_wrong_sums_are_a_fault():
-    found = doctor.all_reduce(Others([True, True, False], [0.1, 0.1, 0.1]))
-    assert found.level == "fault" and "wrong sums on rank 2" in found.text
-
-
-def test_processes_that_share_a_gpu(monkeypatch):
-    class Gpus(Others):
-        device = torch.device("cuda", 0)
-
-    found = doctor.own_devices(Gpus([("a", "cuda:0"), ("a", "cuda:0"), ("b", "cuda:0")]))
-    assert found.level == "fault" and "cuda:0 on a" in found.text and "on b" not in found.text
-
-
-def test_a_finding_may_not_be_a_fault_and_ready(capsys):
+def test_a_fault_is_said_once(capsys):
     report = doctor.Report(as_json=False)
-    report.add(
-        "here",
-        [
-            machine.Finding("memory", "ok", "enough"),
-            replace(machine.Finding("disk", "fault", "full", "make room")),
-        ],
-    )
+    fault = machine.Finding("disk", "fault", "full", "make room")
+    report.add("here", [machine.Finding("memory", "ok", "enough"), fault])
     report.say()
     report.say()
-    assert (
-        capsys.readouterr().out.count("1 faults, 0 warnings. Fix the failed checks") == 1 and report.has_fault
-    )
+    said = capsys.readouterr().out
+    assert said.count("1 faults, 0 warnings. Fix the failed checks") == 1 and report.has_fault

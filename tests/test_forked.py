@@ -14,6 +14,7 @@ import torch
 from helpers import REPO, run_inside, write_csv
 from test_predict import CODES, flags, model, predict_here, table  # noqa: F401
 
+from histocc.data import tables
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
 from histocc.runtime import forked
@@ -76,33 +77,23 @@ def test_what_another_process_raises_is_raised_here():
         Forked(2, never).each(fails(Stopped()))
 
 
-def test_a_process_that_dies_is_noticed_while_others_work():
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_process_that_dies_or_fails_is_noticed_while_others_work(dies):
     shared = Forked(3, never)
 
     def work(number: int) -> None:
+        if number == 1 and not dies:
+            raise UserError("a column is missing")
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
             shared.check()
             time.sleep(0.01)
 
-    with pytest.raises(TrainingError, match="has died .killed by SIGKILL"):
-        shared.each(work)
-    assert not shared._children
-
-
-def test_a_failure_is_noticed_while_others_work():
-    shared = Forked(2, never)
-
-    def work(number: int) -> None:
-        if number:
-            raise UserError("a column is missing")
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            shared.check()
-            time.sleep(0.01)
-
-    with pytest.raises(UserError, match="a column is missing"):
+    error, said = (
+        (TrainingError, "has died .killed by SIGKILL") if dies else (UserError, "a column is missing")
+    )
+    with pytest.raises(error, match=said):
         shared.each(work)
 
 
@@ -202,18 +193,10 @@ def coded(tmp_path, model, rows, *more) -> tuple[bytes, str]:  # noqa: F811
 
 
 def test_a_file_is_the_same_on_one_core_and_on_several(tmp_path, model, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(predict.CodedFile, "scan", small_parts(predict.CodedFile.scan, monkeypatch))
+    monkeypatch.setattr(tables, "CHUNK", 128)  # rows of a part, so that there are some to share
     one, _ = coded(tmp_path, model, 1200, "--processes", 1)
     several, said = coded(tmp_path, model, 1200, "--processes", 3)
     assert "3 processes on cpu" in said and one == several and one.count(b"\n") > 1200
-
-
-def small_parts(scan, monkeypatch):
-    """Parts of 128 rows, so that there are some to share."""
-    from histocc.data import tables
-
-    monkeypatch.setattr(tables, "CHUNK", 128)
-    return scan
 
 
 def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
@@ -221,7 +204,7 @@ def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
     model,  # noqa: F811
     monkeypatch,
 ):
-    small_parts(None, monkeypatch)
+    monkeypatch.setattr(tables, "CHUNK", 128)
     expected, _ = coded(tmp_path, model, 1200, "--processes", 1)
     parent, part = os.getpid(), predict.Job.code_part
 

@@ -11,9 +11,7 @@ from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc import export
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate import figures as report
-from histocc.evaluate import measures as report_metrics
-from histocc.evaluate.measures import SHARES, Candidates
+from histocc.evaluate.measures import SHARES
 from histocc.formatter import hisco_blocky5
 from histocc.model import model_io, search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -121,18 +119,6 @@ class TestSearch:
             best, order = probs.topk(3)
             assert torch.equal(numbers, order) and ((found - best) / best).abs().max() < tolerance
 
-    def test_each_decoder_alone(self):
-        formatter, codes = KEYS["hisco"]
-        model = make_model(formatter, len(codes)).double()
-        ids, mask = inputs(model)
-        written, linear = CodeSearch(model, CodeTrie(codes, formatter), 0.4).log_probs(ids, mask)
-        assert (written - plain(model, ids, mask, codes, formatter).log()).abs().max() < 1e-9
-        with torch.no_grad():
-            assert torch.equal(linear, model.classify(model.encode(ids, mask)[1]).log_softmax(1))
-        assert (
-            CodeSearch(model, CodeTrie(codes, formatter), 1.0).full(ids, mask) - linear.exp()
-        ).abs().max() < 1e-12
-
     @pytest.mark.parametrize("system", KEYS)
     def test_share_0_is_the_seq2seq_decoder_to_the_bit(self, system, monkeypatch):
         """The linear decoder is not even asked."""
@@ -223,15 +209,6 @@ class TestCoding:
             assert coder.code(TEXTS, ["en"] * len(TEXTS), decoder) == without.code(
                 TEXTS, ["en"] * len(TEXTS), decoder
             )
-
-    @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
-    def test_share_0_changes_nothing(self, model, tmp_path, decoder):
-        coders = [
-            Coder.load(str(saved(tmp_path / str(i), model, **more)))
-            for i, more in enumerate(({}, {"linear_share": 0.0}))
-        ]
-        first, second = (coder.code(TEXTS, ["en"] * len(TEXTS), decoder) for coder in coders)
-        assert first == second and coders[0].linear_share == 0.0
 
     @pytest.mark.full
     def test_predict_says_it(self, model, tmp_path):
@@ -347,24 +324,9 @@ def evaluated(model, rows, tmp_path_factory):
 
 
 def flags(folder, name, *more):
-    return [
-        "--model",
-        folder / "run",
-        "--data",
-        folder / "val.csv",
-        "--target-cols",
-        "hisco_1",
-        "hisco_2",
-        "--language",
-        "en",
-        "--output",
-        folder / name,
-        "--device",
-        "cpu",
-        "--resamples",
-        20,
-        *more,
-    ]
+    files = ["--model", folder / "run", "--data", folder / "val.csv", "--output", folder / name]
+    columns = ["--target-cols", "hisco_1", "hisco_2", "--language", "en"]
+    return [*files, *columns, "--device", "cpu", "--resamples", 20, *more]
 
 
 def run_evaluation(folder, name, *more):
@@ -503,60 +465,6 @@ class TestEvaluation:
         assert "linear_share" not in model_io.load_model(str(tmp_path / "run"))[2]
         saved(tmp_path / "run", made, linear_share=0.2)
         assert "both" in run_evaluation(tmp_path, "again")[0]["decoders"]
-
-
-class TestFitting:
-    def test_across_halves(self):
-        """One half is right with the share 0 alone, the other with 1 alone: each is counted with that of
-        the other, so none is."""
-        texts = np.array([0, 0, 1 << 17, (1 << 17) + 1, 5], dtype=np.uint64)
-        right = np.zeros((5, len(SHARES)), dtype=bool)
-        right[[0, 1, 4], 0], right[[2, 3], -1] = True, True
-        share, halves, half = report_metrics.fitted_shares(right, texts)
-        assert half.tolist() == [0, 0, 1, 1, 0] and halves == [0, len(SHARES) - 1]
-        assert not right[np.arange(5), np.array(halves)[1 - half]].any()
-        assert share == 0  # two texts, and two: the lower share
-
-    def test_texts_weigh_the_same(self):
-        texts, right = np.array([1, 1, 1, 2, 3], dtype=np.uint64), np.zeros((5, len(SHARES)), dtype=bool)
-        right[:3, 2], right[3:, 8] = True, True
-        assert report_metrics.fitted_shares(right, texts)[0] == 8
-
-    def test_ties_go_to_the_one_nearest_to_a_half(self):
-        right = np.ones((4, len(SHARES)), dtype=bool)
-        assert report_metrics.best_share(right, np.ones(4)) == 5
-        right[:, 5] = False
-        assert report_metrics.best_share(right, np.ones(4)) == 4
-        assert report_metrics.best_share(right[:0], np.ones(0)) == 5  # a half without a text
-
-    def test_blocks_of_rows_make_no_difference(self, monkeypatch):
-        random = np.random.default_rng(1)
-        codes = np.sort(random.permuted(np.tile(np.arange(12), (50, 1)), axis=1)[:, :8], axis=1)
-        codes[:, ::3] = np.where(random.random((50, 3)) < 0.3, -1, codes[:, ::3])
-        candidates = Candidates(
-            codes, random.normal(size=(50, 8)), random.normal(size=(50, 8)), random.integers(1, 3, 50)
-        )
-        true = np.array([random.permutation(12)[:2] for _ in range(50)])
-        true[candidates.number == 1, 1] = -1
-        whole = report_metrics.right_by_share(candidates, true)
-        monkeypatch.setattr(report_metrics, "ROWS_AT_ONCE", 7)
-        assert (
-            np.array_equal(report_metrics.right_by_share(candidates, true), whole) and 0 < whole.mean() < 0.5
-        )
-        for i, share in enumerate(SHARES):
-            for row in range(50):
-                scores = (1 - share) * candidates.written[row] + share * candidates.linear[row]
-                order = [c for _, c in sorted((-s, c) for s, c in zip(scores, codes[row]) if c >= 0)]
-                assert whole[row, i] == (
-                    {*order[: candidates.number[row]]} == {c for c in true[row] if c >= 0}
-                )
-
-    def test_a_code_that_stands_twice_in_a_row_is_one(self):
-        assert [
-            sorted(set(row) - {-1})
-            for row in report.distinct_codes(np.array([[3, 3, -1], [-1, 2, 1], [-1, -1, -1]])).tolist()
-        ] == [[3], [1, 2], []]
-        assert (report.distinct_codes(np.array([[3, 3, -1]])) == 3).sum() == 1
 
 
 def test_no_more_codes_than_any_training_row_has(model, tmp_path):

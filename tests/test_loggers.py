@@ -32,25 +32,9 @@ def fails(error):
 
 @pytest.fixture
 def flags(tmp_path):
-    return [
-        "--train-data",
-        write_rows(tmp_path / "train.csv", 24),
-        "--val-data",
-        write_rows(tmp_path / "val.csv", 6, 100),
-        *TINY,
-        "--language-col",
-        "lang",
-        "--batch-size",
-        8,
-        "--num-epochs",
-        2,
-        "--eval-interval",
-        3,
-        "--log-interval",
-        1,
-        "--save-dir",
-        tmp_path / "run",
-    ]
+    train, val = write_rows(tmp_path / "train.csv", 24), write_rows(tmp_path / "val.csv", 6, 100)
+    files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
+    return [*files, *TINY, "--batch-size", 8, "--num-epochs", 2, "--eval-interval", 3, "--log-interval", 1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
@@ -64,9 +48,8 @@ def test_tensorboard_holds_what_the_log_holds(flags, tmp_path):
     events.Reload()
     for name in ("train_loss", "val_loss", "seq_acc", "lr"):
         logged = {int(row["step"]): row[name] for row in read_logs(tmp_path / "run") if row[name] is not None}
-        assert {
-            event.step: pytest.approx(event.value, rel=1e-5) for event in events.Scalars(name)
-        } == logged, name
+        found = {event.step: pytest.approx(event.value, rel=1e-5) for event in events.Scalars(name)}
+        assert found == logged, name
 
 
 def leveldb_records(content, block=32768):
@@ -93,13 +76,9 @@ def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, mon
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    assert (
-        run_inside(
-            train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes", "--max-steps", 4
-        )[0]
-        == 0
-    )
-    assert run_inside(train_mixer.main, *flags, "--log-wandb", "--wandb-project-name", "codes")[0] == 0
+    flags += ["--log-wandb", "--wandb-project-name", "codes"]
+    assert run_inside(train_mixer.main, *flags, "--max-steps", 4)[0] == 0
+    assert run_inside(train_mixer.main, *flags)[0] == 0
     losses, names = {}, set()
     for file in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):
         for data in leveldb_records(file.read_bytes()):
@@ -114,11 +93,8 @@ def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, mon
             if "train_loss" in items:
                 losses[items["_step"]] = pytest.approx(items["train_loss"], rel=1e-9)
     assert len(names) == 1 and {project for _, project in names} == {"codes"}
-    assert losses == {
-        int(row["step"]): row["train_loss"]
-        for row in read_logs(tmp_path / "run")
-        if row["train_loss"] is not None
-    }
+    logged = {int(row["step"]): row["train_loss"] for row in read_logs(tmp_path / "run")}
+    assert losses == {step: loss for step, loss in logged.items() if loss is not None}
 
 
 @pytest.mark.parametrize("flag, package", [("--tensorboard", "tensorboard"), ("--log-wandb", "wandb")])
@@ -130,10 +106,6 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
     code, output = run_inside(train_mixer.main, *flags, flag)
     assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output
     assert not (tmp_path / "run").exists()
-
-
-def test_nothing_is_opened_where_it_is_not_asked_for():
-    assert loggers.Loggers(loggers.LoggerSettings(), RUN).threads == []
 
 
 def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
@@ -177,33 +149,11 @@ def test_a_plot_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, 
     assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1
 
 
-def test_curves_are_drawn_once_more_only_for_rows_that_came_since(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(loggers.curves, "available", lambda: True)
-    monkeypatch.setattr(loggers.curves, "draw", lambda runs, path, own: drawn.append(path))
-    (tmp_path / "logs.csv").write_text("step,val_loss\n1,1.0\n")
-    for later, times in (([], 1), ([{"step": 2, "train_loss": 1.0}], 2)):
-        curves = loggers.Curves(OwnFiles(str(tmp_path)))
-        for row in ({"step": 1, "val_loss": 1.0}, *later):
-            curves.row(row, more=False)
-        curves.close()
-        assert len(drawn) == times, later
-        drawn.clear()
-    curves.row({"step": 3, "val_loss": 1.0}, more=True)  # the next row draws it
-    assert drawn == []
-
-
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "histocc.trainer.loop.optimizer_step",
-        lambda *_: (_ for _ in ()).throw(TrainingError("broken")),
-    )
+    monkeypatch.setattr("histocc.trainer.loop.optimizer_step", fails(TrainingError("broken")))
     code, output = run_inside(train_mixer.main, *flags)
-    assert (
-        code == 1
-        and "broken" in output
-        and json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "ended by an error"
-    )
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert code == 1 and "broken" in output and status["state"] == "ended by an error"
 
 
 def test_figures_of_any_task_have_a_panel():

@@ -21,17 +21,8 @@ def a_run(folder, steps=5):
     folder.mkdir()
     log = RunLog(str(folder), Steps(100), COLUMNS, bar=False)
     for step in range(1, steps + 1):
-        log.row(
-            {
-                "step": step,
-                "epoch": 0,
-                "samples": step * 8,
-                "train_loss": 2.0 / step,
-                "lr": 1e-3,
-                "samples_per_sec": 50.0,
-                "data_share": 0.0,
-            }
-        )
+        row = {"step": step, "epoch": 0, "samples": step * 8, "train_loss": 2.0 / step}
+        log.row({**row, "lr": 1e-3, "samples_per_sec": 50.0, "data_share": 0.0})
     log.row({"step": steps, "epoch": 0, "val_loss": 1.0, "seq_acc": 0.5})
     return str(folder)
 
@@ -59,22 +50,9 @@ def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch
 
 @needs_matplotlib
 def test_a_run_draws_its_own(tmp_path):
-    code, _ = run_inside(
-        train_mixer.main,
-        "--train-data",
-        write_rows(tmp_path / "train.csv", 16),
-        "--val-data",
-        write_rows(tmp_path / "val.csv", 6, 100),
-        *TINY,
-        "--language-col",
-        "lang",
-        "--batch-size",
-        8,
-        "--num-epochs",
-        1,
-        "--save-dir",
-        tmp_path / "run",
-    )
+    train, val = write_rows(tmp_path / "train.csv", 16), write_rows(tmp_path / "val.csv", 6, 100)
+    files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
+    code, _ = run_inside(train_mixer.main, *files, *TINY, "--batch-size", 8, "--num-epochs", 1)
     assert code == 0 and (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
 
 

@@ -63,25 +63,18 @@ def test_a_run_without_a_word_for_long_may_be_dead(run):
     folder, _ = run
     with run_lock(str(folder)):
         updated = watch.read(str(folder)).status["updated"]
-        assert "it may be dead" in text(folder, now=updated + 700) and "it may be dead" not in text(
-            folder, now=updated + 300
-        )
-        assert "last row 11m40s ago" in text(folder, now=updated + 700)
+        late = text(folder, now=updated + 700)
+        assert "it may be dead" in late and "last row 11m40s ago" in late
+        assert "it may be dead" not in text(folder, now=updated + 300)
 
 
 def test_a_run_that_was_killed_is_not_running(run):
     folder, _ = run
-    assert not watch.read(str(folder)).running and "ended without a word: killed, or by an error" in text(
-        folder
-    )
-
-
-@pytest.mark.parametrize("state", ["finished", "stopped", "at --max-steps"])
-def test_the_view_ends_with_the_run(run, capsys, state):
-    folder, log = run
-    log.close(state)
-    assert watch.main([str(folder), "--every", "0.01"]) == 0
-    assert f"state       {state}, last row" in capsys.readouterr().out
+    assert not watch.read(str(folder)).running
+    assert "ended without a word: killed, or by an error" in text(folder)
+    # a lock that another machine holds is not judged
+    (folder / "run.lock").write_text(json.dumps({"host": "elsewhere", "process": 1, "since": "2026-01-01"}))
+    assert watch.read(str(folder)).running
 
 
 def test_it_looks_again_until_the_run_ends(run, capsys, monkeypatch):
@@ -95,14 +88,11 @@ def test_it_looks_again_until_the_run_ends(run, capsys, monkeypatch):
 
     monkeypatch.setattr(watch.time, "sleep", sleep)
     with run_lock(str(folder)):
+        assert watch.main([str(folder), "--once"]) == 0
+        assert capsys.readouterr().out.count("progress") == 1
         assert watch.main([str(folder), "--every", "7"]) == 0
-    assert looks == [7.0, 7.0] and capsys.readouterr().out.count("progress") == 3
-
-
-def test_once(run, capsys):
-    with run_lock(str(run[0])):
-        assert watch.main([str(run[0]), "--once"]) == 0
-    assert capsys.readouterr().out.count("progress") == 1
+    said = capsys.readouterr().out
+    assert looks == [7.0, 7.0] and said.count("progress") == 3 and "state       finished, last row" in said
 
 
 def test_a_run_that_has_not_logged_yet(tmp_path, capsys):
@@ -110,18 +100,8 @@ def test_a_run_that_has_not_logged_yet(tmp_path, capsys):
         assert watch.main([str(tmp_path), "--once"]) == 0
     assert "running, before the first step" in capsys.readouterr().out
     assert watch.main([str(tmp_path), "--once"]) == 2 and "no status.json there" in capsys.readouterr().err
-
-
-def test_half_written_and_damaged_rows_are_left_out(run):
-    folder, _ = run
-    with open(folder / "logs.csv", "a", encoding="utf-8") as file:
-        file.write("400,0,25600,oops" + "," * (len(COLUMNS) - 4) + "\n" + "500,0,320")
-    assert [row["step"] for row in watch.read(str(folder)).rows] == [
-        100,
-        200,
-        300,
-        300,
-    ] and "step 300 of" in text(folder)
+    RunLog(str(tmp_path), Steps(10), COLUMNS, bar=False)
+    assert "step 0 of 10" in text(tmp_path) and "loss" not in text(tmp_path)
 
 
 def add_row(folder, **cells):
@@ -134,18 +114,9 @@ def add_row(folder, **cells):
 @pytest.mark.parametrize(
     "cells",
     [
-        {"lr": ""},
-        {"epoch": ""},
-        {"samples": ""},
-        {"samples_per_sec": "nan"},
-        {"samples_per_sec": "inf"},
-        {"samples_per_sec": "-1"},
-        {"samples_per_sec": "1e-300"},
-        {"lr": "nan"},
-        {"mfu": ""},
-        {"model_flops_per_sec": "nan"},
-        {"model_flops_per_sec": "inf", "mfu": "inf"},
-        {"model_flops_per_sec": "-1", "mfu": "-1"},
+        *({name: ""} for name in ("lr", "epoch", "samples", "mfu")),
+        *({"samples_per_sec": value} for value in ("nan", "inf", "-1", "1e-300")),
+        *({"model_flops_per_sec": value, "mfu": value} for value in ("nan", "inf", "-1")),
     ],
 )
 def test_what_a_row_lacks_is_left_out(run, cells):
@@ -153,32 +124,24 @@ def test_what_a_row_lacks_is_left_out(run, cells):
     add_row(folder, **cells)
     with run_lock(str(folder)):
         found = text(folder)
-    assert (
-        "step 400 of 1,000" in found
-        and "1.2500  lowest 1.0000" in found
-        and ("25,600 samples" in found) == ("samples" not in cells)
-    )
-    assert ("epoch 1" in found) == ("epoch" not in cells) and ("learning rate" in found) == (
-        cells.get("lr") != ""
-    )
+    assert "step 400 of 1,000" in found and "1.2500  lowest 1.0000" in found
+    for name, words in (("samples", "25,600 samples"), ("epoch", "epoch 1"), ("lr", "learning rate")):
+        assert (words in found) == (name not in cells)
 
 
 @pytest.mark.parametrize(
     "cells",
     [
         {"step": "4" * 400},
-        {"step": "4" * 300},
-        {"epoch": "inf"},
-        {"epoch": "nan"},
-        {"samples": "nan"},
-        {"samples": "-inf"},
-        {"samples": "1e300"},
-        {"epoch": "-1"},
+        *({"epoch": value} for value in ("inf", "nan", "-1")),
+        *({"samples": value} for value in ("nan", "-inf", "1e300")),
     ],
 )
 def test_rows_without_a_countable_place_are_left_out(run, cells):
     folder, _ = run
     add_row(folder, **cells)
+    with open(folder / "logs.csv", "a", encoding="utf-8") as file:
+        file.write("400,0,25600,oops" + "," * (len(COLUMNS) - 4) + "\n" + "500,0,320")  # half written
     with run_lock(str(folder)):
         assert "step 300 of 1,000" in text(folder) and "1.5000  lowest 1.0000" in text(folder)
 
@@ -191,47 +154,22 @@ def test_a_step_beyond_the_end_fills_the_bar(run):
 
 
 @pytest.mark.parametrize(
-    "name, change, said",
+    "name, changes",
     [
-        ("status.json", {"step": None}, "step"),
-        ("status.json", {"step": "3"}, "step"),
-        ("status.json", {"step": float("nan")}, "step"),
-        ("status.json", {"step": True}, "step"),
-        ("status.json", {"stop_step": 10**400}, "stop_step"),
-        ("status.json", {"total_steps": [1]}, "total_steps"),
-        ("status.json", {"updated": "now"}, "updated"),
-        ("status.json", {"updated": float("inf")}, "updated"),
-        ("status.json", {"updated": None}, "updated"),
-        ("status.json", {"state": 3}, "state"),
-        ("status.json", {"warning": {}}, "warning"),
-        ("status.json", {"stop_step": None, "step": -1}, "step, stop_step"),
-        ("args.json", {"model_size": 3}, "model_size"),
-        ("args.json", {"dataset": 3}, "dataset"),
-        ("args.json", {"train_data": ["a", 3]}, "train_data"),
-        ("args.json", {"train_data": 3}, "train_data"),
-        ("args.json", {"train_data": "a.csv"}, "train_data"),
+        (STATUS, [{"step": value} for value in (None, "3", float("nan"), True)]),
+        (STATUS, [{"stop_step": 10**400}, {"total_steps": [1]}, {"state": 3}, {"warning": {}}]),
+        (STATUS, [{"updated": value} for value in ("now", float("inf"), None)]),
+        ("args.json", [{"model_size": 3}, {"dataset": 3}, {"train_data": ["a", 3]}, {"train_data": "a.csv"}]),
     ],
 )
-def test_damaged_files_are_named(run, capsys, name, change, said):
-    folder, _ = run
-    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
-    assert watch.main([str(folder), "--once"]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"error: {folder / name}: is damaged; missing or not what a run writes: {said}\n"
-    )
-
-
-@pytest.mark.parametrize("entry", ["step", "stop_step", "total_steps"])
-def test_entries_that_are_missing_are_named(run, capsys, entry):
-    folder, _ = run
-    status = json.loads((folder / STATUS).read_text())
-    del status[entry]
-    (folder / STATUS).write_text(json.dumps(status))
-    assert (
-        watch.main([str(folder), "--once"]) == 2
-        and f"not what a run writes: {entry}\n" in capsys.readouterr().err
-    )
+def test_damaged_files_are_named(run, capsys, name, changes):
+    file = run[0] / name
+    sound = json.loads(file.read_text())
+    for change in changes:
+        file.write_text(json.dumps(sound | change))
+        assert watch.main([str(run[0]), "--once"]) == 2
+        said = f"error: {file}: is damaged; missing or not what a run writes: {next(iter(change))}\n"
+        assert capsys.readouterr().err == said
 
 
 def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
@@ -251,64 +189,35 @@ def test_one_look_that_fails_does_not_end_the_view(run, capsys, monkeypatch):
     with run_lock(str(folder)):
         assert watch.main([str(folder)]) == 0
     found = capsys.readouterr()
-    assert (
-        looks == [True, False, True]
-        and found.out.count("step 300 of") == 4
-        and found.out.count("it looks again") == 2
-        and found.err == ""
-    )
-    assert "state       finished" in found.out
+    assert looks == [True, False, True] and found.err == "" and "state       finished" in found.out
+    assert found.out.count("step 300 of") == 4 and found.out.count("it looks again") == 2
 
 
-def test_before_the_first_row(tmp_path):
-    RunLog(str(tmp_path), Steps(10), COLUMNS, bar=False)
-    found = text(tmp_path)
-    assert "step 0 of 10" in found and "loss" not in found
+def test_what_is_no_run_is_said(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert watch.main([str(folder)]) == 2 and "no such folder" in capsys.readouterr().err
+    folder.mkdir()
+    (folder / STATUS).write_text("{")
+    assert watch.main([str(folder)]) == 2 and "is not the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [
-        (lambda folder: None, "no such folder"),
-        (lambda folder: folder.mkdir(), "is not the folder of a run"),
-        (lambda folder: (folder.mkdir(), (folder / STATUS).write_text("{")), "is not the folder of a run"),
-    ],
-)
-def test_what_is_no_run_is_said(tmp_path, capsys, make, said):
-    make(tmp_path / "run")
-    assert watch.main([str(tmp_path / "run")]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_bars():
-    assert (
-        watch.spark([], 10) == ""
-        and watch.spark([2.0, 2.0], 10) == "▁▁"
-        and watch.spark([0.0, 7.0, 14.0], 10) == "▁▅█"
-    )
-    assert len(watch.spark([float(i) for i in range(1000)], 40)) == 40
-
-
-def test_what_is_not_finite_is_shown(run):
+def test_bars_and_what_is_not_finite(run):
     folder, log = run
-    assert watch.spark([1.0, float("nan"), 0.0, float("inf")], 10) == "█×▁×"
+    bars = {(): "", (2.0, 2.0): "▁▁", (0.0, 7.0, 14.0): "▁▅█", (1.0, float("nan"), 0.0, float("inf")): "█×▁×"}
+    assert {values: watch.spark(list(values), 10) for values in bars} == bars
+    assert len(watch.spark([float(i) for i in range(1000)], 40)) == 40
     log.row({**ROW, "step": 400, "samples": 25600, "train_loss": float("nan")})
     log.row({"step": 400, "epoch": 0, "val_loss": float("nan"), "seq_acc": 0.0})
     assert "nan  lowest 1.0000" in text(folder) and "lowest 0.9000 at step 300" in text(folder)
 
 
-def test_a_lock_that_another_machine_holds_is_not_judged(run):
-    folder, _ = run
-    (folder / "run.lock").write_text(json.dumps({"host": "elsewhere", "process": 1, "since": "2026-01-01"}))
-    assert watch.read(str(folder)).running
-
-
 def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
     folder, log = run
-    monkeypatch.setattr(
-        "histocc.trainer.run_log.os.replace",
-        lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")),
-    )
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("histocc.trainer.run_log.os.replace", full)
     log.say("WARNING: full")
     log.close("finished")
     assert json.loads((folder / STATUS).read_text())["state"] == "running"
