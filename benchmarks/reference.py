@@ -136,7 +136,7 @@ class Bench(Training):
             "mean",
         ]
         super().__init__([*flags, "--batch-size", str(args.batch), *args.flags], self.device)
-        self.padded = self.make_loaders({**self.config, "memory_mask": False}, length_groups=1)
+        self.padded = self.make_loaders({**self.config, "memory_mask": False}, whole=True)
         self.reference = Reference(
             self.model.config,
             self.model.vocab_size,

@@ -39,13 +39,13 @@ class Training:
         self.plan = self.loaders["train"].plan
         self.use_rate(self.settings.schedule.learning_rate)
 
-    def make_loaders(self, config: dict, length_groups: int | None = None) -> dict:
-        """For the model of `config`; length_groups: micro-batches of similar length, None for the usual."""
-        settings = replace(self.settings, batch=replace(self.settings.batch, length_groups=length_groups))
-        train, val = build.make_rows(settings, self.world, self.data, config)
+    def make_loaders(self, config: dict, whole: bool = False) -> dict:
+        """For the model of `config`; whole: a step is not cut into micro-batches of similar length."""
+        train, val = build.make_rows(self.settings, self.world, self.data, config)
         what = training.Training(self.model, MixerTask(self.loss), train, val)
-        plan = training.batch_plan(settings.batch, train, self.world)
-        return training.make_loaders(settings, self.world, what, plan)
+        plan = training.batch_plan(self.settings.batch, train, self.world)
+        plan = replace(plan, groups=1) if whole else plan
+        return training.make_loaders(self.settings, self.world, what, plan)
 
     def train_seen_rows(self) -> None:
         """Of the embeddings of characters only those that occur are trained, as in a run."""

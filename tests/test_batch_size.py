@@ -95,8 +95,6 @@ def files(tmp_path_factory):
         "--float64",
         "--learning-rate",
         1e-3,
-        "--length-groups",
-        1,
     ]
 
 

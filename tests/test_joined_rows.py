@@ -444,7 +444,7 @@ def runs(files, tmp_path_factory):
         "--learning-rate",
         1e-3,
     ]
-    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 12, "--length-groups", 1, "--save-dir", folder / "one")
+    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 12, "--save-dir", folder / "one")
     run(
         TRAIN_MIXER,
         *common,

@@ -126,10 +126,10 @@ def curves(files, script, tmp_path_factory):
         0.9,
     ]
     ways = {
-        "one": (None, ["--batch-size", 12, "--length-groups", 1], {}),
+        "one": (None, ["--batch-size", 12], {}),
         "accumulated": (
             None,
-            ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3],
+            ["--batch-size", 6, "--accumulate-steps", 2],
             {"OMP_NUM_THREADS": "2"},
         ),
         "two": (2, ["--batch-size", 6], {}),

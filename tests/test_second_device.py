@@ -31,7 +31,7 @@ TEXTS = [
     "smith",
 ]
 HERE = ("--device", DEVICE.type)
-TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--length-groups", 2, "--float64"]
+TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--float64"]
 
 
 def train(rows, folder, *more):
@@ -132,8 +132,6 @@ def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, mo
                 epochs,
                 "--share-val",
                 0,
-                "--length-groups",
-                1,
                 *HERE,
             )
         return Counter(waits)

@@ -184,7 +184,7 @@ def arguments(folder, name):
     return [
         *("--train-data", train, "--val-data", val, "--formatter", "hisco", "--save-dir", folder / name),
         *("--target-cols", "hisco_1", "hisco_2", *TINY, "--float64", "--dropout", 0, "--encoder-dropout", 0),
-        *("--global-batch-size", 16, "--batch-size", 8, "--length-groups", 1, "--num-epochs", 2),
+        *("--global-batch-size", 16, "--batch-size", 8, "--num-epochs", 2),
         *("--log-interval", 1, "--learning-rate", 1e-3),
     ]
 

@@ -70,9 +70,9 @@ def curves(files, tmp_path_factory):
         "all",
     ]
     ways = {
-        "one": (None, False, ["--batch-size", 12, "--length-groups", 1]),
-        "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2, "--length-groups", 3]),
-        "two": (2, True, ["--batch-size", 6, "--length-groups", 2]),  # the legacy launcher
+        "one": (None, False, ["--batch-size", 12]),
+        "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2]),
+        "two": (2, True, ["--batch-size", 6]),  # the legacy launcher
         "four": (4, False, ["--global-batch-size", 12, "--batch-size", 128]),
         "sharded": (
             3,

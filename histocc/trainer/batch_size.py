@@ -27,13 +27,12 @@ class AutoBatchSize(int):
 @dataclass(frozen=True)
 class BatchSettings:
     """Samples of an optimizer step: `batch_size` at most at once per process, `accumulate_steps` times, or
-    `global_batch_size` over all processes; in groups of similar length, None for the usual number of them.
+    `global_batch_size` over all processes.
     """
 
     batch_size: int
     global_batch_size: int | None = None
     accumulate_steps: int = 1
-    length_groups: int | None = None
 
     @property
     def is_open(self) -> bool:
@@ -46,7 +45,7 @@ class BatchSettings:
 
     def found(self, batch_size: int, processes: int) -> "BatchSettings":
         """The same total with `batch_size` samples at once."""
-        return BatchSettings(batch_size, self.total(processes), length_groups=self.length_groups)
+        return BatchSettings(batch_size, self.total(processes))
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:

@@ -187,18 +187,6 @@ def add_training_arguments(
         resumable=True,
     )
     group.add_argument(
-        "--length-groups",
-        type=count,
-        default=None,
-        metavar="N",
-        help=(
-            "micro-batches of similar length into which a process cuts its share of a step, for less padding "
-            "(default: 4 on GPUs, fewer for small batches; on CPUs 1, since the model itself computes rows "
-            "in groups there; 1: none); changes speed and memory, not results"
-        ),
-        resumable=True,
-    )
-    group.add_argument(
         "--learning-rate",
         type=float,
         default=rate,

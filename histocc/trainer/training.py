@@ -76,14 +76,13 @@ class Training:
 def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
     cut = rows.has_lengths and world.device.type not in rows.groups_in_model
-    usual = LENGTH_GROUPS if cut else 1
     return BatchPlan(
         len(rows),
         batch.total(world.size),
         world.size,
         batch.batch_size,
-        batch.length_groups or usual,
-        1 if batch.length_groups else by_kind(LENGTH_GROUP_ROWS, world.device),
+        LENGTH_GROUPS if cut else 1,
+        by_kind(LENGTH_GROUP_ROWS, world.device),
     )
 
 
