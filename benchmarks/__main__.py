@@ -1,7 +1,7 @@
 """Measures everything that docs/benchmarks.md shows, and writes that page and its pictures:
 
     python -m benchmarks --all                  # about half an hour on two cores
-    python -m benchmarks "links small" shares   # longer parts, which --all leaves out
+    python -m benchmarks "links small" census   # longer parts, which --all leaves out
     python -m benchmarks length batch           # these parts again; the others stay as they are
     python -m benchmarks                        # the page anew from what was measured
 
@@ -63,7 +63,6 @@ LONG = {
         "--sizes base --batch 16 --rows 2 --budget 100 --ways ddp bf16 accumulate-4 sync-10 sync-20",
     ),
     "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 3"),
-    "shares": ("shares.py", ""),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),
 }

@@ -74,7 +74,6 @@ LONGER = {
     "Students with fewer labels": (("students with fewer labels",), ("fewer_labels_words", "students")),
     "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
     "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
-    "On unequal processes": (("shares",), ("shares_words",)),
     "Failures": (("recovery 60", "recovery 30"), ("recovery_words",)),
 }
 

@@ -1,4 +1,4 @@
-"""The sections of docs/benchmarks.md on several processes: slow links, unequal speeds, failures."""
+"""The sections of docs/benchmarks.md on several processes: slow links, failures."""
 
 import re
 import statistics
@@ -114,20 +114,6 @@ def accuracy_words(parts: list[dict]) -> str:
 def spread(values: list[float]) -> str:
     """Mean, and all values."""
     return f"{statistics.mean(values):.1f} ({', '.join(f'{value:.1f}' for value in sorted(values))})"
-
-
-def shares_words(parts: list[dict]) -> str:
-    part = parts[0]
-    rates = {name: statistics.median(values) for name, values in part["samples_per_sec"].items()}
-    slowed, even = (
-        rates[f"auto, {speed}"] / rates[f"equal, {speed}"] for speed in ("one slowed", "equally fast")
-    )
-    return (
-        "Two processes with a core each, the second of which is stopped half of the time:"
-        f" `--shares auto` does {rates['auto, one slowed']:.1f} samples/s where equal shares do"
-        f" {rates['equal, one slowed']:.1f}, {slowed:.2f} times as many. Where both are equally fast it does"
-        f" {even:.2f} times what equal shares do. The losses are the same."
-    )
 
 
 def recovery_words(parts: list[dict]) -> str:

@@ -27,7 +27,6 @@ COUNT = whole(0, 2**62)
 RNG = mapping({"seed": whole(-(2**63), 2**63), "threads": whole(1, 1024), "processes": whole(1, 1 << 20)})
 ANY_FLOAT = real()  # of a log, where a loss may be infinite
 MEMORY_LIMIT = mapping({"width": COUNT, "samples": whole(1, 2**62)})
-SHARES_FROM = mapping({"step": COUNT, "weights": listing(real(0, above=True), 1, 1 << 20)})
 RUNNING = mapping(
     {"sums": mapping({}, rest=ANY_FLOAT), "count": COUNT, "seconds_data": real(0)},
     {
@@ -56,7 +55,6 @@ POSITION = mapping(
         "val_not_finite": COUNT,
         "finite_step": maybe(COUNT),
         "before": COUNT,
-        "shares": listing(SHARES_FROM, 0, 8),
         "sync_start": COUNT,
         "files": mapping({}, rest=COUNT),
         "unfinished": maybe(mapping({"step": COUNT, "epoch": COUNT, "learning_rate": real(0)})),

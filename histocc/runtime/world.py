@@ -121,23 +121,23 @@ class World:
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
-        return self.sum_later([float(bool(self.stop))])()[0] > 0
+        return self.vote_to_stop()()
 
-    def sum_later(self, values: list[float]) -> Callable[[], list[float]]:
-        """Sends `values`, as many on every rank, and does not wait. What it returns gives their sums over
-        all ranks, waiting for those that have not been here yet.
+    def vote_to_stop(self) -> Callable[[], bool]:
+        """Sends whether this rank was asked to stop, and does not wait. What it returns says whether any was,
+        waiting for those that have not been here yet.
         """
+        asked = torch.tensor(float(bool(self.stop)), dtype=torch.float64)
         if not self.backend:
-            return lambda: values
-        held = torch.tensor(values, dtype=torch.float64)
-        work: Any = dist.all_reduce(held, group=self.control, async_op=True)
+            return lambda: bool(asked)
+        work: Any = dist.all_reduce(asked, group=self.control, async_op=True)
 
-        def sums() -> list[float]:
+        def answer() -> bool:
             with self.collectives.of("in the vote whether to stop"):
                 work.wait()
-            return held.tolist()
+            return bool(asked > 0)
 
-        return sums
+        return answer
 
     def differing(self, value: Any) -> list[int]:
         """Ranks whose plain Python `value` is not that of rank 0: the same list on all."""

@@ -84,7 +84,7 @@ def _machine_lines(machine: MachineSettings, world: World, visible: int) -> list
 def _sync_lines(run: Banner) -> list[str]:
     """How the processes take their steps, where not all together and alike."""
     settings, sync, number = run.settings, run.settings.sync, run.groups.number
-    lines = [f"Shares of a step: {settings.machine.shares}"] if settings.machine.shares != "equal" else []
+    lines: list[str] = []
     if settings.machine.gradient_compression != "none" and run.world.backend:
         lines.append(f"Gradients between processes: {settings.machine.gradient_compression}")
     if sync.sync_every > 1 and number > 1:

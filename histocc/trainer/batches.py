@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from histocc.runtime.world import World
 from histocc.trainer.loading import Loader
-from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, Weights, WindowOrder, cut_by_width
+from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
 
 
 class Rows:
@@ -64,8 +64,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     arguments.
 
     shuffle_seed: None is for validation, where order does not matter. group: the ranks of this one's group,
-    where groups take steps on their own. in_step: whether all ranks take equally many micro-batches, whatever
-    their shares, since they send messages within them.
+    where groups take steps on their own.
     """
 
     def __init__(
@@ -75,9 +74,8 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         rank: int,
         shuffle_seed: int | None = None,
         group: Sequence[int] | None = None,
-        in_step: bool = True,
     ):
-        self.rows, self.plan, self.rank, self.group, self.in_step = rows, plan, rank, group, in_step
+        self.rows, self.plan, self.rank, self.group = rows, plan, rank, group
         lengths = rows.lengths if rows.has_lengths else None
         self.order = (
             WindowOrder(plan, lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, lengths)
@@ -86,28 +84,24 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
 
-    def __getitem__(self, index: tuple[int, int] | tuple[int, int, Weights]) -> list[dict[str, Any]]:
+    def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
         """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B]
         (which ones they are), and the plain numbers global_count (rows of the whole optimizer step, over all
         ranks), group_count (over those of the group, where there is one) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
-        epoch, batch = index[0], index[1]
-        weights = index[2] if len(index) == 3 else None
+        epoch, batch = index
         rows, plan = self.order.batch(epoch, batch), self.plan
-        share = rows[plan.rank_positions(batch, self.rank, weights)]
+        share = rows[plan.rank_positions(batch, self.rank)]
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
         whole = self.rows.batch(share, epoch)
-        if weights is None or self.in_step:
-            parts = plan.micro_batches(batch, weights)
-        else:
-            parts = plan.own_micro_batches(batch, self.rank, weights)
+        parts = plan.micro_batches(batch)
         pieces = cut_by_width(self.rows.widths(whole), parts, plan.micro_batch_size)
         counts = {"global_count": plan.batch_rows(batch)}
         if self.group is not None:
-            counts["group_count"] = sum(len(plan.rank_positions(batch, rank, weights)) for rank in self.group)
+            counts["group_count"] = sum(len(plan.rank_positions(batch, rank)) for rank in self.group)
         return [
             {
                 **self.rows.piece(whole, kept),

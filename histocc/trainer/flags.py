@@ -14,7 +14,6 @@ from histocc.runtime.arguments import Group, Parser, count, count_or_zero, flag,
 from histocc.runtime.entrypoint import add_process_arguments
 from histocc.runtime.parallel import AFTER, MODES, REDUCTIONS
 from histocc.runtime.reduction import COMPRESSIONS
-from histocc.trainer import shares
 from histocc.trainer.batch_size import AutoBatchSize
 
 # flag: package that it needs, and name of the extra
@@ -287,17 +286,6 @@ def add_machine_arguments(parser: Parser) -> None:
         default="none",
         help="bf16: half the bytes between processes, gradients rounded to bfloat16 (--parallel ddp)",
     )
-    machine.add_argument(
-        "--shares",
-        type=shares.shares,
-        default=shares.EQUAL,
-        metavar="auto|equal|W0,W1,…",
-        help=(
-            "which part of a step's rows each process takes: equal parts, parts in proportion to these"
-            " numbers, or to the speeds that are measured meanwhile; changes speed, not results"
-        ),
-        resumable=True,
-    )
     add_sync_arguments(parser)
     machine.add_argument(
         "--float64", action="store_true", help="double precision, for checking results", resumable=True
@@ -450,11 +438,6 @@ def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
         (
             args.sync_every > 1 and args.reduce != AFTER,
             f"--sync-every needs --reduce {AFTER}: torch's DDP sums over all processes",
-        ),
-        (
-            args.shares == shares.AUTO and (args.parallel == "fsdp" or args.reduce != AFTER),
-            f"--shares auto needs --parallel ddp and --reduce {AFTER}: elsewhere a process cannot tell its"
-            " own work from its waiting; give numbers, one for each process",
         ),
         (
             args.gradient_compression != "none" and args.parallel == "fsdp",

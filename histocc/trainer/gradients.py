@@ -28,7 +28,6 @@ class StepGradients:
         self.taken: list[Batch] = []
         # samples over which the loss is the mean; of all processes, and of the group
         self.count = self.all_rows = self.own_rows = 0.0
-        self._opened = meter.work.now()
         self._seed()
 
     def _seed(self) -> None:
@@ -113,8 +112,6 @@ class StepGradients:
         reducer, leavers = self._reducer(), None
         if self.run.exchange is None:
             self.all_rows = self.own_rows = self.count
-        self.meter.work.add(self._opened, self.meter.work.now())
-        self.meter.worked_samples += sum(self._weight(batch) for batch in self.taken)
         for batch in self.taken:
             self.meter.add_flops(self.run.task, batch)
         if reducer is not None:
@@ -126,11 +123,6 @@ class StepGradients:
         if given_up:
             self.discard()
         return not given_up
-
-    @staticmethod
-    def _weight(batch: Batch) -> float:
-        weights = batch.get("weights")
-        return float(samples_of(batch) or 0) if weights is None else float(weights.sum())
 
     def _reducer(self) -> GradientReducer | None:
         exchange = self.run.exchange

@@ -88,23 +88,19 @@ class StopVote(StopPoll):
     """The same without a wait: each call asks, and returns the answer to the question of the call before. One
     message of a few bytes a call. All ranks call it equally often.
 
-    at_once: waits for the answer all the same. `figures`: what else this rank tells all others in it, of the
-    same length everywhere and at every call; `heard` is given the sums over all ranks.
+    at_once: waits for the answer all the same.
     """
 
     def __init__(self, world: World, at_once: bool = False):
         super().__init__(None, lambda: bool(world.stop))
         self.world, self.at_once = world, at_once or not world.backend
-        self.figures: Callable[[], list[float]] | None = None
-        self.heard: Callable[[list[float]], None] | None = None
-        self._answer: Callable[[], list[float]] | None = None
+        self._answer: Callable[[], bool] | None = None
 
     def __call__(self) -> bool:
         with phase("asking to stop"):
             if not self.agreed:
                 self._read()
-                more = self.figures() if self.figures is not None else []
-                self._answer = self.world.sum_later([float(bool(self.world.stop)), *more])
+                self._answer = self.world.vote_to_stop()
                 if self.at_once:
                     self._read()
         return self.agreed
@@ -112,10 +108,8 @@ class StopVote(StopPoll):
     def _read(self) -> None:
         if self._answer is None:
             return
-        (asked, *sums), self._answer = self._answer(), None
-        self.agreed = self.agreed or asked > 0
-        if self.heard is not None:
-            self.heard(sums)
+        asked, self._answer = self._answer(), None
+        self.agreed = self.agreed or asked
 
     def close(self) -> None:
         """Reads the last answer, so that no message is under way."""

@@ -65,8 +65,6 @@ def train(
         raise ValueError("steps say neither how many there are in total nor where to stop")
     world, position = run.world, position or {}
     check_columns(run.task)
-    if run.shares is not None:
-        run.shares.step = steps.start
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
     steps = replace(steps, per_epoch=per_epoch)
@@ -79,9 +77,6 @@ def train(
     def validate() -> dict[str, Any] | None:
         return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)
 
-    if isinstance(stop, StopVote) and run.shares is not None and run.shares.measures:
-        stop.figures = lambda: meter.work_done(world.rank, world.size)
-        stop.heard = run.shares.heard
     hooks = StepHooks(
         world,
         meter,
@@ -162,8 +157,6 @@ def train_one_epoch(
         learning_rate = run.optimizer.param_groups[0]["lr"]
         run.scheduler.step()
         step += 1
-        if run.shares is not None:  # an answer that is read in what follows is about the steps until here
-            run.shares.step = step
         if exchange is not None:
             together = exchange.after_step(step, gradients.own_rows, gradients.all_rows)
         hooks.count_bad_steps(bad, run.max_bad_steps, step, together)

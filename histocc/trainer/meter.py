@@ -54,8 +54,6 @@ class Meter:
         self.peers = peers or StragglerTimer()
         self.data = DeviceClock(device)
         self.data.seconds = state["seconds_data"] if state else 0.0
-        # own work on steps, up to the sum over the processes, and the samples of it, since `work_done`
-        self.work, self.worked_samples, self._told = DeviceClock(device), 0.0, 0.0
         self.matmul_rate = matmul_rate
         self.all_matmul_rates = 0.0  # sum over all ranks, once it is measured
         self.restart_clock()
@@ -95,15 +93,6 @@ class Meter:
         started = self.data.now()
         found = fetch()
         self.data.add(started, self.data.now())
-        return found
-
-    def work_done(self, rank: int, ranks: int) -> list[float]:
-        """Seconds and samples of this rank's own work since the last call, in its place among those of all
-        ranks; 0 in the other places.
-        """
-        found = [0.0] * (2 * ranks)
-        found[2 * rank : 2 * rank + 2] = self.work.seconds - self._told, self.worked_samples
-        self._told, self.worked_samples = self.work.seconds, 0.0
         return found
 
     def untimed(self, work: Callable[[], object]) -> None:

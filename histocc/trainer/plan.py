@@ -9,7 +9,7 @@ similar length, whose gradients add up to that of the whole, unless the model it
 padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,6 @@ from histocc.runtime.padding import best_cuts
 from histocc.runtime.rng import derived_seed, mix
 
 _ROUNDS = 6
-# of each rank, for its share of a step; None: equal
-Weights = Sequence[float] | None
 
 
 def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
@@ -79,58 +77,25 @@ class BatchPlan:
         """Samples in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
         return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
 
-    def _largest_share(self, batch: int, weights: Weights = None) -> int:
-        return int(share_sizes(self.batch_rows(batch), weights or (1,) * self.processes).max())
+    def _largest_share(self, batch: int) -> int:
+        return -(-self.batch_rows(batch) // self.processes)
 
-    def accumulation(self, batch: int, weights: Weights = None) -> int:
+    def accumulation(self, batch: int) -> int:
         """Micro-batches of at most `micro_batch_size` that the largest share of a batch needs."""
-        return max(1, -(-self._largest_share(batch, weights) // self.micro_batch_size))
+        return max(1, -(-self._largest_share(batch) // self.micro_batch_size))
 
-    def micro_batches(self, batch: int, weights: Weights = None) -> int:
+    def micro_batches(self, batch: int) -> int:
         """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
-        return self._pieces(self._largest_share(batch, weights))
-
-    def own_micro_batches(self, batch: int, rank: int, weights: Weights) -> int:
-        """Of `rank` alone, which takes no more than its share needs: with unequal shares, where the ranks
-        need not take their micro-batches in step.
-        """
-        return self._pieces(len(self.rank_positions(batch, rank, weights)))
-
-    def _pieces(self, share: int) -> int:
+        share = self._largest_share(batch)
         # the first cut saves most
         groups = 1 if share < self.group_rows else max(2, share // self.group_rows)
-        return max(1, -(-share // self.micro_batch_size)) + min(self.groups, groups) - 1
+        return self.accumulation(batch) + min(self.groups, groups) - 1
 
-    def rank_positions(self, batch: int, rank: int, weights: Weights = None) -> np.ndarray:
+    def rank_positions(self, batch: int, rank: int) -> np.ndarray:
         """Which places of a global batch `rank` takes; int64, possibly empty. Rows are sorted by length:
-        every n-th, or as evenly spread as may be, so that each has its part of the long ones.
+        every n-th, so that each rank has its part of the long ones.
         """
-        rows = self.batch_rows(batch)
-        if weights is None:
-            return np.arange(rank, rows, self.processes, dtype=np.int64)
-        return np.flatnonzero(_spread(share_sizes(rows, weights)) == rank)
-
-
-def share_sizes(rows: int, weights: Sequence[float]) -> np.ndarray:
-    """How many of `rows` each rank takes, in proportion to `weights` (each above 0); int64 [ranks]. What is
-    left over goes to the largest fractions, the lowest ranks first; as long as there are rows enough, none is
-    without.
-    """
-    exact = rows * np.array(weights, dtype=np.float64) / sum(weights)
-    sizes = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.argsort(-np.round(exact - sizes, 9), kind="stable")
-    sizes[order[: rows - int(sizes.sum())]] += 1
-    while rows >= len(sizes) and not sizes.all():
-        sizes[int(sizes.argmax())] -= 1
-        sizes[int(sizes.argmin())] += 1
-    return sizes
-
-
-def _spread(sizes: np.ndarray) -> np.ndarray:
-    """The rank of each place, so that the `sizes` places of a rank lie evenly; int64 [sum of sizes]."""
-    ranks = np.repeat(np.arange(len(sizes)), sizes)
-    places = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in sizes])
-    return ranks[np.argsort(places, kind="stable")]
+        return np.arange(rank, self.batch_rows(batch), self.processes, dtype=np.int64)
 
 
 def epoch_rows(positions: np.ndarray, rows: int, seed: int, epoch: int) -> np.ndarray:
@@ -203,18 +168,14 @@ def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]
 
 
 class BatchSampler:
-    """Yields (epoch, batch), or (epoch, batch, weights of the ranks' shares) where these are unequal: what a
-    data loader asks the dataset for. The same on every rank. weights_at: those of a step (numbered from 0).
-    """
+    """Yields (epoch, batch): what a data loader asks the dataset for. The same on every rank."""
 
     def __init__(self, plan: BatchPlan, epoch: int = 0, first_batch: int = 0):
         self.plan, self.epoch, self.first_batch = plan, epoch, first_batch
-        self.weights_at: Callable[[int], Weights] = lambda step: None
 
     def __iter__(self):
         for batch in range(self.first_batch, self.plan.steps_per_epoch):
-            weights = self.weights_at(self.epoch * self.plan.steps_per_epoch + batch)
-            yield (self.epoch, batch) if weights is None else (self.epoch, batch, weights)
+            yield self.epoch, batch
 
     def __len__(self) -> int:
         return max(0, self.plan.steps_per_epoch - self.first_batch)

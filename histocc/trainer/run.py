@@ -36,7 +36,6 @@ from histocc.trainer.training import (
     make_exchange,
     make_loaders,
     make_optimizer,
-    make_shares,
     spread,
 )
 
@@ -85,10 +84,7 @@ def train(
     # Who takes which rows, and what is about to run.
     position: dict[str, Any] = resumed["position"] if resumed else {}
     groups = make_groups(world, settings.sync.sync_group) if settings.sync.sync_every > 1 else Groups()
-    shares = make_shares(settings, world, plan, position, world.print)
-    loaders = make_loaders(
-        settings, world, training, plan, shares, groups.members if groups.number > 1 else None
-    )
+    loaders = make_loaders(settings, world, training, plan, groups.members if groups.number > 1 else None)
     about = (training.about, training.about_rate)
     together = steps_together(settings.sync, schedule.warmup, position)
     say_banner(Banner(settings, world, *about, plan, schedule, precision.name, groups, together))
@@ -106,7 +102,7 @@ def train(
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
     run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
     leaves = reducer is not None and (world.device.type == "cpu" or plan.accumulation(0) > 1)
-    run = replace(run, reducer=reducer, shares=shares, leaves_early=leaves)
+    run = replace(run, reducer=reducer, leaves_early=leaves)
     with model_memory():
         run = replace(run, exchange=make_exchange(settings, run, groups, schedule, position))
         if resumed:

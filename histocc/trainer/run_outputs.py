@@ -158,7 +158,7 @@ class RunState:
             "step": step,
             **of_groups,
             **self.fixed,
-            "position": {"epoch": epoch, "batch": batch, **self.facts, **self._of_shares(), **position},
+            "position": {"epoch": epoch, "batch": batch, **self.facts, **position},
         }
 
     def _of_groups(self, step: int) -> dict[str, Any]:
@@ -175,6 +175,3 @@ class RunState:
             )
         states = exchange.groups.gather_on_first(own)
         return {} if states is None else {"groups": states[1:], "outer": exchange.state()}
-
-    def _of_shares(self) -> dict[str, Any]:
-        return {"shares": self.run.shares.state()} if self.run.shares is not None else {}

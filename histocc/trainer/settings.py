@@ -72,7 +72,6 @@ class MachineSettings:
     parallel: str
     reduce: str
     gradient_compression: str
-    shares: str
     compile: bool
     profile: int | None
     precision: PrecisionSettings

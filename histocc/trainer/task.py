@@ -44,7 +44,6 @@ from histocc.runtime.world import World
 from histocc.trainer.exchange import GroupExchange
 from histocc.trainer.profiling import phase
 from histocc.trainer.run_log import OWN_COLUMNS
-from histocc.trainer.shares import Shares
 
 CLIP_NORM = 1.0
 
@@ -79,7 +78,6 @@ class Run:
         reducer: sums the gradients over the processes after the last backward pass of a step; None where DDP
             or FSDP does so meanwhile.
         exchange: where groups of processes take steps on their own.
-        shares: of the rows of a step; None for equal ones, or loaders that know nothing of them.
         leaves_early: whether a process that was asked to stop leaves out what is left of its step, which is
             then discarded everywhere.
     """
@@ -95,7 +93,6 @@ class Run:
     max_bad_steps: int = 20
     reducer: GradientReducer | None = None
     exchange: GroupExchange | None = None
-    shares: Shares | None = None
     leaves_early: bool = False
 
     @property

@@ -24,7 +24,6 @@ from histocc.trainer.exchange import Exchanges, GroupExchange, steps_together
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import LoaderSettings, MachineSettings, RunSettings
-from histocc.trainer.shares import Shares, problem
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
 # trained.
@@ -91,18 +90,14 @@ def make_loaders(
     world: World,
     training: Training,
     plan: BatchPlan,
-    shares: Shares | None = None,
     group: Sequence[int] | None = None,
 ) -> dict[str, BatchLoader]:
     """Loaders of this rank's share of training and validation rows. group: its ranks, where groups take steps
     on their own. All ranks. Raises UserError.
     """
     loader, order = settings.loader, derived_seed(settings.seed, ORDER)
-    in_step = settings.machine.parallel == "fsdp"
-    train = MicroBatches(training.train, plan, world.rank, order, group, in_step)
+    train = MicroBatches(training.train, plan, world.rank, order, group)
     loaders = {"train": BatchLoader(train, world, **worker_arguments(loader))}
-    if shares is not None:
-        loaders["train"].sampler.weights_at = shares.at
     if training.val is not None:
         loaders["val"] = validation_loader(settings, world, training.val)
     if loader.num_workers:
@@ -126,19 +121,6 @@ def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
     if loader.num_workers:
         found |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return found
-
-
-def make_shares(
-    settings: RunSettings, world: World, plan: BatchPlan, position: dict[str, Any], say: Callable[[str], None]
-) -> Shares:
-    """Which part of a step's rows each rank takes. position: of the checkpoint that the run continues from.
-    Raises UserError.
-    """
-    asked, loader = settings.machine.shares, settings.loader
-    if wrong := problem(asked, world.size, plan.global_batch_size):
-        raise UserError(wrong)
-    ahead = loader.num_workers * (loader.prefetch_factor or 2)
-    return Shares(asked, world.size, plan.global_batch_size, ahead, position.get("shares"), say)
 
 
 def spread(
