@@ -1,7 +1,7 @@
 """Measures everything that docs/benchmarks.md shows, and writes that page and its pictures:
 
     python -m benchmarks --all                  # about half an hour on two cores
-    python -m benchmarks "links small" census   # longer parts, which --all leaves out
+    python -m benchmarks census students   # longer parts, which --all leaves out
     python -m benchmarks length batch           # these parts again; the others stay as they are
     python -m benchmarks                        # the page anew from what was measured
 
@@ -47,8 +47,7 @@ PARTS = {
     **{f"data {rows}": ("data.py", f"--rows {rows} --seconds 5", "") for rows in PREPARED_ROWS},
     **{f"predict {rows}": ("predict.py", f"--rows {rows} --decoders greedy", "") for rows in CODED_ROWS},
 }
-# Parts that --all leaves out: most take a quarter of an hour or more, products wants other libraries, and the
-# links need root.
+# Parts that --all leaves out: most take a quarter of an hour or more, and products wants other libraries.
 LONG = {
     "products": ("products.py", ""),
     "formats": ("formats.py", ""),
@@ -57,12 +56,6 @@ LONG = {
     "census base": ("census.py", "--sizes base --register 0"),
     "students": ("students.py", ""),
     "students with fewer labels": ("students.py", "--labelled 1000 --sizes tiny"),
-    "links small": ("links.py", "--sizes small --forecast"),
-    "links base": (
-        "links.py",
-        "--sizes base --batch 16 --rows 2 --budget 100 --ways ddp bf16 accumulate-4 sync-10 sync-20",
-    ),
-    "accuracy": ("links.py", "--accuracy --sizes tiny --epochs 3"),
     "recovery 60": ("recovery.py", "--every 60"),
     "recovery 30": ("recovery.py", "--every 30"),
 }

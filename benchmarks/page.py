@@ -72,8 +72,6 @@ LONGER = {
     "A census": (("census", "census base?"), ("census_words", "census", "register_words")),
     "Students of a larger model": (("students",), ("students_words", "students")),
     "Students with fewer labels": (("students with fewer labels",), ("fewer_labels_words", "students")),
-    "Over slow links": (("links small", "links base"), ("links_words", "links", "forecast_words")),
-    "Accuracy of groups that take steps on their own": (("accuracy",), ("accuracy_words", "accuracy")),
     "Failures": (("recovery 60", "recovery 30"), ("recovery_words",)),
 }
 

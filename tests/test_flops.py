@@ -125,7 +125,7 @@ def take(meter, *batches, task=COUNTS, samples=4):
     for batch in batches:
         meter.add({"loss": torch.tensor(1.0)})
         meter.add_flops(task, batch)
-    meter.add_step(samples, samples, torch.tensor(1.0), torch.tensor(True), torch.tensor(False))
+    meter.add_step(samples, torch.tensor(1.0), torch.tensor(True), torch.tensor(False))
 
 
 def test_the_rate_of_matrix_products_is_measured_once_and_off_the_clock(monkeypatch):

@@ -4,7 +4,6 @@ Until then no process needs another: each may take as many micro-batches as it l
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,15 +15,14 @@ COMPRESSIONS = ("none", "bf16")
 
 
 class GradientReducer:
-    """Called after the backward passes of a step on all ranks of `group`: every gradient is then the sum of
+    """Called after the backward passes of a step on all ranks: every gradient is then the sum of
     those of all its ranks. Bitwise the same on all of them, and from start to start.
 
     A parameter without a gradient on a rank counts as zeros there; without one on any it stays without.
 
     Args:
         parameters: those that may get a gradient, in the same order on every rank.
-        group: a process group; None for all processes.
-        ranks: how many it has; where it is one alone, nothing is done.
+        ranks: how many there are; where it is one alone, nothing is done.
         compression: one of COMPRESSIONS; "bf16" sends half the bytes of float32 and rounds what is sent, and
             each sum, to eight bits.
         collectives: those of the process, of which each sum is one.
@@ -34,22 +32,15 @@ class GradientReducer:
         self,
         parameters: Iterable[nn.Parameter],
         ranks: int,
-        group: Any = None,
         compression: str = "none",
         collectives: Collectives | None = None,
     ):
-        self.ranks, self.group, self.compression = ranks, group, compression
+        self.ranks, self.compression = ranks, compression
         self.collectives = Collectives() if collectives is None else collectives
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_format.setdefault(parameter.dtype, []).append(parameter)
         self.parts = [_Part(own) for own in by_format.values()]
-
-    def within(self, group: Any, ranks: int) -> "GradientReducer":
-        """The same for a part of the processes, in the same memory."""
-        found = GradientReducer((), ranks, group, self.compression, self.collectives)
-        found.parts = self.parts
-        return found
 
     def __call__(self, given_up: bool = False) -> Tensor | None:
         """Sums. given_up: this rank has left its part of the step out, so that the sums are of no use.
@@ -67,10 +58,10 @@ class GradientReducer:
 
     def _sum(self, part: "_Part") -> None:
         if self.compression == "none":
-            dist.all_reduce(part.flat, group=self.group)
+            dist.all_reduce(part.flat)
             return
         sent = part.flat.to(torch.bfloat16)
-        dist.all_reduce(sent, group=self.group)
+        dist.all_reduce(sent)
         part.flat.copy_(sent)
 
 

@@ -34,7 +34,6 @@ RUNNING = mapping(
         "grad_norm": maybe(ANY_FLOAT),
         "memory_cuts": COUNT,
         "memory": listing(MEMORY_LIMIT),
-        "ranks_of_group": whole(1, 1 << 20),
     },
 )
 POSITION = mapping(
@@ -55,7 +54,6 @@ POSITION = mapping(
         "val_not_finite": COUNT,
         "finite_step": maybe(COUNT),
         "before": COUNT,
-        "sync_start": COUNT,
         "files": mapping({}, rest=COUNT),
         "unfinished": maybe(mapping({"step": COUNT, "epoch": COUNT, "learning_rate": real(0)})),
     },
@@ -105,9 +103,6 @@ RESUMABLE = mapping(
     },
     {
         "scaler": maybe(SCALER),
-        # where groups of processes take steps on their own: of all but the first; the outer optimizer
-        "groups": listing(mapping({"optimizer": OPTIMIZER}, {"scaler": maybe(SCALER)}), 0, 1 << 20),
-        "outer": mapping({}, {"momentum": listing(floats(None), 0, 8)}),
     },
 )
 

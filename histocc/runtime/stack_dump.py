@@ -32,8 +32,7 @@ DEVICE_SECONDS = 2.0  # a device that is in one collective for so long waits in 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # where every wait for another process is: the caller says more
 WAITING = tuple(
-    os.path.join(HERE, "runtime", name)
-    for name in ("world.py", "collectives.py", "reduction.py", "groups.py")
+    os.path.join(HERE, "runtime", name) for name in ("world.py", "collectives.py", "reduction.py")
 )
 
 _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")

@@ -1,7 +1,7 @@
 """The processes of a run: who this process is, and everything the processes say to each other outside DDP and
 FSDP.
 
-No other module calls a collective but `reduction`, for gradients, and `groups`, for parts of the processes;
+No other module calls a collective but `reduction`, for gradients;
 `launcher` alone reads RANK, LOCAL_RANK and WORLD_SIZE.
 All of it works in one process too, where it costs nothing.
 """

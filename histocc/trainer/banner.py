@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from histocc.runtime.groups import Groups
 from histocc.runtime.world import World
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
@@ -22,7 +21,7 @@ PARALLEL = {
 @dataclass(frozen=True)
 class Banner:
     """What is about to run. about: lines on data and model; about_rate: on learning rates other than that of
-    the schedule; precision: its name; together: steps before groups take their own.
+    the schedule; precision: its name.
     """
 
     settings: RunSettings
@@ -32,19 +31,21 @@ class Banner:
     plan: BatchPlan
     schedule: Schedule
     precision: str
-    groups: Groups = Groups()
-    together: int = 0
 
 
 def say_banner(run: Banner) -> None:
     """With the labels that users of the guides look for. Rank 0 speaks."""
     world, gpu = run.world, run.world.device.type == "cuda"
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    folder = run.settings.folder
+    folder, machine = run.settings.folder, run.settings.machine
     lines = [
         "=" * 72,
-        *_machine_lines(run.settings.machine, world, visible),
-        *_sync_lines(run),
+        *_machine_lines(machine, world, visible),
+        *(
+            [f"Gradients between processes: {machine.gradient_compression}"]
+            if machine.gradient_compression != "none" and world.backend
+            else []
+        ),
         *run.about,
         *_step_lines(run),
         f"Precision: {run.precision}",
@@ -53,12 +54,6 @@ def say_banner(run: Banner) -> None:
         "=" * 72,
     ]
     world.print("\n".join(lines))
-    sync = run.settings.sync
-    if sync.sync_every > 1 and run.groups.number == 1:
-        world.print(
-            f"Note: --sync-every {sync.sync_every}: there is one group of processes, so all take every step"
-            " together" + ("; --sync-group process makes each process one" if world.size > 1 else "")
-        )
     for note in notes(world, run.plan, visible if gpu else 0):
         world.print(f"Note: {note}")
 
@@ -79,21 +74,6 @@ def _machine_lines(machine: MachineSettings, world: World, visible: int) -> list
         f"Available GPUs: {visible}{names}",
         f"Threads per process: {torch.get_num_threads()}",
     ]
-
-
-def _sync_lines(run: Banner) -> list[str]:
-    """How the processes take their steps, where not all together and alike."""
-    settings, sync, number = run.settings, run.settings.sync, run.groups.number
-    lines: list[str] = []
-    if settings.machine.gradient_compression != "none" and run.world.backend:
-        lines.append(f"Gradients between processes: {settings.machine.gradient_compression}")
-    if sync.sync_every > 1 and number > 1:
-        lines.append(
-            f"Synchronization: {number} groups take {sync.sync_every} steps each on their own between two"
-            f" exchanges, after {run.together:,} steps together; outer rate {sync.outer_learning_rate:g},"
-            f" momentum {sync.outer_momentum:g}. Results depend on the number of groups"
-        )
-    return lines
 
 
 def _step_lines(run: Banner) -> list[str]:

@@ -1,6 +1,6 @@
 """Rows → micro-batches: each rank's share of every optimizer step, from any position on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,8 +63,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
     arguments.
 
-    shuffle_seed: None is for validation, where order does not matter. group: the ranks of this one's group,
-    where groups take steps on their own.
+    shuffle_seed: None is for validation, where order does not matter.
     """
 
     def __init__(
@@ -73,9 +72,8 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         plan: BatchPlan,
         rank: int,
         shuffle_seed: int | None = None,
-        group: Sequence[int] | None = None,
     ):
-        self.rows, self.plan, self.rank, self.group = rows, plan, rank, group
+        self.rows, self.plan, self.rank = rows, plan, rank
         lengths = rows.lengths if rows.has_lengths else None
         self.order = (
             WindowOrder(plan, lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, lengths)
@@ -87,7 +85,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     def __getitem__(self, index: tuple[int, int]) -> list[dict[str, Any]]:
         """Micro-batches of similar width: what `Rows.batch` gives, and weights float32 [B], rows int64 [B]
         (which ones they are), and the plain numbers global_count (rows of the whole optimizer step, over all
-        ranks), group_count (over those of the group, where there is one) and last_micro_batch.
+        ranks) and last_micro_batch.
 
         A micro-batch without rows gets one of weight 0, so that the rank takes part in every collective.
         """
@@ -100,8 +98,6 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         parts = plan.micro_batches(batch)
         pieces = cut_by_width(self.rows.widths(whole), parts, plan.micro_batch_size)
         counts = {"global_count": plan.batch_rows(batch)}
-        if self.group is not None:
-            counts["group_count"] = sum(len(plan.rank_positions(batch, rank)) for rank in self.group)
         return [
             {
                 **self.rows.piece(whole, kept),

@@ -9,7 +9,6 @@ import importlib.util
 import math
 from collections.abc import Callable
 
-from histocc.runtime import groups
 from histocc.runtime.arguments import Group, Parser, count, count_or_zero, flag, not_shares, positive
 from histocc.runtime.entrypoint import add_process_arguments
 from histocc.runtime.parallel import AFTER, MODES, REDUCTIONS
@@ -286,7 +285,6 @@ def add_machine_arguments(parser: Parser) -> None:
         default="none",
         help="bf16: half the bytes between processes, gradients rounded to bfloat16 (--parallel ddp)",
     )
-    add_sync_arguments(parser)
     machine.add_argument(
         "--float64", action="store_true", help="double precision, for checking results", resumable=True
     )
@@ -333,53 +331,6 @@ def add_machine_arguments(parser: Parser) -> None:
     )
 
 
-def add_sync_arguments(parser: Parser) -> None:
-    """Groups of processes that take steps on their own."""
-    group = parser.add_argument_group("slow links between machines")
-    group.add_argument(
-        "--sync-every",
-        type=count,
-        default=1,
-        metavar="H",
-        help=(
-            "optimizer steps that each group of processes takes on its own rows before the groups exchange"
-            " what their weights have moved by; 1: all processes take every step together. With more, results"
-            " depend on the number of groups"
-        ),
-    )
-    group.add_argument(
-        "--sync-group",
-        choices=groups.KINDS,
-        default="node",
-        help="with --sync-every: which processes are a group, those of a node, or each by itself",
-    )
-    group.add_argument(
-        "--sync-start",
-        type=count_or_zero,
-        default=None,
-        metavar="STEPS",
-        help="with --sync-every: steps that all processes take together at the start (default: the warm-up)",
-    )
-    group.add_argument(
-        "--sync-compression",
-        choices=COMPRESSIONS[::-1],
-        default="bf16",
-        help="with --sync-every: in which format the groups exchange; none: that of the weights",
-    )
-    group.add_argument(
-        "--outer-learning-rate",
-        type=positive,
-        default=0.7,
-        help="with --sync-every: rate of the step after an exchange; 1 without momentum averages the weights",
-    )
-    group.add_argument(
-        "--outer-momentum",
-        type=float,
-        default=0.9,
-        help="with --sync-every: Nesterov momentum of that step, 0 for none",
-    )
-
-
 def argument_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with these arguments, a line each."""
     problems = [
@@ -387,7 +338,7 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         for dest, package in EXTRAS.items()
         if getattr(args, dest) and importlib.util.find_spec(package) is None
     ]
-    problems += not_shares(args, ["warmup_pct", "outer_momentum"])
+    problems += not_shares(args, ["warmup_pct"])
     if args.learning_rate is not None and not (args.learning_rate > 0 and math.isfinite(args.learning_rate)):
         problems.append(f"--learning-rate must be above 0, not {args.learning_rate:g}")
     if not (args.weight_decay >= 0 and math.isfinite(args.weight_decay)):
@@ -423,27 +374,12 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
             args.wandb_project_name is not None and not args.log_wandb,
             "--wandb-project-name needs --log-wandb",
         ),
-    ]
-    return problems + [text for wrong, text in together + _of_processes(args) if wrong]
-
-
-def _of_processes(args: argparse.Namespace) -> list[tuple[bool, str]]:
-    """What cannot go together in how the processes work together: (whether it is so, what is wrong)."""
-    return [
-        (
-            args.sync_every > 1 and args.parallel == "fsdp",
-            "--sync-every with --parallel fsdp: a process holds a share of the weights alone, so that groups"
-            " have none of their own; take --parallel ddp",
-        ),
-        (
-            args.sync_every > 1 and args.reduce != AFTER,
-            f"--sync-every needs --reduce {AFTER}: torch's DDP sums over all processes",
-        ),
         (
             args.gradient_compression != "none" and args.parallel == "fsdp",
             "--gradient-compression needs --parallel ddp",
         ),
     ]
+    return problems + [text for wrong, text in together if wrong]
 
 
 def batch_size(default: int) -> Callable[[str], int]:

@@ -6,7 +6,6 @@ import torch
 
 from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.parallel import is_wrapped, no_sync
-from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.rng import derived_seed
 from histocc.trainer.memory_limits import Batch, free_memory, samples_of
 from histocc.trainer.meter import Meter
@@ -22,12 +21,8 @@ class StepGradients:
 
     def __init__(self, run: Run, meter: Meter, step: int):
         self.run, self.meter, self.step = run, meter, step
-        exchange = run.exchange
-        self.alone = exchange is not None and exchange.exchanges.alone(step + 1)
-        self.ranks = len(exchange.groups.members) if exchange and self.alone else run.world.size
         self.taken: list[Batch] = []
-        # samples over which the loss is the mean; of all processes, and of the group
-        self.count = self.all_rows = self.own_rows = 0.0
+        self.count = 0.0  # samples over which the loss is the mean, of all processes
         self._seed()
 
     def _seed(self) -> None:
@@ -35,14 +30,9 @@ class StepGradients:
             torch.manual_seed(derived_seed(self.run.seed, self.step, self.run.world.rank))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the group of this process, which takes the step on its own, has no sample in it."""
-        return self.alone and not self.own_rows
-
-    @property
     def may_leave(self) -> bool:
         """Whether this process may leave the rest of its step out; it is discarded everywhere then."""
-        return not self.alone and (self.run.leaves_early or self.run.world.size == 1)
+        return self.run.leaves_early or self.run.world.size == 1
 
     @property
     def complete(self) -> bool:
@@ -71,12 +61,7 @@ class StepGradients:
         samples = samples_of(batch)
         if samples is None or not batch.get("last_micro_batch", True) and "global_count" not in batch:
             return batch  # whoever computes something of it says what is wrong with it
-        total = batch.get("global_count", samples * self.run.world.size)
-        if self.run.exchange is not None:
-            own = batch.get("group_count", samples * len(self.run.exchange.groups.members))
-            self.all_rows, self.own_rows = float(total), float(own)
-            total = max(own, 1) if self.alone else total
-        return {**batch, "global_count": total}
+        return {"global_count": samples * self.run.world.size, **batch}
 
     def _try(self, batch: Batch) -> bool:
         """Forward and backward pass; whether they fit into memory."""
@@ -85,7 +70,7 @@ class StepGradients:
             moved = to_device(batch, run.world.device)
             with no_sync(run.model, sync=batch.get("last_micro_batch", True)):
                 sums, self.count = forward_backward(
-                    run.model, run.task, moved, run.number_format, self.ranks, run.averaged_over
+                    run.model, run.task, moved, run.number_format, run.world.size, run.averaged_over
                 )
         except Exception as error:
             rows = 0
@@ -109,24 +94,18 @@ class StepGradients:
         """Sums over the processes, once this one has all its own, or has `given_up` on the step. Returns
         whether the gradients are there: not where any process has given up.
         """
-        reducer, leavers = self._reducer(), None
-        if self.run.exchange is None:
-            self.all_rows = self.own_rows = self.count
+        leavers = None
         for batch in self.taken:
             self.meter.add_flops(self.run.task, batch)
-        if reducer is not None:
+        if self.run.reducer is not None:
             self.meter.peers.own_done()
-            leavers = reducer(given_up)
+            leavers = self.run.reducer(given_up)
         self.meter.peers.backward_done()
         if leavers is not None and self.may_leave:  # a GPU is waited for here
             given_up = bool(leavers > 0)
         if given_up:
             self.discard()
         return not given_up
-
-    def _reducer(self) -> GradientReducer | None:
-        exchange = self.run.exchange
-        return exchange.reducer if exchange is not None and self.alone else self.run.reducer
 
     def discard(self) -> None:
         """Nothing of the step is left."""

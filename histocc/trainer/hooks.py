@@ -87,13 +87,11 @@ class StopPoll:
 class StopVote(StopPoll):
     """The same without a wait: each call asks, and returns the answer to the question of the call before. One
     message of a few bytes a call. All ranks call it equally often.
-
-    at_once: waits for the answer all the same.
     """
 
-    def __init__(self, world: World, at_once: bool = False):
+    def __init__(self, world: World):
         super().__init__(None, lambda: bool(world.stop))
-        self.world, self.at_once = world, at_once or not world.backend
+        self.world = world
         self._answer: Callable[[], bool] | None = None
 
     def __call__(self) -> bool:
@@ -101,7 +99,7 @@ class StopVote(StopPoll):
             if not self.agreed:
                 self._read()
                 self._answer = self.world.vote_to_stop()
-                if self.at_once:
+                if not self.world.backend:  # a process alone has its answer at once
                     self._read()
         return self.agreed
 
@@ -141,13 +139,11 @@ class StepHooks:
     ):
         position = position or {}
         self.world, self.meter = world, meter
-        self.groups = meter.ranks_of_group is not None
         self.steps, self.intervals, self.callbacks = steps, intervals, callbacks
         self.evaluate = evaluate
         self.best_val_loss = self.best_before = position.get("best_val_loss")
         self.bad_in_row: Tensor | int = position.get("bad_in_row", 0)
         self.worst_in_row: Tensor | int = 0
-        self.in_doubt = int(self.bad_in_row)  # the most of any group, when they were together last
         self.val_not_finite: int = position.get("val_not_finite", 0)  # in a row
         self.finite_step: int | None = position.get("finite_step")
         # the last call's step
@@ -232,7 +228,7 @@ class StepHooks:
         """What speaks against weights that would take the place of earlier ones; "" where nothing does."""
         if self.val_not_finite:
             return "the loss of the last validation was not finite"
-        bad = self.in_doubt if self.groups else int(self.bad_in_row)  # the same on all ranks
+        bad = int(self.bad_in_row)  # the same on all ranks
         return f"the last {bad} steps had no finite gradient" if bad >= IN_DOUBT else ""
 
     def _raise_diverged(self, step: int, val_loss: float) -> None:
@@ -262,19 +258,14 @@ class StepHooks:
             "the data, or weights in --initial-checkpoint."
         )
 
-    def count_bad_steps(self, bad: Tensor, most: int, step: int, together: bool = True) -> None:
+    def count_bad_steps(self, bad: Tensor, most: int, step: int) -> None:
         """Raises TrainingError after `most` steps in a row that were skipped. All ranks. On a GPU it looks
         only now and then, since looking waits for the device: such steps change nothing, so nothing is lost.
-        Where groups take steps on their own, it looks when they are `together`.
         """
         self.bad_in_row = (self.bad_in_row + 1) * bad.double()
         self.worst_in_row = self.bad_in_row.clamp(min=self.worst_in_row)
-        if self.groups and together:
-            found = self.world.gather((int(self.worst_in_row), int(self.bad_in_row)))
-            worst, self.in_doubt = map(max, zip(*found))
-            self.worst_in_row = self.bad_in_row.new_tensor(worst)
-        looks = bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY) or self.groups
-        if together and looks and int(self.worst_in_row) >= most:
+        looks = bad.device.type == "cpu" or _due(step, GPU_LOOKS_EVERY)
+        if looks and int(self.worst_in_row) >= most:
             # after so many steps, a gradient or a loss was finite
             good = max(step - int(self.bad_in_row) - 1, self.finite_step or 0)
             raise TrainingError(
@@ -302,7 +293,7 @@ class StepHooks:
                 "samples": self.meter.samples,
                 "running": running,
                 "best_val_loss": self.best_val_loss,
-                "bad_in_row": self.in_doubt if self.groups else int(self.bad_in_row),
+                "bad_in_row": int(self.bad_in_row),
                 "val_not_finite": self.val_not_finite,
                 "finite_step": self.finite_step,
                 "unfinished": self.unfinished,

@@ -30,7 +30,7 @@ from histocc.runtime.world import World
 from histocc.trainer.gradients import StepGradients
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
 from histocc.trainer.memory_limits import free_memory
-from histocc.trainer.meter import Meter, as_int
+from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
 from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
 
@@ -69,10 +69,9 @@ def train(
     step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
     steps = replace(steps, per_epoch=per_epoch)
     peers = StragglerTimer(run.model, world.device, run.reducer is not None and world.size > 1)
-    group = None if run.exchange is None else len(run.exchange.groups.members)
-    running = _own_share(position.get("running") or [], world, group)
+    running = _own_share(position.get("running") or [], world)
     products = partial(matmul_rate, world.device, run.number_format.matmul_dtype)
-    meter = Meter(position.get("samples", 0), running, peers, world.device, group, products)
+    meter = Meter(position.get("samples", 0), running, peers, world.device, products)
 
     def validate() -> dict[str, Any] | None:
         return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)
@@ -131,7 +130,7 @@ def train_one_epoch(
     by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
 
     Args:
-        hooks: called after each step after which all processes have the same weights; says where to stop.
+        hooks: called after each step; says where to stop.
         step: optimizer steps done before.
 
     Returns:
@@ -142,29 +141,26 @@ def train_one_epoch(
         TrainingError: on all ranks alike, after `run.max_bad_steps` steps in a row without a finite gradient.
         ValueError: for batches that end inside a step.
     """
-    meter, stop, exchange = hooks.meter, hooks.callbacks.stop or StopPoll(None), run.exchange
+    meter, stop = hooks.meter, hooks.callbacks.stop or StopPoll(None)
     run.model.train()
-    unread, together = iter(batches), exchange is None or exchange.together
+    unread = iter(batches)
     while hooks.steps.last is None or step < hooks.steps.last:
-        if together and stop():
+        if stop():
             break
         gradients = StepGradients(run, meter, step)
         if not _collect(gradients, unread, hooks, stop):
             break
         with phase("optimizer"):
-            norm, done, bad = optimizer_step(run, gradients.is_empty)
-        meter.add_step(gradients.all_rows, gradients.own_rows, norm, done, bad)
+            norm, done, bad = optimizer_step(run)
+        meter.add_step(gradients.count, norm, done, bad)
         learning_rate = run.optimizer.param_groups[0]["lr"]
         run.scheduler.step()
         step += 1
-        if exchange is not None:
-            together = exchange.after_step(step, gradients.own_rows, gradients.all_rows)
-        hooks.count_bad_steps(bad, run.max_bad_steps, step, together)
+        hooks.count_bad_steps(bad, run.max_bad_steps, step)
         if hooks.callbacks.step_done is not None:
             meter.untimed(hooks.callbacks.step_done)
-        if together:
-            with phase("log, validation, saving"):
-                hooks(step, epoch, learning_rate)
+        with phase("log, validation, saving"):
+            hooks(step, epoch, learning_rate)
     return step
 
 
@@ -209,10 +205,8 @@ def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict
         return None
 
 
-def optimizer_step(run: Run, is_empty: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
-
-    is_empty: whether this rank's group has no sample in this step, and so takes none.
 
     Returns:
         The norm before clipping, whether the step was taken, and whether it was bad: not finite, and not
@@ -222,9 +216,6 @@ def optimizer_step(run: Run, is_empty: bool = False) -> tuple[Tensor, Tensor, Te
     """
     precision, optimizer = run.number_format, run.optimizer
     gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
-    if is_empty:
-        optimizer.zero_grad(set_to_none=True)
-        return torch.zeros(()), torch.tensor(True), torch.tensor(False)
     precision.unscale(optimizer)
     total = _in_memory(run, lambda: nn.utils.get_total_norm(gradients))
     norm, trained = full_tensor(total), [p for p in run.model.parameters() if p.grad is not None]
@@ -362,30 +353,22 @@ def _weighted(task: Task, found: dict[str, Any], batch: dict[str, Any]) -> dict[
     return {name: (value.double() * weights.double()).sum() for name, value in values.items()}
 
 
-def _own_share(running: list[dict[str, Any]], world: World, group: int | None) -> dict[str, Any] | None:
+def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | None:
     """This rank's sums of the log row that was open when the checkpoint was written; on another number of
-    ranks, or in groups of other sizes, the first takes them all. group: how many ranks the group of this one
-    has, None where all take their steps together.
+    ranks the first takes them all.
     """
     if not running:
         return None
-    groups = [part.get("ranks_of_group") for part in running]
-    if groups == world.gather(group):
+    if len(running) == world.size:
         return running[world.rank]
-
-    def own(name: str) -> float:
-        """This rank's part of what `Meter.row` divides by the ranks of a group, and sums over all."""
-        found = sum(part.get(name, 0) / (ranks or len(running)) for part, ranks in zip(running, groups))
-        return found if group is None else group * found if world.is_main else 0
-
-    names = running[0]["sums"].keys()
-    sums = {
-        name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0 for name in names
-    }
+    first = running[0]  # what all ranks count alike
     return {
-        "sums": sums,
-        "count": as_int(own("count")),
-        "skipped": round(own("skipped")),
+        "sums": {
+            name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0
+            for name in first["sums"]
+        },
+        "count": first["count"],
+        "skipped": first.get("skipped", 0),
         "seconds_data": 0.0,
         "memory_cuts": sum(part.get("memory_cuts", 0) for part in running) if world.is_main else 0,
     }

@@ -35,14 +35,11 @@ class Meter:
         state: dict[str, Any] | None = None,
         peers: StragglerTimer | None = None,
         device: torch.device | None = None,
-        ranks_of_group: int | None = None,
         matmul_rate: Callable[[], float] | None = None,
     ):
         self.samples = samples  # samples of all ranks since the run began
         self.sums: dict[str, Tensor | float] = dict(state["sums"]) if state else {}
-        # samples since the last row: of all ranks, or, where groups take steps on their own, of the group
-        self.ranks_of_group = ranks_of_group
-        self.count: Tensor | float = state["count"] if state else 0
+        self.count: Tensor | float = state["count"] if state else 0  # samples of all ranks since the last row
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
         # micro-batches since the last row that did not fit into memory
@@ -74,7 +71,6 @@ class Meter:
             "memory_cuts": self.memory_cuts,
             "memory": self.limits.state(),
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
-            **({} if self.ranks_of_group is None else {"ranks_of_group": self.ranks_of_group}),
         }
 
     def snapshot(self) -> tuple[Any, ...]:
@@ -111,12 +107,12 @@ class Meter:
         if count is not None:
             self.pending[FLOPS] = self.pending.get(FLOPS, 0.0) + count(batch)
 
-    def add_step(self, samples: float, own: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
+    def add_step(self, samples: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
-        device. samples: of the step, of all ranks; own: of those that have taken it together.
+        device. samples: of the step, of all ranks.
         """
         self.samples = as_int(self.samples + samples)
-        self.count = self.count + (samples if self.ranks_of_group is None else own) * done.double()
+        self.count = self.count + samples * done.double()
         self.skipped = self.skipped + bad.double()
         self.grad_norm = grad_norm if self.grad_norm is None else torch.where(done, grad_norm, self.grad_norm)
         self.flops += float(self.pending.pop(FLOPS, 0.0))  # a step that was skipped was worked out, too
@@ -137,11 +133,9 @@ class Meter:
                 "_waited": waited,
                 "_cuts": self.memory_cuts,
                 "_flops": self.flops,
-                "_count": self.count / (self.ranks_of_group or 1),
-                "_skipped": self.skipped / (self.ranks_of_group or world.size),
             }
         )
-        count = float(self.count) if self.ranks_of_group is None else total["_count"]
+        count = float(self.count)
         peers = (
             world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
             if self.peers.measures
@@ -155,7 +149,7 @@ class Meter:
             "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
             "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
-            "skipped_steps": round(total["_skipped"]),
+            "skipped_steps": int(self.skipped),
             "memory_cuts": int(total["_cuts"]),
             **self._flops_of(total["_flops"] / max(elapsed, 1e-9), world),
         }

@@ -10,7 +10,6 @@ import torch
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS
-from histocc.runtime.groups import Groups
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World
 from histocc.trainer.plan import BatchPlan
@@ -199,26 +198,12 @@ def set_threads(resumed: dict[str, Any] | None, world: World) -> None:
         )
 
 
-def restore(resumed: dict[str, Any], run: Run, groups: Groups) -> None:
+def restore(resumed: dict[str, Any], run: Run) -> None:
     """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out.
     All ranks. Raises UserError where the checkpoint is of other parameters.
     """
     optimizer, scheduler, precision = run.optimizer, run.scheduler, run.number_format
-    parts = [resumed, *resumed.get("groups", [])]
-    own = parts[groups.own] if len(parts) == groups.number else resumed
-    load_optimizer_state(optimizer, _fitting(own["optimizer"], optimizer))
-    if len(parts) > 1 and len(parts) != groups.number:
-        _average(optimizer, [_fitting(part["optimizer"], optimizer) for part in parts])
-        run.world.print(
-            f"Note: {len(parts)} groups of processes took steps on their own before, and now there"
-            f" {'are' if groups.number > 1 else 'is'} {groups.number}: the moments of their optimizers are"
-            " averaged, so that the results are no longer those of an uninterrupted run"
-        )
-    if run.exchange is not None:
-        try:
-            run.exchange.load(resumed.get("outer", {}))
-        except ValueError as error:
-            raise UserError(f"outer: momentum: {error}{OTHER}") from None
+    load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
     held = resumed["scheduler"]
     if len(held["base_lrs"]) != len(optimizer.param_groups):
         raise UserError(
@@ -228,18 +213,7 @@ def restore(resumed: dict[str, Any], run: Run, groups: Groups) -> None:
     scheduler.load_state_dict(
         {**scheduler.state_dict(), **{name: held[name] for name in OF_SCHEDULER if name in held}}
     )
-    precision.load_state(own.get("scaler"))
-
-
-def _average(optimizer: torch.optim.Optimizer, states: list[dict[str, Any]]) -> None:
-    """The mean of the states of several optimizers, tensor by tensor."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for number, parameter in enumerate(parameters):
-        held: dict[str, Any] = optimizer.state.get(parameter, {})
-        for name, value in held.items():
-            of_all = [state["state"][number][name] for state in states if number in state["state"]]
-            if isinstance(value, torch.Tensor) and len(of_all) == len(states):
-                value.copy_(torch.stack([part.to(value.dtype) for part in of_all]).mean(0))
+    precision.load_state(resumed.get("scaler"))
 
 
 def _fitting(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

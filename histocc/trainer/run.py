@@ -12,7 +12,6 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.compiling import missing_compiler
 from histocc.runtime.errors import UserError
-from histocc.runtime.groups import Groups, make_groups
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
@@ -21,7 +20,6 @@ from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
-from histocc.trainer.exchange import steps_together
 from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
@@ -33,7 +31,6 @@ from histocc.trainer.training import (
     Training,
     batch_plan,
     choose_batch_size,
-    make_exchange,
     make_loaders,
     make_optimizer,
     spread,
@@ -82,12 +79,9 @@ def train(
         return use_model(training, raw_model)
 
     # Who takes which rows, and what is about to run.
-    position: dict[str, Any] = resumed["position"] if resumed else {}
-    groups = make_groups(world, settings.sync.sync_group) if settings.sync.sync_every > 1 else Groups()
-    loaders = make_loaders(settings, world, training, plan, groups.members if groups.number > 1 else None)
+    loaders = make_loaders(settings, world, training, plan)
     about = (training.about, training.about_rate)
-    together = steps_together(settings.sync, schedule.warmup, position)
-    say_banner(Banner(settings, world, *about, plan, schedule, precision.name, groups, together))
+    say_banner(Banner(settings, world, *about, plan, schedule, precision.name))
 
     # One process's model, or that of all.
     with model_memory():
@@ -100,13 +94,22 @@ def train(
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
-    run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
     leaves = reducer is not None and (world.device.type == "cpu" or plan.accumulation(0) > 1)
-    run = replace(run, reducer=reducer, leaves_early=leaves)
+    run = loop.Run(
+        model,
+        task,
+        optimizer,
+        scheduler,
+        world,
+        precision,
+        seed,
+        max_bad_steps=most_bad,
+        reducer=reducer,
+        leaves_early=leaves,
+    )
     with model_memory():
-        run = replace(run, exchange=make_exchange(settings, run, groups, schedule, position))
         if resumed:
-            restore(resumed, run, groups)
+            restore(resumed, run)
             # the weights need not lie in memory twice
             resumed = {part: resumed[part] for part in ("args", "position", "step")}
     if settings.dry_run:
@@ -114,12 +117,11 @@ def train(
             return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
 
     # Train.
-    last = schedule.stop if run.exchange is None else run.exchange.exchanges.next(schedule.stop)
-    steps = Steps(schedule.total, start, last, plan.steps_per_epoch)
+    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
     state = RunState(settings, training, run, plan, resumed)
     with opened_outputs(settings, training, world, state, steps) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
-        stop = StopVote(world, at_once=run.exchange is not None)
+        stop = StopVote(world)
         callbacks = Callbacks(save, log.row, step_done, stop)
         intervals = settings.intervals.intervals(training.epoch_name)
         with memory():

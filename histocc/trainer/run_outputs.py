@@ -138,12 +138,10 @@ class RunState:
             "fingerprint": training.fingerprint,
             "launchers": sorted(set(world.gather(world.launcher))),
             "run": self.name,
-            **({} if run.exchange is None else {"sync_start": run.exchange.exchanges.start}),
         }
 
     def __call__(self, step: int, position: dict[str, Any]) -> dict[str, Any]:
         run = self.run
-        of_groups = self._of_groups(step)
         if not (run.world.is_main or is_sharded(self.raw_model)):
             return {}
         epoch, batch = divmod(step, self.steps_per_epoch)
@@ -156,22 +154,6 @@ class RunState:
             "scheduler": run.scheduler.state_dict(),
             "scaler": run.number_format.state(),
             "step": step,
-            **of_groups,
             **self.fixed,
             "position": {"epoch": epoch, "batch": batch, **self.facts, **position},
         }
-
-    def _of_groups(self, step: int) -> dict[str, Any]:
-        """What groups that take steps on their own do not have in common, that of the first aside; and what
-        they exchange with. All ranks.
-        """
-        run, exchange = self.run, self.run.exchange
-        if exchange is None or not exchange.exchanges.alone(step):
-            return {}
-        own = None
-        if exchange.groups.leads and exchange.groups.own:
-            own = checkpoint.to_cpu(
-                {"optimizer": run.optimizer.state_dict(), "scaler": run.number_format.state()}
-            )
-        states = exchange.groups.gather_on_first(own)
-        return {} if states is None else {"groups": states[1:], "outer": exchange.state()}

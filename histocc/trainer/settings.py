@@ -11,7 +11,6 @@ from typing import Any
 from histocc.runtime.arguments import by_flag, settings_of
 from histocc.runtime.precision import PrecisionSettings
 from histocc.trainer.batch_size import AutoBatchSize, BatchSettings
-from histocc.trainer.exchange import SyncSettings
 from histocc.trainer.hooks import Intervals
 from histocc.trainer.loggers import LoggerSettings
 from histocc.trainer.schedule import ScheduleSettings
@@ -90,7 +89,6 @@ class RunSettings:
     intervals: IntervalSettings
     loggers: LoggerSettings
     machine: MachineSettings
-    sync: SyncSettings
     seed: int
     eval_only: bool
     dry_run: bool
@@ -109,7 +107,6 @@ class RunSettings:
             intervals=settings_of(IntervalSettings, args),
             loggers=settings_of(LoggerSettings, args),
             machine=settings_of(MachineSettings, args),
-            sync=settings_of(SyncSettings, args),
             seed=args.seed,
             eval_only=args.eval_only,
             dry_run=args.dry_run,

@@ -21,14 +21,12 @@ and, where it can tell,
 
 Values are per sample, never means: that is what makes the mean exact on any number of processes.
 
-A batch is a dict of what the model needs, with tensors of B samples, and four entries of the trainer, each
+A batch is a dict of what the model needs, with tensors of B samples, and three entries of the trainer, each
 with a default for plain loaders:
 
     weights [B]: of the samples (1); 0 for one that only fills a batch up.
     global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed where a
         step has several micro-batches.
-    group_count: the same of the ranks of this rank's group alone, for steps which the groups take on their
-        own (B × ranks of the group).
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
@@ -41,7 +39,6 @@ from torch import Tensor, nn
 from histocc.runtime.precision import Precision
 from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.world import World
-from histocc.trainer.exchange import GroupExchange
 from histocc.trainer.profiling import phase
 from histocc.trainer.run_log import OWN_COLUMNS
 
@@ -77,7 +74,6 @@ class Run:
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         reducer: sums the gradients over the processes after the last backward pass of a step; None where DDP
             or FSDP does so meanwhile.
-        exchange: where groups of processes take steps on their own.
         leaves_early: whether a process that was asked to stop leaves out what is left of its step, which is
             then discarded everywhere.
     """
@@ -92,7 +88,6 @@ class Run:
     clip_norm: float = CLIP_NORM
     max_bad_steps: int = 20
     reducer: GradientReducer | None = None
-    exchange: GroupExchange | None = None
     leaves_early: bool = False
 
     @property

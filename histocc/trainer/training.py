@@ -10,7 +10,6 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.device import by_kind
 from histocc.runtime.errors import UserError
-from histocc.runtime.groups import Groups
 from histocc.runtime.machine_errors import too_few_open_files
 from histocc.runtime.parallel import AFTER, wrap
 from histocc.runtime.precision import Precision
@@ -20,9 +19,7 @@ from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows, widest
-from histocc.trainer.exchange import Exchanges, GroupExchange, steps_together
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import LoaderSettings, MachineSettings, RunSettings
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
@@ -90,13 +87,10 @@ def make_loaders(
     world: World,
     training: Training,
     plan: BatchPlan,
-    group: Sequence[int] | None = None,
 ) -> dict[str, BatchLoader]:
-    """Loaders of this rank's share of training and validation rows. group: its ranks, where groups take steps
-    on their own. All ranks. Raises UserError.
-    """
+    """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
     loader, order = settings.loader, derived_seed(settings.seed, ORDER)
-    train = MicroBatches(training.train, plan, world.rank, order, group)
+    train = MicroBatches(training.train, plan, world.rank, order)
     loaders = {"train": BatchLoader(train, world, **worker_arguments(loader))}
     if training.val is not None:
         loaders["val"] = validation_loader(settings, world, training.val)
@@ -136,22 +130,7 @@ def spread(
     if not world.backend or not trained:
         return model, None
     compression = machine.gradient_compression
-    return model, GradientReducer(trained, world.size, None, compression, world.collectives)
-
-
-def make_exchange(
-    settings: RunSettings, run: loop.Run, groups: Groups, schedule: Schedule, position: dict[str, Any]
-) -> GroupExchange | None:
-    """What groups of processes exchange; None where they take every step together. All ranks."""
-    if groups.number == 1 or run.reducer is None:
-        return None
-    sync = settings.sync
-    together = steps_together(sync, schedule.warmup, position)
-    exchanges = Exchanges(together, sync.sync_every, schedule.total)
-    trained = [p for p in run.model.parameters() if p.requires_grad]
-    exchange = GroupExchange(trained, groups, exchanges, sync)
-    exchange.reducer = run.reducer.within(groups.inside, len(groups.members))
-    return exchange
+    return model, GradientReducer(trained, world.size, compression, world.collectives)
 
 
 def make_optimizer(
