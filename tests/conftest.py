@@ -3,14 +3,11 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 SLURM = Path(__file__).resolve().parent / "slurm"
 sys.path.insert(0, str(SLURM))
 # a shell does that to what it starts in the background, and children inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-LONGEST_SECONDS = 10.0  # of a test that is run by default
 
 
 def pytest_addoption(parser):
@@ -61,16 +58,3 @@ def pytest_collection_modifyitems(config, items):
         (kept if wanted and (full or not item.get_closest_marker("full")) else left).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    limited = not (item.config.getoption("everything") or item.get_closest_marker("slow"))
-    if limited and report.passed and call.duration > LONGEST_SECONDS:
-        report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid}: {call.when} took {call.duration:.1f} s; a test that is run by default may take"
-            f" {LONGEST_SECONDS:.0f}: make it faster, or mark it `full` (run by --all alone) or `slow`"
-        )
-    return report

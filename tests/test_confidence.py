@@ -262,7 +262,6 @@ def coded(folder, name, *more):
         return list(csv.DictReader(file)), said
 
 
-@pytest.mark.slow  # whichever comes first trains the model
 class TestModel:
     def test_checkpoints_hold_it_and_a_finished_run_stays_as_it_is(self, trained):
         files = [trained / "run" / name for name in ("best.bin", "last.bin")]

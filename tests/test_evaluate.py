@@ -133,7 +133,6 @@ def report(trained):
 
 
 class TestFigures:
-    @pytest.mark.slow  # its fixture trains
     def test_are_those_of_training(self, trained, report):
         logged = next(
             row

@@ -108,7 +108,6 @@ def same_checkpoints(folder, other):
         assert all(torch.equal(entry[part], moments[1][number][part]) for part in entry)
 
 
-@pytest.mark.slow  # of twenty seconds at most
 @pytest.mark.parametrize("name", DEFAULT_FIRST)
 class TestRuns:
     @pytest.mark.parametrize(
@@ -158,7 +157,6 @@ class TestRuns:
         assert epochs[0] == epochs[1] == ["checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt"]
 
 
-@pytest.mark.slow  # its fixture trains
 def test_epoch_checkpoints_have_the_name_that_other_scripts_read(whole_runs):
     state = torch.load(whole_runs("train_llada") / "checkpoint_epoch_1.pt", weights_only=True)
     Transformer(*SIZES["tiny"]).double().load_state_dict(state["model_state_dict"])
@@ -342,7 +340,6 @@ def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.slow  # its fixture trains
 def test_another_run_in_the_folder_is_named(whole_runs, corpus):
     folder = whole_runs("train_llada")
     script, flags = flags_of("train_llada", corpus)

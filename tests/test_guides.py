@@ -269,7 +269,6 @@ def test_every_promise_has_its_tests():
         marks_of(full)
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_short_commands_run(place):
     for page in PAGES:

@@ -101,15 +101,6 @@ SCRIPTS = (
 )
 
 
-def slow(test):
-    """May take more than ten seconds; pytest is not needed to run this file."""
-    with contextlib.suppress(ImportError):
-        import pytest
-
-        return pytest.mark.slow(test)
-    return test
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -331,7 +322,6 @@ def test_any_model_and_criterion_of_the_same_shape_run():
     assert last == 16 and evaluate(model, batches, Criterion(), "cpu")["val_loss"] < first
 
 
-@slow
 def test_the_same_command_runs_on_one_process_and_on_two():
     """finetune.py: plain, torchrun, and ranks started by hand with --local_rank as launchers before torchrun
     pass it.

@@ -244,7 +244,6 @@ def runs(files, script, tmp_path_factory):
     return folder, output, common
 
 
-@pytest.mark.slow
 class TestGoingOn:
     def test_weights_and_optimizer_are_bitwise_equal(self, runs):
         whole, parts = (

@@ -64,7 +64,6 @@ def flags(rows, folder, *more):
     return [*data, "--target-cols", "hisco_1", "hisco_2", *size, "--device", "cpu", *more]
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_runs_of_ngrams_alone(rows, tmp_path):
     """They learn, are resumed, and code; the same on two processes."""

@@ -68,7 +68,6 @@ def test_weights_and_optimizer_stay_float32(runs):
     }
 
 
-@pytest.mark.slow  # half precision is slow on a CPU
 def test_a_resumed_run_goes_on_with_the_scale_of_the_loss(runs):
     one, other = (torch.load(runs / name / "last.bin", weights_only=True) for name in ("fp16", "again"))
     assert one["scaler"] == other["scaler"] and one["scaler"]["_growth_tracker"] > 0

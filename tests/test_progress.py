@@ -54,7 +54,6 @@ def test_lines_come_every_few_seconds_only(shown, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_terminal_shows_bars_unless_quiet(tmp_path, quiet):

@@ -260,7 +260,6 @@ def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
 # ---- runs ----
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_the_same_on_any_number_of_processes(files, teacher, tmp_path):
     for processes in (None, 2):
@@ -290,7 +289,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.full
 def test_answers_are_the_same_however_many_make_them(files, teacher, tmp_path):

@@ -118,7 +118,6 @@ def curves(files, tmp_path_factory):
     return folder, outputs
 
 
-@pytest.mark.slow
 class TestAnyNumberOfProcesses:
     """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In
     one process the rows of a step stay together, in the others they are cut into micro-batches of similar
@@ -276,7 +275,6 @@ def runs(request, files, tmp_path_factory):
     return folder, output, common, processes
 
 
-@pytest.mark.slow
 class TestGoingOn:
     """Dropout and noise on, float32: a run in two parts ends with the very bits of a run in one. Two
     processes: tests/faults.

@@ -155,7 +155,6 @@ def test_the_launcher_restarts_the_processes_and_they_go_on(folder, whole_of_two
     assert_same_end(job, whole_of_two)
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_at_once(folder, whole):
     """Where the first cannot be followed: the other rank does not come, and this one waits for it."""
     job = Job(folder / "second", processes=2)

@@ -33,7 +33,6 @@ def whole(folder):
     return job
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(folder, whole):
     job = Job(folder / "killed", processes=2, epochs=3, launcher=["--max-restarts=1"])
     process = job.start()
@@ -67,7 +66,6 @@ train_mixer.main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("replaced", [pytest.param(False, marks=pytest.mark.full), True])
 def test_every_process_reads_the_checkpoint_or_is_sent_it(folder, whole, replaced):
     """Where the file is no longer that which rank 0 has read, rank 0 sends what it holds."""

@@ -15,7 +15,6 @@ import torch
 from cluster import available, cluster, wait_for
 from helpers import REPO, TRAIN_MIXER, environment, read_logs, run, write_rows
 
-pytestmark = pytest.mark.slow
 JOB = REPO / "scripts" / "train_slurm_multi_node.sh"
 SECONDS = 110  # of training; the limit of three minutes strikes one to two minutes before its end
 FLAGS = [
