@@ -2,9 +2,17 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 
 __version__ = "0.1.0"
+
+# OpenMP's threads wait for each other by spinning. Beside another busy process the thread that is waited for
+# may not be running, and the others spin through their time slices: training on two cores fell from 204 to 69
+# samples/s, and with this limit to 137. libgomp reads it when torch is loaded, so it is set here; what the
+# user has set wins.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if importlib.util.find_spec("torch") is None:
     raise ModuleNotFoundError(

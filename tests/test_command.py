@@ -92,3 +92,19 @@ def test_the_advice_to_use_torchrun_names_the_command_that_was_typed(start, type
         text=True,
     )
     assert done.returncode == 2 and f"torchrun --nproc_per_node=2 {typed} --distributed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "own, expected",
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_spin_shortly_unless_the_user_says_how_long(own, expected):
+    """libgomp reads the variable when torch is loaded, so it must be there before."""
+    program = "import histocc, os, sys; print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))"
+    env = environment()
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        env.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPO, env=env | own, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False", expected], done.stderr
