@@ -3,7 +3,6 @@
 Runs under pytest, and on its own: `python tests/test_multi_gpu_compatibility.py`.
 """
 
-import contextlib
 import inspect
 import os
 import socket

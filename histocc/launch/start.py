@@ -30,17 +30,20 @@ SAMPLE_FLAGS = {
     "--target-cols": "hisco_1 hisco_2 hisco_3",
     "--language-col": "lang",
     "--model-size": "tiny",
-    "--num-epochs": "2",
+    "--num-epochs": "1",
+    "--ngram-passes": "5",
+    "--schedule-steps": "60",
+    "--max-steps": "60",
     "--batch-size": "32",
     "--global-batch-size": "64",
-    "--learning-rate": "1.5e-3",
+    "--learning-rate": "3e-4",
     "--warmup-pct": "0.1",
     "--seq2seq-weight": "0.9",
     "--encoder-dropout": "0",
     "--ngram-dropout": "0",
     "--augmentation-prob": "0",
     "--unk-lang-prob": "0",
-    "--log-interval": "50",
+    "--log-interval": "20",
     "--eval-interval": "1000",
     "--save-interval": "500",
 }
@@ -119,7 +122,7 @@ def train_on_sample(options: Options, arguments: Arguments, devices: Devices) ->
     say_plan(plan, train)
     sample = f"{training.save_path}/sample"
     commands = [
-        [options.python, "-m", "histocc.sample", "--rows", "32000", "--seed", "1", "--split-dir", sample],
+        [options.python, "-m", "histocc.sample", "--rows", "40000", "--seed", "1", "--split-dir", sample],
         train,
     ]
     makes_model = not arguments.has("--dry-run", "--prepare-only")
