@@ -28,7 +28,8 @@ from examples.scenes import Scenes
 from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
-from histocc.trainer import curves, run_files, script
+from histocc.runtime.outputs import OwnFiles
+from histocc.trainer import curves, script
 from histocc.trainer.training import Training
 
 DATA_FLAG = "--data_root"  # to which the launchers give DATA
@@ -103,7 +104,7 @@ def draw(args, world, rows, model):
         column[2].imshow(mask[i].sigmoid(), vmin=0, vmax=1, cmap="gray")
         for axes, name in zip(column, ("image", "truth", "prediction")):
             axes.set(xticks=[], yticks=[], ylabel=name if i == 0 else "")
-    own = run_files.own_files(args.save_path)
+    own = OwnFiles(args.save_path)
     path = own.write(PICTURES, lambda file: figure.savefig(file, format="png", dpi=100))
     world.print(f"Pictures of {len(mask)} validation images: {path}")
 

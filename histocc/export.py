@@ -34,7 +34,7 @@ from histocc.runtime import arguments, entrypoint, machine_errors, outputs
 from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS, sums_of, with_sums
-from histocc.text_rules import AS_IS, ASCII_LOWER
+from histocc.text_rules import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
 CODING = (
@@ -69,7 +69,7 @@ def settings_of(state: dict) -> dict:
         "format": FORMAT,
         "kind": "mixer",
         "args": trained | {"key": bool(trained.get("key"))},
-        "config": {"text": AS_IS, "target_mask": True, **state["config"]},
+        "config": state["config"],
         **{name: state[name] for name in CODING if state.get(name) is not None},
     }
 
@@ -89,15 +89,12 @@ def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
             f"it reads {config['max_len']} positions instead of {MAX_LEN}: leave --max-len out",
         ),
         (
-            model_io.text_rule(config) != ASCII_LOWER,
-            (
-                f"it reads texts {model_io.text_rule(config)}, and that program cleans them: --clean-text "
-                f"{ASCII_LOWER}"
-            ),
+            config["text"] != ASCII_LOWER,
+            (f"it reads texts {config['text']}, and that program cleans them: --clean-text {ASCII_LOWER}"),
         ),
         (writes and config["memory_mask"], "its decoder leaves out padding of the text: --no-memory-mask"),
         (
-            writes and config.get("target_mask", True),
+            writes and config["target_mask"],
             "its decoder leaves out PAD among the codes: --published-target-mask",
         ),
         (
@@ -314,16 +311,15 @@ def get_args_parser() -> arguments.Parser:
     return parser
 
 
-def run(argv: list[str]) -> None:
+def run(argv: list[str] | None) -> None:
     """Raises UserError."""
-    # also as histocc.checkpoint export
-    args = get_args_parser().parse_args(argv[1:] if argv[:1] == ["export"] else argv)
+    args = get_args_parser().parse_args(argv)
     given = Given(args.formatter, keys.key_reader(args.key), args.target_cols, args.use_within_block_sep)
     print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
 
 
 def main(argv: list[str] | None = None) -> int:
-    return entrypoint.run_command(lambda: run(sys.argv[1:] if argv is None else list(argv)))
+    return entrypoint.run_command(lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.machine_errors import in_words
-from histocc.trainer import run_files
+from histocc.runtime.outputs import OwnFiles
 from histocc.trainer.curves import available, draw, figure_of
 from histocc.trainer.run_files import CURVES
 from histocc.trainer.run_log import LOG, numbers
@@ -70,7 +70,7 @@ def run(argv: list[str] | None) -> str:
         raise UserError("several runs in one plot: --output names its file")
     logs = logs_of(args.runs)
     path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
-    own = run_files.own_files(os.path.dirname(path), args.overwrite)
+    own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
     raise_if_any(outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds))
     found = rows_of(args.runs)
     try:

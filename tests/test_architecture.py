@@ -22,7 +22,7 @@ LEVELS = [
     {"data", "seq2seq_mixer_engine"},
     {"job", "predict"},
     {"evaluate", "review", "prepare", "doctor", "watch", "plot", "export", "launch"},
-    {"occ_canine", "sample", "canine", "model_io", "checkpoint"},
+    {"occ_canine", "sample", "canine", "model_io"},
     {"compat"},
     {"eval_metrics", "prediction_assets"},
     {"finetune", "train_mixer"},

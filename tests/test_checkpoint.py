@@ -230,7 +230,7 @@ def test_clear_removes_a_run_and_nothing_else(tmp_path):
     OwnFiles(str(tmp_path)).add(
         dict.fromkeys(("last.bin", "best.bin", "epoch_2.bin", "logs.csv", "args.json"))
     )
-    run_files.clear(run_files.own_files(str(tmp_path)))
+    run_files.clear(OwnFiles(str(tmp_path)))
     assert names_in(tmp_path) == ["100.bin", "notes.txt", "prepared", "pytorch_model.bin"]
 
 

@@ -157,7 +157,8 @@ class TestSearch:
 
 
 def state_of(made, **more) -> dict:
-    config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
+    config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
+    config |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
     if made.ngrams:
         config["ngrams"] = NGRAMS
     return {
@@ -168,6 +169,7 @@ def state_of(made, **more) -> dict:
         "system": "hisco",
         "languages": ["unk", "en", "da"],
         "format": checkpoint.FORMAT,
+        "kept_codes": 0,
         "args": {"target_cols": ["hisco_1", "hisco_2"]},
         "rng": {},
         "position": {},

@@ -27,7 +27,6 @@ from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS, with_sums
-from histocc.runtime.groups import Groups
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, resume
@@ -131,10 +130,22 @@ def run_state(steps: int) -> dict:
                 "run": "r",
                 "samples": 8 * steps,
                 "running": [
-                    {"sums": {"loss": 1.5}, "count": 3, "seconds_data": 0.1, "skipped": 0, "grad_norm": 2.0}
+                    {
+                        "sums": {"loss": 1.5},
+                        "count": 3,
+                        "seconds_data": 0.1,
+                        "skipped": 0,
+                        "grad_norm": 2.0,
+                        "memory_cuts": 0,
+                        "memory": [],
+                    }
                 ],
                 "best_val_loss": 2.5,
                 "bad_in_row": 0,
+                "val_not_finite": 0,
+                "finite_step": None,
+                "before": steps,
+                "files": {},
                 "unfinished": None,
             },
         },
@@ -458,7 +469,7 @@ def resumed(state: dict) -> tuple:
     """What a run that is resumed from `state` consists of: plain values, comparable."""
     model, optimizer, scheduler = trained()
     model.load_state_dict(state["model"])
-    resume.restore(state, loop.Run(model, None, optimizer, scheduler, World()), Groups())
+    resume.restore(state, loop.Run(model, None, optimizer, scheduler, World()))
     held = (
         state["step"],
         state["position"],

@@ -64,7 +64,7 @@ def test_weights_of_another_device_are_copied_to_the_cpu(monkeypatch):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["unk", "da", "en"],
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
     expected = coder_module.Coder(make_model(), hisco_blocky5(), state).code(TEXTS, LANGUAGES)
     with second_device(monkeypatch):

@@ -327,16 +327,6 @@ def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
     assert "system_code" in (tmp_path / "key.1.csv").read_text()
 
 
-@pytest.mark.full
-def test_a_run_of_an_earlier_version_keeps_no_list_and_is_resumed(data, tmp_path):
-    assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
-    (tmp_path / outputs.LIST).unlink()
-    (tmp_path / "thesis.csv").write_text("mine")
-    code, output = run_inside(finetune.main, *flags(data, tmp_path, "--batch-size", 4))
-    assert code == 0 and "Resuming" in output and not [name for name in os.listdir(tmp_path) if ".1." in name]
-    assert "thesis.csv" not in OwnFiles(str(tmp_path)).files and "last.bin" in OwnFiles(str(tmp_path)).files
-
-
 def test_starting_over_leaves_what_is_not_the_runs(data, tmp_path):
     import torch
 

@@ -66,7 +66,8 @@ def model(tmp_path_factory):
     """A checkpoint as training writes it, of random weights."""
     folder = tmp_path_factory.mktemp("run")
     made = make_model()
-    config = {**made.config.to_dict(), "max_len": 128, "memory_mask": True, "decoder_dim_feedforward": 64}
+    config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
+    config |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
     checkpoint.save(
         OwnFiles(str(folder)),
         ["last.bin"],
@@ -78,6 +79,7 @@ def model(tmp_path_factory):
             "system": "hisco",
             "languages": ["unk", "en", "da"],
             "format": checkpoint.FORMAT,
+            "kept_codes": 0,
             "args": {},
             "rng": {},
             "position": {},
@@ -227,7 +229,7 @@ def test_languages_that_are_known_otherwise(languages, asked, words):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": languages,
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
     assert Coder(make_model(), hisco_blocky5(), state).known_for(asked) == words
 
@@ -238,7 +240,7 @@ def test_confidence_does_not_depend_on_the_order():
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["unk"],
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
     texts = [f"smed {'x' * (i % 9)} {i}" for i in range(40)]
     coded = Coder(model, formatter, state).code(texts, ["unk"] * 40)
@@ -262,7 +264,7 @@ def test_confidence_does_not_depend_on_the_order():
 @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
 def test_batches_of_similar_length_give_each_text_what_it_gets_alone(decoder):
     key = {code: i for i, code in enumerate(CODES)}
-    state = {"key": key, "languages": ["unk"], "config": {"max_len": 128}}
+    state = {"key": key, "languages": ["unk"], "config": {"max_len": 128, "text": "as-is"}}
     texts = [f"{'x' * length} smed {length}" for length in (5, 90, 17, 40, 8, 60, 33, 5, 100, 21, 70)]
     precision = Precision("float64")
     coder = Coder(make_model(), hisco_blocky5(), state, batch_size=4, precision=precision)
@@ -278,7 +280,7 @@ def test_half_precision_is_used_and_close(decoder):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["unk"],
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
     texts = [f"smed {'x' * (i % 9)} {i}" for i in range(12)]
     exact, half = (
@@ -466,7 +468,7 @@ def test_equal_probabilities_have_one_order(monkeypatch):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["unk"],
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
     coder = Coder(make_model(), hisco_blocky5(), state)
     monkeypatch.setattr(

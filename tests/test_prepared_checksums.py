@@ -105,22 +105,6 @@ def test_the_order_of_entries_does_not_count(made):
     assert again()[1] == [f"Prepared data: found in {first.folder}"]
 
 
-def test_a_folder_of_an_earlier_version_keeps_its_name(made):
-    first, _, again = made
-    path = first.folder / "meta.json"
-    meta = json.loads(path.read_text())
-    del meta["checksum"], meta["checksums"]
-    path.write_text(json.dumps(meta))
-    assert PreparedData.open(str(first.folder)).fingerprint == meta["fingerprint"]
-    second, said = again()
-    assert "it was made by an earlier version, without checksums; preparing it again" in said[0]
-    assert (
-        second.folder == first.folder
-        and second.data.fingerprint == meta["fingerprint"]
-        and second.train == first.train
-    )
-
-
 def test_a_folder_under_the_name_of_another(made):
     first, _, again = made
     other = first.folder.with_name("0" * 16)

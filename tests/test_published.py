@@ -168,10 +168,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
     )
 
     for form, name in (("published", "out.bin"), ("safetensors", "out.safetensors")):
-        assert (
-            export.main(["export", str(folder / "from mixer"), "--to", form, str(folder / "export" / name)])
-            == 0
-        )
+        assert export.main([str(folder / "from mixer"), "--to", form, str(folder / "export" / name)]) == 0
         back = published.read(str(folder / "export" / name))
         assert back.kind == "mixer" and back.key == state["key"] and back.config["intermediate_size"] == 512
         model = Reference(model_config("tiny"), 19, len(state["key"]), 128).eval()
@@ -194,9 +191,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
                 < 1e-4
             )
     assert (
-        export.main(
-            ["export", str(folder / "from mixer"), "--to", "published", str(folder / "export" / "out.bin")]
-        )
+        export.main([str(folder / "from mixer"), "--to", "published", str(folder / "export" / "out.bin")])
         == 2
     )
 

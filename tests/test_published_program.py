@@ -353,18 +353,9 @@ def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files
     before = codes_of(out, made_up[:20])
     save_file(load_file(out), out, {"format": "pt"})
     assert codes_of(out, made_up[:20]) == before
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    (tmp_path / "out" / "config.json").write_text(
-        json.dumps({name: value for name, value in config.items() if name != "histocc"})
-    )
-    with pytest.raises(
-        UserError, match="exported by an earlier version of histocc.*export it again from its run"
-    ):
-        Coder.load(str(out))
 
 
-def test_a_run_of_an_earlier_version_is_exported_and_read_back(tmp_path, made_up):
-    """Its config names neither text rule nor target mask: as-is, and PAD masked."""
+def test_a_run_is_exported_and_read_back(tmp_path, made_up):
     from test_predict import CODES, make_model
 
     state = {
@@ -376,6 +367,7 @@ def test_a_run_of_an_earlier_version_is_exported_and_read_back(tmp_path, made_up
         "languages": ["unk", "en", "da"],
         "formatter": BlockyFormatter("hisco").to_dict(),
         "args": {"seq2seq_weight": 0.3},
+        "kept_codes": 0,
         "rng": {},
         "position": {},
     }
@@ -384,7 +376,9 @@ def test_a_run_of_an_earlier_version_is_exported_and_read_back(tmp_path, made_up
         **model.config.to_dict(),
         "decoder_dim_feedforward": 64,
         "memory_mask": True,
+        "target_mask": True,
         "max_len": 128,
+        "text": "as-is",
     }
     torch.save(state, tmp_path / "run.bin")
     before = codes_of(tmp_path / "run.bin", made_up[:30])

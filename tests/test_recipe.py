@@ -10,7 +10,7 @@ import finetune
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import initial_weights
-from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES, coding_entries, decide, differing, make_loss
+from histocc.job.recipe import CHOICES, coding_entries, decide, differing, make_loss
 from histocc.job.resume import refuse_other_arguments
 from histocc.job.settings import Settings
 from histocc.model.linear_loss import MEAN, ROWS
@@ -90,10 +90,8 @@ class TestDecide:
         resumed = decide(settings("--many-codes-weight", 3), {"args": {"many_codes_weight": 2.0}})
         assert resumed.loss.many_codes_weight == 2.0
 
-    def test_checkpoints_from_before_the_flags(self):
-        old = {"learning_rate": 7e-5, "empty_blocks": "first"}
-        assert decided(trained={"args": old}) == {**TRAINED, **old}
-        assert decided(trained={"args": {}}) == decided(trained={}) == TRAINED
+    def test_published_weights_do_not_say_how_they_were_trained(self):
+        assert decided(trained={}) == TRAINED
         assert decide(settings("--many-codes-weight", 3), {}).loss.many_codes_weight == 1.0
 
     def test_of_several_weights_of_rows_new_runs_keep_what_is_given(self):
@@ -116,26 +114,11 @@ class TestDiffering:
             "--block-loss was 'best-fit', now it is 'one-to-one'",
         ]
 
-    def test_runs_from_before_the_flags(self):
-        assert differing(
-            asked("--block-loss", "one-to-one", "--linear-loss", "rows"), {"learning_rate": 1.0}
-        ) == [
-            "--linear-loss was 'mean', now it is 'rows'",
-            "--block-loss was 'best-fit', now it is 'one-to-one'",
-        ]
-        assert differing(asked("--block-loss", "best-fit", "--linear-loss", "mean"), {}) == []
-        assert BEFORE_THE_FLAG.keys() - CHOICES.keys() == {
-            "many_codes_weight",
-            "join_rows",
-            "distillation_weight",
-            "distillation_temperature",
-        }
-
     def test_a_run_is_not_resumed_with_others(self):
         given = settings("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
         state = {
-            "args": {"num_epochs": 1, "learning_rate": 1.0, "empty_blocks": "all"},
-            "config": {"memory_mask": True},
+            "args": {**TRAINED, "num_epochs": 1, "learning_rate": 1.0},
+            "config": {"memory_mask": True, "target_mask": True, "text": "as-is"},
         }
         with pytest.raises(UserError) as refused:
             refuse_other_arguments(given, state)
@@ -177,6 +160,7 @@ def test_of_own_and_published_files(tmp_path):
         "memory_mask": True,
         "target_mask": True,
         "decoder_dim_feedforward": 128,
+        "text": "as-is",
     }
     own = {
         "model": model.state_dict(),
@@ -187,13 +171,12 @@ def test_of_own_and_published_files(tmp_path):
         "languages": ["en", "unk"],
         "key": {code: i for i, code in enumerate(hisco_key())},
         "args": {**SCRATCH, "num_epochs": 3},
+        "kept_codes": 0,
     }
     torch.save(own, tmp_path / "own.bin")
-    torch.save({**own, "args": {"learning_rate": 1.0, "empty_blocks": "first"}}, tmp_path / "old.bin")
     expected = {
         "published": TRAINED,
         "own": {**SCRATCH, "learning_rate": 2e-5},
-        "old": {**TRAINED, "empty_blocks": "first"},
     }
     for name, values in expected.items():
         given = settings("--initial-checkpoint", tmp_path / f"{name}.bin")

@@ -8,7 +8,7 @@ import pytest
 from histocc.runtime.console import duration
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer.hooks import Steps
-from histocc.trainer.run_log import RunLog, flops_in_words, numbers
+from histocc.trainer.run_log import RunLog, flops_in_words
 
 VALUES = {
     "step": 1200,
@@ -168,20 +168,6 @@ def test_train_line(tmp_path, capsys, monkeypatch):
 )
 def test_rates_in_words(rate, text):
     assert flops_in_words(rate, None) == text and flops_in_words(rate, 0.5) == f"{text} (50% of matmul)"
-
-
-def test_a_log_of_fewer_columns_is_continued(tmp_path):
-    """As earlier versions wrote it."""
-    log_with(tmp_path, 100, 200)
-    path = tmp_path / "logs.csv"
-    cut = [line.rsplit(",", 3)[0] for line in path.read_text().splitlines()]
-    assert cut[0].endswith(",skipped_steps")
-    path.write_text("\n".join(cut) + "\n")
-    log_with(tmp_path, 300, step=200)
-    found = rows(tmp_path)
-    assert [(row["step"], row["mfu"]) for row in found] == [("100", ""), ("200", ""), ("300", "0.231235")]
-    assert all(tuple(row) == COLUMNS and row["flat_acc"] == "0.333333333333" for row in found)
-    assert [row["model_flops_per_sec"] for row in numbers(str(path))] == [None, None, 4.126e10]
 
 
 @pytest.mark.parametrize(

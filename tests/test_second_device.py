@@ -159,7 +159,7 @@ def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},
         "languages": ["en", "da"],
-        "config": {"max_len": 128},
+        "config": {"max_len": 128, "text": "as-is"},
     }
 
     def found(device):

@@ -24,7 +24,6 @@ import numpy as np
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.rng import mix
-from histocc.text_rules import AS_IS
 
 PREPARED_FORMAT = 3
 ARRAYS = {
@@ -91,21 +90,21 @@ def _is_report(value) -> bool:
     return _list_of(lambda file: isinstance(file, dict) and _is_text(file.get("path")))(files)
 
 
-# Entry of meta.json: (whether a value is of its kind, that kind in words, whether all versions wrote it).
+# Entry of meta.json: (whether a value is of its kind, that kind in words).
 _ENTRIES = {
-    "format": (lambda value: value == PREPARED_FORMAT, str(PREPARED_FORMAT), True),
-    "fingerprint": (_is_text, "a text", True),
-    "codes": (_list_of(_is_text), "a list of texts", True),
-    "languages": (_list_of(_is_text), "a list of texts", True),
-    "alphabet": (_list_of(_is_code_point), "a list of code points", True),
-    "max_codes": (lambda value: _is_count(value) and value > 0, "a whole number above 0", True),
-    "report": (_is_report, "a report with the list of its files", True),
-    "clean_text": (_is_text, "a text", False),
-    "kept_codes": (_is_count, "a whole number from 0", False),
-    "hisco_numbers": (lambda value: isinstance(value, bool), "true or false", False),
-    "sizes": (_counts_by_name, "a whole number for each file", True),
-    "checksums": (_counts_by_name, "a whole number for each file", False),
-    "checksum": (_is_count, "a whole number from 0", False),
+    "format": (lambda value: value == PREPARED_FORMAT, str(PREPARED_FORMAT)),
+    "fingerprint": (_is_text, "a text"),
+    "codes": (_list_of(_is_text), "a list of texts"),
+    "languages": (_list_of(_is_text), "a list of texts"),
+    "alphabet": (_list_of(_is_code_point), "a list of code points"),
+    "max_codes": (lambda value: _is_count(value) and value > 0, "a whole number above 0"),
+    "report": (_is_report, "a report with the list of its files"),
+    "clean_text": (_is_text, "a text"),
+    "kept_codes": (_is_count, "a whole number from 0"),
+    "hisco_numbers": (lambda value: isinstance(value, bool), "true or false"),
+    "sizes": (_counts_by_name, "a whole number for each file"),
+    "checksums": (_counts_by_name, "a whole number for each file"),
+    "checksum": (_is_count, "a whole number from 0"),
 }
 
 
@@ -122,8 +121,7 @@ def is_regular(path: str) -> bool:
 
 
 def read_meta(folder: str) -> dict:
-    """The content of a prepared folder's meta.json, each entry of its kind; folders of earlier versions have
-    no checksums.
+    """The content of a prepared folder's meta.json, each entry of its kind.
 
     Raises UserError with the file, the entry, what was found and what was expected.
     """
@@ -140,12 +138,12 @@ def read_meta(folder: str) -> dict:
         raise UserError(f"{path}: is no JSON file as it was written ({error}); {remedy}") from None
     if not isinstance(meta, dict):
         raise UserError(f"{path}: found {_short(meta)}, expected an object with entries; {remedy}")
-    for name, (fits, expected, always) in _ENTRIES.items():
-        if name not in meta and always:
+    for name, (fits, expected) in _ENTRIES.items():
+        if name not in meta:
             raise UserError(f"{path}: {name}: found nothing, expected {expected}; {remedy}")
-        if name in meta and not fits(meta[name]):
+        if not fits(meta[name]):
             raise UserError(f"{path}: {name}: found {_short(meta[name])}, expected {expected}; {remedy}")
-    if "checksum" in meta and meta["checksum"] != content_checksum(meta):
+    if meta["checksum"] != content_checksum(meta):
         raise UserError(
             f"{path}: checksum: found {meta['checksum']}, expected {content_checksum(meta)}: it"
             f" was changed after it was written; {remedy}"
@@ -255,9 +253,9 @@ class PreparedData:
     max_codes: int
     fingerprint: str
     report: dict
-    clean_text: str = AS_IS
-    kept_codes: int = 0
-    hisco_numbers: bool = False
+    clean_text: str
+    kept_codes: int
+    hisco_numbers: bool
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
@@ -277,7 +275,7 @@ class PreparedData:
             meta["max_codes"],
             meta["fingerprint"],
             meta["report"],
-            meta.get("clean_text", AS_IS),
-            meta.get("kept_codes", 0),
-            meta.get("hisco_numbers", False),
+            meta["clean_text"],
+            meta["kept_codes"],
+            meta["hisco_numbers"],
         )

@@ -38,8 +38,7 @@ def nothing(*_) -> None:
 
 def is_whole(folder: str, contents: bool = True) -> bool:
     """Whether a folder is there with all its files as they were written: by their checksums, or, where those
-    have just been looked at, by the sizes and meta.json alone (contents=False). A folder of an earlier
-    version, without checksums, is not."""
+    have just been looked at, by the sizes and meta.json alone (contents=False)."""
     return fault(folder, contents) is None
 
 
@@ -52,8 +51,6 @@ def fault(folder: str, contents: bool = True, check: Callable[[], None] = nothin
         meta = read_meta(folder)
     except UserError:
         return f"{META} is not as it was written"
-    if "checksum" not in meta or "checksums" not in meta:
-        return "it was made by an earlier version, without checksums"
     if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
         return f"{META} is that of other data"
     if found := file_of_other_size(folder, meta):

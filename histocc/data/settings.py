@@ -91,15 +91,13 @@ def file_problems(settings: PrepareSettings) -> list[str]:
 class StartsFrom:
     """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none
     where they are not taken), kind of the formatter and its tokens, None where they are not known or the
-    usual ones; numbers: whether columns code1 … hold numbers of the HISCO key where no key is named, which
-    those of earlier versions did not.
+    usual ones.
     """
 
     text: str = AS_IS
     codes: list[str] = field(default_factory=list)
     formatter: str | None = None
     chars: list[str] | None = None
-    numbers: bool = True
 
 
 def settings_from(
@@ -132,10 +130,7 @@ def settings_from(
     except (UserError, ValueError) as error:
         problems.append(str(error))
     hisco_numbers = (
-        start.numbers
-        and args.formatter == "hisco"
-        and not args.key
-        and keys.hold_numbers(target_cols or ["hisco_1"])
+        args.formatter == "hisco" and not args.key and keys.hold_numbers(target_cols or ["hisco_1"])
     )
     settings = PrepareSettings(
         train_files=train_files,

@@ -185,7 +185,7 @@ def number_codes(
         or trained_on_them
         and not (args.key or state["args"].get("key") or state.get("hisco_numbers"))
     ):
-        return None  # or codes in columns of such names, as earlier versions took them
+        return None  # of another formatter: codes, in columns of such names
     if args.key:
         return [formatter.repair(code)[0] for code in keys.read_key(args.key)]
     if trained_on_them and state["args"].get("key"):
@@ -252,7 +252,7 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
         drop_bad_labels=True,
         fixed_codes=sorted(state["key"], key=state["key"].get),
         delimiter=args.delimiter,
-        clean_text=model_io.text_rule(state["config"]),
+        clean_text=state["config"]["text"],
         numbered=numbers is not None,
         number_codes=numbers,
     )

@@ -17,6 +17,8 @@ from histocc.model import model_io
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence
 from histocc.model.decoding import greedy_from_memory, sets_of
+from histocc.model.linear_loss import MEAN
+from histocc.model.loss import BEST_FIT
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
@@ -33,8 +35,10 @@ from histocc.trainer.plan import BatchPlan
 
 # of models that do not say how they were trained
 LOSS = {
-    **recipe.BEFORE_THE_FLAG,
+    "block_loss": BEST_FIT,
     "empty_blocks": "all",
+    "linear_loss": MEAN,
+    "many_codes_weight": 1.0,
     "seq2seq_weight": 0.1,
 }
 

@@ -19,7 +19,7 @@ from histocc.model import model_io
 from histocc.runtime import checkpoint
 from histocc.runtime.arguments import flag, settings_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import save_path_problem
+from histocc.runtime.outputs import OwnFiles, save_path_problem
 from histocc.runtime.world import World
 from histocc.trainer import run_files
 from histocc.trainer.run_log import LOG
@@ -67,7 +67,7 @@ def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: 
         with contextlib.suppress(UserError):  # said already
             inputs[initial_weights.initial_file(model)] = "the file of --initial-checkpoint"
     try:
-        own = run_files.own_files(args.save_path, args.overwrite)
+        own = OwnFiles(args.save_path, args.overwrite)
         if args.prepare_only:
             return run_files.problems_of_lists(own, inputs)
         return run_files.problems(args, inputs, own)

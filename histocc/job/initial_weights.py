@@ -4,7 +4,7 @@ that belong to them."""
 from histocc.data import keys
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.job.recipe import BEFORE_THE_FLAG, CHOICES
+from histocc.job.recipe import CHOICES
 from histocc.job.settings import ModelSettings
 from histocc.model import model_io, published
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
@@ -52,7 +52,7 @@ def initial_weights(asked: ModelSettings) -> dict:
             "blocks": (formatter["block_size"], separated),
             **{
                 name: value
-                for name, value in {**BEFORE_THE_FLAG, **whole.get("args", {})}.items()
+                for name, value in whole["args"].items()
                 if name in CHOICES and name != "learning_rate"  # which belongs to a schedule, not to weights
             },
         }
@@ -102,7 +102,7 @@ def starts_from(asked: ModelSettings) -> StartsFrom:
     """What the data of a run must know of its --initial-checkpoint. Raises UserError."""
     first = initial_weights(asked)
     return StartsFrom(
-        text=model_io.text_rule(first["config"]),
+        text=first["config"]["text"],
         codes=[] if asked.only_encoder else list(first["key"]),
         formatter=first["formatter"],
         chars=None if asked.only_encoder else first["chars"],
@@ -113,11 +113,10 @@ def resumes_from(state: dict) -> StartsFrom:
     """The same of a run that is resumed, from its own checkpoint."""
     formatter = state["formatter"]
     return StartsFrom(
-        text=model_io.text_rule(state["config"]),
-        codes=list(state["key"])[: state.get("kept_codes", 0)],
+        text=state["config"]["text"],
+        codes=list(state["key"])[: state["kept_codes"]],
         formatter=formatter["kind"],
         chars=formatter.get("chars"),
-        numbers=state.get("hisco_numbers", False),
     )
 
 
@@ -149,10 +148,10 @@ def run_config(asked: ModelSettings, first: dict | None) -> dict:
         "memory_mask": True,
         "target_mask": True,
         "decoder_dim_feedforward": asked.decoder_dim_feedforward or encoder["hidden_size"],
-        "text": asked.clean_text or (model_io.text_rule(first["config"]) if first else AS_IS),
+        "text": asked.clean_text or (first["config"]["text"] if first else AS_IS),
     }
     if first is not None and not asked.only_encoder:
-        config |= {name: first["config"].get(name, True) for name in ("memory_mask", "target_mask")}
+        config |= {name: first["config"][name] for name in ("memory_mask", "target_mask")}
         if asked.decoder_dim_feedforward is None:
             config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
     if asked.memory_mask is not None:

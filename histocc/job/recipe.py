@@ -31,15 +31,6 @@ CHOICES = {
     "linear_loss": (ROWS, MEAN),
     "block_loss": (ONE_TO_ONE, BEST_FIT),
 }
-# What runs of versions without these flags were trained with.
-BEFORE_THE_FLAG = {
-    "block_loss": BEST_FIT,
-    "linear_loss": MEAN,
-    "many_codes_weight": 1.0,
-    "join_rows": 0.0,
-    "distillation_weight": 0.5,
-    "distillation_temperature": 1.0,
-}
 
 
 def decide(settings: Settings, trained: dict | None = None, first: dict | None = None) -> Settings:
@@ -49,9 +40,9 @@ def decide(settings: Settings, trained: dict | None = None, first: dict | None =
     """
     asked = by_flag(settings.loss) | {"learning_rate": settings.schedule.learning_rate}
     if trained is not None:
-        saved = {**BEFORE_THE_FLAG, **trained.get("args", {})}
+        saved = trained.get("args", {})  # published weights have none
         decided = {dest: saved.get(dest, usual) for dest, (_, usual) in CHOICES.items()}
-        decided["many_codes_weight"] = saved["many_codes_weight"]
+        decided["many_codes_weight"] = saved.get("many_codes_weight", 1.0)
     else:
         decided = {
             dest: _decided(dest, settings.model, first) if asked[dest] is None else asked[dest]
@@ -79,7 +70,6 @@ def differing(asked: dict, saved: dict) -> list[str]:
     """Which of the arguments of CHOICES are given and are not those of the run, in words. asked: by name;
     saved: arguments of its checkpoint.
     """
-    saved = {**BEFORE_THE_FLAG, **saved}
     return [
         f"--{dest.replace('_', '-')} was {saved[dest]!r}, now it is {asked[dest]!r}"
         for dest in CHOICES

@@ -3,18 +3,14 @@
 from histocc.job import recipe
 from histocc.job.flags import resumable_flags
 from histocc.job.settings import Settings
-from histocc.model import model_io
 from histocc.model.ngrams import AUTO, NONE
 from histocc.trainer import resume
 
 
 def refuse_other_arguments(settings: Settings, state: dict) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ."""
-    before, more = state["args"], differing_model(settings, state)
-    if settings.asked["shrink_key"] and "shrink_key" not in before:
-        more.append("--shrink-key was not there, now it is")
-    saved = {**recipe.BEFORE_THE_FLAG, **before}
-    resume.refuse_other_arguments(settings, saved, resumable_flags(), more)
+    more = differing_model(settings, state)
+    resume.refuse_other_arguments(settings, state["args"], resumable_flags(), more)
 
 
 def differing_model(settings: Settings, state: dict) -> list[str]:
@@ -36,8 +32,8 @@ def differing_model(settings: Settings, state: dict) -> list[str]:
             f"--{'no-' * config['memory_mask']}memory-mask: its decoder"
             f" {'leaves out' if config['memory_mask'] else 'looks at'} padding"
         )
-    if model.published_target_mask and config.get("target_mask", True):
+    if model.published_target_mask and config["target_mask"]:
         different.append("--published-target-mask: it was started without")
-    if model.clean_text not in (None, model_io.text_rule(config)):
-        different.append(f"--clean-text was {model_io.text_rule(config)!r}, now it is {model.clean_text!r}")
+    if model.clean_text not in (None, config["text"]):
+        different.append(f"--clean-text was {config['text']!r}, now it is {model.clean_text!r}")
     return different

@@ -99,7 +99,7 @@ def starts_from(asked: TeachingSettings) -> StartsFrom:
     """
     _, formatter, state = model_io.load_model(teacher_file(asked))
     chars = formatter.to_dict().get("chars")
-    return StartsFrom(model_io.text_rule(state["config"]), list(state["key"]), formatter.kind, chars)
+    return StartsFrom(state["config"]["text"], list(state["key"]), formatter.kind, chars)
 
 
 def with_teacher(settings: Settings, world: World, data: PreparedData) -> PreparedData:

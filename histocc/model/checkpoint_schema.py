@@ -69,9 +69,11 @@ CONFIG = both(
             "hidden_act": one_of(*ACTIVATIONS),
             "max_len": whole(16, 1 << 20),
             "memory_mask": flag,
+            "target_mask": flag,
             "decoder_dim_feedforward": whole(1, encoder_sizes.WIDEST),
+            "text": one_of(*TEXT_RULES),
         },
-        {"target_mask": flag, "text": one_of(*TEXT_RULES), "ngrams": maybe(NGRAMS), "encoder": flag},
+        {"ngrams": maybe(NGRAMS), "encoder": flag},
     ),
     encoder_sizes.problem,
     lambda config: _room(config),
@@ -123,7 +125,6 @@ _MORE = {
     "thresholds": maybe(thresholds.TABLE),
     "source": text(100),
     "hisco_numbers": flag,
-    "kept_codes": COUNT,
     "linear_share": maybe(real(0, 1)),
     "confidence": maybe(confidence.TABLE),
 }
@@ -133,6 +134,7 @@ RUN = both(
             "model": MODEL,
             "key": kind("codes and their numbers", lambda value: isinstance(value, dict)),
             "args": ARGS,
+            "kept_codes": COUNT,
             **_SETTINGS,
         },
         {
@@ -145,7 +147,7 @@ RUN = both(
     lambda state: _share(state),
 )
 EXPORTED = both(
-    mapping({**_SETTINGS, "kind": one_of(*LACKING)}, {"args": ARGS, **_MORE}),
+    mapping({**_SETTINGS, "kind": one_of(*LACKING), "args": ARGS}, _MORE),
     lambda state: _share(state),
 )
 # config.json beside published weights.
@@ -214,7 +216,7 @@ def build(
         decoder_dim_feedforward=config["decoder_dim_feedforward"],
         config=CanineConfig.from_dict(config),
         memory_mask=config["memory_mask"],
-        target_mask=config.get("target_mask", True),
+        target_mask=config["target_mask"],
         ngrams=config.get("ngrams"),
         ngram_dropout=ngram_dropout,
         encoder=config.get("encoder", True),

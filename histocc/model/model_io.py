@@ -26,7 +26,6 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import kind_of
 from histocc.runtime.schema import mapping, require
 from histocc.text import LANGUAGES
-from histocc.text_rules import AS_IS
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 
@@ -36,11 +35,6 @@ def build_model(
 ) -> Seq2SeqMixerOccCANINE:
     """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
     return checkpoint_schema.build(config, formatter.num_classes, codes, dropout, ngram_dropout)
-
-
-def text_rule(config: dict) -> str:
-    """The rule by which texts of the model are cleaned; checkpoints that name none read texts as they are."""
-    return config.get("text", AS_IS)
 
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:

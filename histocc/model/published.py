@@ -239,11 +239,6 @@ def load_content(file: str) -> dict:
     content, beside = read_safetensors(file), config_beside(file)
     if SETTINGS not in content and SETTINGS in beside:
         content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", dict) or {}}
-    elif SETTINGS not in content and "memory_mask" in beside:
-        raise UserError(
-            f"{file}: was exported by an earlier version of histocc, which did not write all that coding"
-            " needs: export it again from its run"
-        )
     settings = content.get(SETTINGS)
     if not isinstance(settings, dict):
         return content

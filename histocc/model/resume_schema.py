@@ -10,7 +10,7 @@ def check_resumable(file: str, state: dict) -> None:
     """Raises UserError unless a checkpoint, whose other entries are checked, has all that a run needs to be
     resumed from it."""
     run_checkpoint.check_resumable(file, state)
-    kept = state.get("kept_codes", 0)
+    kept = state["kept_codes"]
     run_checkpoint.check_agreement(file, {"kept_codes": (kept, min(kept, len(state["key"])))})
     formatter = BlockyFormatter.from_dict(
         {**state["formatter"], "target_cols": list(state["formatter"]["target_cols"])}

@@ -55,7 +55,7 @@ class Teacher:
             lacks = "linear decoder" if kind == "seq2seq" else "decoder that writes codes"
             raise UserError(f"--teacher {name}: has no {lacks}; a teacher needs both decoders")
         self.name, self.record, self.languages = name, record, list(self.state["languages"])
-        self.clean = cleaner(model_io.text_rule(self.state["config"]))
+        self.clean = cleaner(self.state["config"]["text"])
         number = {code: i for i, code in enumerate(codes)}
         self.number_of = {
             code: number.get(formatter.repair(code)[0], -1) for code in self.state["key"]

@@ -26,13 +26,7 @@ from histocc.data.descriptions import read_descriptions
 from histocc.data.tables import Chunk, column_problems, read_header
 from histocc.model import model_io
 from histocc.model.published import Given
-from histocc.predict.arguments import (
-    DECIDES,
-    DECIDES_SINCE,
-    argument_problems,
-    get_args_parser,
-    precision_of,
-)
+from histocc.predict.arguments import DECIDES, argument_problems, get_args_parser, precision_of
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
 from histocc.runtime import entrypoint
@@ -153,15 +147,9 @@ class Job:
             "input": fingerprint(args.input, args.input != args.source),
             "model": file_hash(self.weights),
             "system": self.system,
-            "needs_review": 2,  # 2: codes outside the key count; parts of earlier versions are not mixed in
             **{name: value for name, value in vars(args).items() if name in DECIDES},
-            **{
-                name: value
-                for name in DECIDES_SINCE
-                if (value := getattr(args, name)) is not None and value is not False
-            },
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
-            **({} if self.coder.thresholds.source == "usual" else {"thresholds": str(self.thresholds)}),
+            "thresholds": str(self.thresholds),
             **{
                 name: file_hash(path) if path and os.path.isfile(path) else path
                 for name, path in (("descriptions", args.descriptions), ("key", args.key))

@@ -31,10 +31,6 @@ DECIDES = (
     "bf16",
     "fp16",
     "use_amp",
-)
-
-# The same of flags that came later: outputs that were begun before do not have them.
-DECIDES_SINCE = (
     "target_cols",
     "use_within_block_sep",
     "target_accuracy",

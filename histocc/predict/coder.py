@@ -109,7 +109,7 @@ class Coder:
         self.system = state.get("system") or model_io.system_name(formatter)
         self.kind = state.get("kind", "mixer")
         self.step: int | None = state.get("step")
-        self.text_rule = model_io.text_rule(state["config"])
+        self.text_rule = state["config"]["text"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)
         self.confidence = Confidence() if raw_confidence else Confidence.of(state)

@@ -63,7 +63,7 @@ def config_arguments(
         if action is None:
             hint = _hint(plain, names if len(problems) < SHOWN else {}, of_others)
             problems.append(f"{name!r:.200}: there is no such flag{hint}")
-        elif value is None or is_args and _is_left_out(action, value, content):
+        elif value is None or is_args and action.dest in OF_ONE_START:
             continue
         elif (problem := _odd_value(value)) is not None:
             problems.append(f"{name!r}: {problem}")
@@ -93,15 +93,6 @@ def _hint(plain: str, names: dict[str, argparse.Action], of_others: Mapping[str,
         return f" here, it is a flag of {owner}"
     near = difflib.get_close_matches(plain, names, 1) if len(plain) < 100 else []
     return f"; the nearest is {near[0]!r}" if near else ""
-
-
-def _is_left_out(action: argparse.Action, value: Any, content: dict[str, Any]) -> bool:
-    """Whether an argument of args.json belongs to the start of that run alone, or is one that earlier
-    versions wrote as false where it was not given.
-    """
-    return action.dest in OF_ONE_START or (
-        action.dest == "memory_mask" and "clean_text" not in content and not value
-    )
 
 
 def _wrong_kind(action: argparse.Action, value: Any) -> str | None:

@@ -28,13 +28,15 @@ RNG = mapping({"seed": whole(-(2**63), 2**63), "threads": whole(1, 1024), "proce
 ANY_FLOAT = real()  # of a log, where a loss may be infinite
 MEMORY_LIMIT = mapping({"width": COUNT, "samples": whole(1, 2**62)})
 RUNNING = mapping(
-    {"sums": mapping({}, rest=ANY_FLOAT), "count": COUNT, "seconds_data": real(0)},
     {
+        "sums": mapping({}, rest=ANY_FLOAT),
+        "count": COUNT,
+        "seconds_data": real(0),
         "skipped": COUNT,
         "grad_norm": maybe(ANY_FLOAT),
         "memory_cuts": COUNT,
         "memory": listing(MEMORY_LIMIT),
-    },
+    }
 )
 POSITION = mapping(
     {
@@ -45,8 +47,6 @@ POSITION = mapping(
         "fingerprint": text(100),
         "samples": COUNT,
         "running": listing(RUNNING, 1, 1 << 20),
-    },
-    {
         "launchers": listing(text(1000, empty=True)),
         "run": text(100),
         "best_val_loss": maybe(ANY_FLOAT),
@@ -100,10 +100,8 @@ RESUMABLE = mapping(
         "scheduler": SCHEDULER,
         "args": mapping({"num_epochs": whole(1)}),
         "optimizer": OPTIMIZER,
-    },
-    {
         "scaler": maybe(SCALER),
-    },
+    }
 )
 
 
@@ -151,7 +149,7 @@ def check_resumable(file: str, state: dict[str, Any]) -> None:
             "scheduler: last_epoch": (state["scheduler"]["last_epoch"], step),
             "scheduler: base_lrs": (len(state["scheduler"]["base_lrs"]), len(groups)),
             "rng: seed": (state["rng"]["seed"], state["args"].get("seed", state["rng"]["seed"])),
-            "position: unfinished: step": ((position.get("unfinished") or {"step": step})["step"], step),
+            "position: unfinished: step": ((position["unfinished"] or {"step": step})["step"], step),
         },
     )
 

@@ -127,8 +127,8 @@ def _newest_here(
         "path": path,
         "step": state["step"],
         "wrong": wrong,
-        "run": position.get("run"),
-        "launchers": position.get("launchers", []),
+        "run": position["run"],
+        "launchers": position["launchers"],
     }, state
 
 
@@ -171,7 +171,7 @@ def check_unchanged(
             f"the run in {folder} has a total batch of {total}, these arguments make"
             f" {plan.global_batch_size}; pass --global-batch-size {total}"
         )
-    before = resumed["position"].get("files", files)  # earlier versions did not note them
+    before = resumed["position"]["files"]
     changed = [name for name in before if before[name] != files.get(name)]
     if changed:
         raise UserError(

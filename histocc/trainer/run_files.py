@@ -7,9 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-import torch
-
-from histocc.runtime import console, outputs, stack_request
+from histocc.runtime import outputs, stack_request
 from histocc.runtime.checkpoint import BEST, CHECKPOINT, LAST, exists_in
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import in_words
@@ -27,52 +25,11 @@ LISTS = (
 )
 CURVES = "curves.png"
 STACKS = re.compile(r"stacks-rank\d+(\.\d+)?\.txt")
-# by a run that continues, whatever is in them
-WRITTEN_AGAIN = (
-    LOG,
-    STATUS,
-    LAST,
-    BEST,
-    CURVES,
-    console.FILE,
-    *OF_PROFILE,
-)
 
 
 def stacks_of(ranks: int) -> list[str]:
     """Names of the files in which the processes of a run write where they are."""
     return [stack_request.FILES.format(rank) for rank in range(ranks)]
-
-
-def own_files(folder: str, overwrite: bool = False) -> OwnFiles:
-    """The files of the run in `folder`. Those of a run of an earlier version, which kept no list, are told
-    by its checkpoints. Raises UserError."""
-    own = OwnFiles(folder or ".", overwrite)
-    if own.is_listed or not os.path.isdir(folder or "."):
-        return own
-    there = os.listdir(own.folder)
-    kinds = {
-        name: is_own_checkpoint(os.path.join(own.folder, name))
-        for name in there
-        if CHECKPOINT.fullmatch(name)
-    }
-    if any(kinds.values()):
-        usual = {*WRITTEN_AGAIN, ARGS, *LISTS, *kinds} - {
-            name for name, is_own in kinds.items() if is_own is False
-        }
-        own.files = {name: None for name in there if name in usual}
-    return own
-
-
-def is_own_checkpoint(path: str) -> bool | None:
-    """Whether histocc wrote it; None where it cannot be read. The tensors are not read."""
-    if outputs.kind_of(path) is not None:  # a pipe would keep its reader waiting
-        return None
-    try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return isinstance(state, dict) and "format" in state
-    except Exception:
-        return None
 
 
 def written(args: argparse.Namespace, lists: Sequence[str] = LISTS) -> list[str]:
@@ -85,11 +42,9 @@ def written(args: argparse.Namespace, lists: Sequence[str] = LISTS) -> list[str]
 
 
 def of_data_alone(folder: str, overwrite: bool = False) -> OwnFiles:
-    """As `own_files`, for lists of data that need not be those of the run in the folder: that run's lists
-    stay, where these differ."""
-    own = own_files(folder, overwrite)
-    own.keep = exists_in(folder)
-    return own
+    """The files of a run's folder, for lists of data that need not be those of the run: its own lists stay,
+    where these differ. Raises UserError."""
+    return OwnFiles(folder, overwrite, keep=exists_in(folder))
 
 
 def problems_of_lists(own: OwnFiles, inputs: dict[str | None, str]) -> list[str]:
@@ -107,8 +62,7 @@ def problems(
     """Why the run may not write its files, a line each. inputs: what each file is. One that it wrote and
     somebody has edited since is not in its way: what it would hold then gets another name."""
     if (
-        own.is_listed
-        and args.config
+        args.config
         and outputs.is_same(args.config, os.path.join(args.save_path, ARGS))
         and own.holds(args.config)
     ):
@@ -162,6 +116,6 @@ def clear(own: OwnFiles) -> None:
             for name in own.files
             if CHECKPOINT.fullmatch(name) or STACKS.fullmatch(name) or name in (LOG, STATUS, ARGS, CURVES)
         ]
-        mine = OwnFiles(own.folder) if own.is_listed else own_files(own.folder)
+        mine = OwnFiles(own.folder)
         mine.remove(names)
         own.files = mine.files

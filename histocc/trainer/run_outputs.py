@@ -11,6 +11,7 @@ import torch
 from histocc.runtime import checkpoint, console, stacks
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.lock import run_lock
+from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.parallel import is_sharded, unwrap, whole
 from histocc.runtime.world import World
 from histocc.trainer import loop, run_files
@@ -33,7 +34,7 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
 
         def take() -> list[str]:
             held.enter_context(run_lock(folder.save_path))
-            own = run_files.own_files(folder.save_path, folder.overwrite)
+            own = OwnFiles(folder.save_path, folder.overwrite)
             checkpoint.remove_leftovers(own)
             console.write_into(own.free_name(console.FILE))
             return own.free_names(run_files.stacks_of(world.size))
@@ -52,7 +53,7 @@ def opened_outputs(
     """
     folder, position = settings.folder, state.position
     loggers: dict[str, Loggers] = {}
-    own = run_files.own_files(folder.save_path, folder.overwrite)
+    own = OwnFiles(folder.save_path, folder.overwrite)
     logged = LoggedRun(folder.save_path, state.name, steps.start, settings.decided())
 
     def open_loggers() -> None:

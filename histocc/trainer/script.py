@@ -23,7 +23,7 @@ from histocc.runtime import arguments, checkpoint, run_checkpoint
 from histocc.runtime.arguments import Parser
 from histocc.runtime.compiling import compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.outputs import save_path_problem
+from histocc.runtime.outputs import OwnFiles, save_path_problem
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.schema import dense, mapping, plain, require
@@ -115,7 +115,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     problem = save_path_problem(args.save_path)
     found = flags.argument_problems(args) + ([problem] if problem else [])
     try:
-        own = run_files.own_files(args.save_path, args.overwrite)
+        own = OwnFiles(args.save_path, args.overwrite)
         return found + run_files.problems(args, {args.config: "the file of --config"}, own, lists=())
     except UserError as error:
         return [*found, str(error)]
