@@ -32,38 +32,15 @@ TEXTS = [
 ]
 HERE = ("--device", DEVICE.type)
 TWO_EPOCHS = ["--num-epochs", 2, "--log-interval", 1, "--eval-interval", 2, "--float64"]
+MODEL = ["--model-size", "tiny", "--ngrams", "none", "--dropout", 0, "--encoder-dropout", 0]
 
 
 def train(rows, folder, *more):
     """On the device that the scripts choose; the epoch is two steps long."""
+    data = ["--dataset", rows, "--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco"]
+    data += ["--language-col", "lang", *MODEL, "--batch-size", 64, "--learning-rate", 1e-3]
     with settings_of_torch():
-        code, output = run_inside(
-            finetune.main,
-            "--dataset",
-            rows,
-            "--target-cols",
-            "hisco_1",
-            "hisco_2",
-            "--formatter",
-            "hisco",
-            "--language-col",
-            "lang",
-            "--model-size",
-            "tiny",
-            "--batch-size",
-            64,
-            "--dropout",
-            0,
-            "--encoder-dropout",
-            0,
-            "--learning-rate",
-            1e-3,
-            "--ngrams",
-            "none",
-            "--save-path",
-            folder,
-            *more,
-        )
+        code, output = run_inside(finetune.main, *data, "--save-path", folder, *more)
     assert code == 0, output
 
 
@@ -125,15 +102,7 @@ def test_a_run_and_one_that_goes_on_have_the_losses_of_the_cpu(rows, on_cpu, tmp
 def test_steps_that_are_not_logged_do_not_wait_for_the_device(rows, tmp_path, monkeypatch):
     def count(epochs):
         with second_device(monkeypatch):
-            train(
-                rows,
-                tmp_path / f"epochs{epochs}",
-                "--num-epochs",
-                epochs,
-                "--share-val",
-                0,
-                *HERE,
-            )
+            train(rows, tmp_path / f"epochs{epochs}", "--num-epochs", epochs, "--share-val", 0, *HERE)
         return Counter(waits)
 
     assert count(1) == count(2)
@@ -198,18 +167,8 @@ def test_every_decoder_codes_as_on_the_cpu(monkeypatch):
 def test_evaluation_reports_the_figures_of_the_cpu(rows, on_cpu, tmp_path, monkeypatch):
     def report(name, *more):
         with settings_of_torch():
-            code, output = run_inside(
-                evaluate.main,
-                "--model",
-                on_cpu,
-                "--data",
-                rows,
-                "--output",
-                tmp_path / name,
-                "--resamples",
-                5,
-                *more,
-            )
+            files = ["--model", on_cpu, "--data", rows, "--output", tmp_path / name]
+            code, output = run_inside(evaluate.main, *files, "--resamples", 5, *more)
         assert code == 0, output
         return json.loads((tmp_path / name / "report.json").read_text(encoding="utf-8"))
 
