@@ -43,7 +43,7 @@ def sync(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _temporary(path: str) -> Generator[str]:
+def temporary_name(path: str) -> Generator[str]:
     """A free name beside `path`; what still has it at the end is removed. What a killed process of the same
     number left there may be a link to another file of ours: it is removed, never written to."""
     temporary = f"{path}.tmp{os.getpid()}"
@@ -72,7 +72,7 @@ def write_atomic(
     """
     target = os.path.realpath(path) if follows else path
     try:
-        with _temporary(target) as temporary:
+        with temporary_name(target) as temporary:
             with open(temporary, "xb") as file:
                 write(file)
                 file.flush()
@@ -107,7 +107,7 @@ def all_or_none(
 def link_atomic(source: str, path: str, replaces: Callable[[str], bool] = lambda path: True) -> str:
     """`path` becomes the same file as `source`: a hard link where the file system can, else a copy.
     Otherwise as `write_atomic`."""
-    with _temporary(path) as temporary:
+    with temporary_name(path) as temporary:
         try:
             os.link(source, temporary)
         except OSError:
@@ -153,7 +153,7 @@ def _is_file_or_link(path: str) -> bool:
 
 def write_text(path: str, text: str) -> None:
     """Puts a small file that is written again and again in the place of the one before. Raises OSError."""
-    with _temporary(path) as temporary:
+    with temporary_name(path) as temporary:
         with open(temporary, "x", encoding="utf-8", newline="") as file:
             file.write(text)
         os.replace(temporary, path)

@@ -1,6 +1,5 @@
 """A small data set in six languages, written for this project, so that everything runs with no download."""
 
-from histocc.sample.demo import demo_rows
-from histocc.sample.generate import rows
+from histocc.sample.generate import demo_rows, rows
 
 __all__ = ["demo_rows", "rows"]

@@ -1,84 +1,52 @@
 """Rows like those of historical registers: spellings, slips, abbreviations, widows, ranks, places, several
 occupations.
+
+What they are made of are lists beside this file; columns named en to fr are languages, as rows name them.
+
+occupations.csv    codes and their titles, joined by `|`. often: how often a code is drawn; employers: their
+                   kinds in phrases.csv; traits: women (titles of women), no widows, craft (has masters and
+                   apprentices), trade (people have another occupation beside it), side (one of these)
+phrases.csv        what stands around a title: `{}` is the title, `{s}` its genitive, `@` a town or a person,
+                   `er > ermeister` another ending of the title. Nothing there changes the code
+spellings.csv      old spellings: a regular expression, and what is written instead
+abbreviations.csv  what clerks usually wrote for a title
+misread.csv        letters of old handwriting, and what they are taken for, everywhere or where they are first
+demo.csv           twelve rows to show a trained model
 """
 
+import csv
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from random import Random
 from struct import Struct
 
-from histocc.sample.demo import DEMO
-from histocc.sample.places import EMPLOYED, EMPLOYER, IN_TOWN, PEOPLE, TOWNS
-from histocc.sample.slips import STRAY, STRAY_OF_THE_LAND
-from histocc.sample.status import Wrapping, wrappings
-from histocc.sample.table import Forms, forms
-from histocc.sample.words import AND, TAGS, WOMEN
-
+LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
 Row = tuple[str, str, str, str, str]
 
-# Shares of rows, in thousandths. What remains is the plain title of one occupation.
-SHARES = {
-    "nothing": 60,
-    "three": 10,
-    "two": 100,
-    "status": 140,
-    "place": 80,
-    "spelling": 105,
-    "short": 50,
-    "slip": 45,
-    "careless": 20,
-}
-THOUSAND = 1000
-# Shares of the three ways of having no occupation: of "nothing" rows, in quarters.
-NOTHING = {"-1": 2, "-2": 1, "-3": 1}
 # In hundredths: of all rows; of titles beside other words; of rows of the kind
 CAPITALISED, TITLE_CASE, CAPITALS = 20, 2, 3
 SPELLED, ABBREVIATED = 15, 4
-SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED_SHARE = 15, 20, 10, 40, 40
-# How often an occupation is drawn, by its place in the table, as few occupations make up most of a register.
-FREQUENT = ((20, 60), (40, 36), (80, 12), (120, 7), (195, 3), (270, 2))
+SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
 SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
-# Second occupations that go with any trade.
-SIDE_CODES = ("61110", "61115", "99910", "99920", "64100", "41030", "51020")
 AT_ONCE = 1024  # rows for which random numbers are made at a time
 _NUMBERS = Struct("<8I")  # those of one row
-_DEMO = frozenset(text.casefold() for text, *_ in DEMO)
-_DEMO_CODES = frozenset(code for _, _, *codes in DEMO for code in codes if code)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One title, ready to be drawn: its plain row, the row's columns after the text, and what can stand for
-    the title.
+def read(name: str) -> list[dict[str, str]]:
+    """The rows of one of the lists."""
+    text = resources.files("histocc.sample").joinpath(name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def demo_rows() -> list[tuple[str, ...]]:
+    """Twelve rows (occ1, lang, hisco_1, hisco_2, hisco_3) in the six languages, none of which `rows` ever
+    makes.
     """
-
-    form: Forms
-    code: str
-    plain: Row
-    columns: tuple[str, str, str, str]
-    spellings: tuple[str, ...]
-    slips: tuple[str, ...]
-    written: tuple[str, ...]  # beside other words: mostly plain, now and then spelled otherwise or cut short
-    status: tuple[tuple[str, tuple[tuple[Wrapping, ...], ...]], ...]
-    employers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Language:
-    """What rows of one language are drawn from: occupations as often as they are to be drawn, each a tuple of
-    its titles as often as these are. (Drawing twice from short tuples is faster than once from a long one
-    that no cache can hold.)
-    """
-
-    tag: str
-    common: tuple[tuple[Entry, ...], ...]
-    trades: tuple[tuple[Entry, ...], ...]
-    sides: tuple[tuple[Entry, ...], ...]
-    nothing: tuple[tuple[Entry, ...], ...]
-    towns: tuple[str, ...]
-    joiners: tuple[str, ...]
-    strays: tuple[tuple[str, str], ...]
+    return [tuple(row.values()) for row in read("demo.csv")]
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
@@ -91,17 +59,22 @@ def rows(n: int, seed: int) -> Iterator[Row]:
 
 
 def _rows(n: int, bits) -> Iterator[Row]:
-    draw = kinds()
-    size, cased, shown = len(draw), CAPITALISED + TITLE_CASE + CAPITALS, _DEMO
-    length = _NUMBERS.size * AT_ONCE
+    shown = {text.casefold() for text, *_ in demo_rows()}
+    draw = tuple(
+        (kind, language, getattr(language, titles), kind in COMPOSED)
+        for language in languages()
+        for kind, titles, times in KINDS
+        for _ in range(times)
+    )
+    size, cased, length = len(draw), CAPITALISED + TITLE_CASE + CAPITALS, _NUMBERS.size * AT_ONCE
     while True:
-        for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(
-            bits(8 * length).to_bytes(length, "little")
-        ):
+        numbers = bits(8 * length).to_bytes(length, "little")
+        for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(numbers):
             if n <= 0:
                 return
-            kind, language, composed = draw[which % size]
-            row = kind(language, a, b, c, d, e, f)
+            kind, language, occupations, composed = draw[which % size]
+            titles = occupations[a % len(occupations)]
+            row = kind(language, titles[b % len(titles)], c, d, e, f)
             case %= 100
             if case < cased:
                 row = (_cased(row[0], case), *row[1:])
@@ -116,90 +89,312 @@ def _cased(text: str, case: int) -> str:
     return text.title() if case < CAPITALISED + TITLE_CASE else text.upper()
 
 
-@lru_cache(maxsize=1)
-def kinds() -> tuple[tuple, ...]:
-    """(kind of row, language, whether such a row can be one of the demonstration), each as often as it is to
-    be drawn.
+# Kinds of rows, in lower case. `c` to `f` are random numbers far above the length of what they pick from.
 
-    Raises ValueError if a form of a title alone is a text of the demonstration.
+
+def _plain(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    return title.plain
+
+
+def _spelling(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    return (title.spellings[c % len(title.spellings)], *title.columns)
+
+
+def _short(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    return (title.short[c % len(title.short)], *title.columns)
+
+
+def _slip(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    return (title.slips[c % len(title.slips)], *title.columns)
+
+
+def _nothing(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    return _slip(language, title, d, c, e, f) if c % 100 < SLIPS_OF_NOTHING else title.plain
+
+
+def _careless(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    """A title written carelessly, or with what the clerk left before or after it."""
+    if d % 2:
+        return (title.careless[c % len(title.careless)], *title.columns)
+    strays = language.phrases["stray"]
+    return (strays[c % len(strays)].replace("{}", title.text), *title.columns)
+
+
+def _status(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    """A widow, a former holder, or a rank of a craft; now and then of a town."""
+    texts = (title.text, *title.spellings) if c % 100 < SPELLED else (title.text,)
+    text = texts[d % len(texts)]
+    kinds = _statuses(language.phrases, title, text)
+    phrases = kinds[e % len(kinds)]
+    text = _in_phrase(language, phrases[f % len(phrases)], text)
+    if (c >> 8) % 100 < STATUS_IN_TOWN:
+        text += language.in_town[(f >> 8) % len(language.in_town)]
+    return (text, *title.columns)
+
+
+def _place(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+    """A title with an employer or a town."""
+    where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
+    return (title.written[d % len(title.written)] + where[e % len(where)], *title.columns)
+
+
+def _two(language: "Language", first: "Title", c: int, d: int, e: int, f: int) -> Row:
+    """Two occupations joined by "and", one of them from those that people had beside a trade."""
+    sides, joiners = language.sides, language.phrases["and"]
+    second = sides[c % len(sides)][d % SLOTS]
+    if second.code == first.code:
+        second = sides[(c + 1) % len(sides)][d % SLOTS]
+    if e % 100 < SIDE_FIRST:
+        first, second = second, first
+    one = first.written[(d >> 4) % len(first.written)]
+    other = second.written[(e >> 8) % len(second.written)]
+    text = f"{one} {joiners[f % len(joiners)]} {other}"
+    if (f >> 2) % 100 < TWO_IN_TOWN:
+        text += language.in_town[(f >> 8) % len(language.in_town)]
+    return text, language.tag, first.code, second.code, ""
+
+
+def _three(language: "Language", trade: "Title", c: int, d: int, e: int, f: int) -> Row:
+    """A trade and two occupations beside it, in any order: "farmer, innkeeper and carpenter"."""
+    sides = [titles for titles in language.sides if titles[0].code != trade.code]
+    joiners = language.phrases["and"]
+    at = c % len(sides)
+    another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
+    found = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
+    three = found[e % 3 : e % 3 + 3]
+    one, two, last = (
+        title.written[(f >> shift) % len(title.written)] for title, shift in zip(three, (0, 8, 16))
+    )
+    text = f"{one}, {two} {joiners[(e >> 8) % len(joiners)]} {last}"
+    return text, language.tag, three[0].code, three[1].code, three[2].code
+
+
+# (kind, from which titles of a language, share of rows in thousandths)
+KINDS = (
+    (_nothing, "nothing", 60),
+    (_three, "trades", 10),
+    (_two, "trades", 100),
+    (_status, "common", 140),
+    (_place, "common", 80),
+    (_spelling, "common", 105),
+    (_short, "common", 50),
+    (_slip, "common", 45),
+    (_careless, "common", 20),
+    (_plain, "common", 390),
+)
+COMPOSED = (_three, _two, _status, _place)  # of words that could make a text of the demonstration
+
+
+# What stands around a title that says who holds it
+
+NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
+
+
+def _statuses(phrases: dict[str, list[str]], title: "Title", text: str) -> list[list[str]]:
+    """The kinds of phrases that can stand around `text`, a spelling of the title."""
+    if "women" in title.traits:
+        return [phrases["former, of women"]]
+    kinds = [phrases["former"]]
+    if "no widows" not in title.traits:
+        kinds.append(phrases["widow"])
+    if title.takes_rank:
+        endings = phrases["rank as ending"]
+        if endings and text.endswith(endings[0].partition(" > ")[0]) and " " not in text:
+            kinds.append(endings)
+        elif phrases["rank"]:
+            kinds.append(phrases["rank"])
+    return kinds
+
+
+def _in_phrase(language: "Language", phrase: str, text: str) -> str:
+    """The title in a phrase, by the grammar of the language."""
+    ending, _, instead = phrase.partition(" > ")
+    if instead:
+        return text.removesuffix(ending) + instead
+    if language.tag == "fr" and text[0] in "aeiouyhàâéèêëîïôœù":
+        phrase = phrase.replace("de {}", "d'{}")
+    elif language.tag == "en" and text[0] in "aeiou":
+        phrase = phrase.replace(" a {}", " an {}")
+    elif text.endswith("mädchen"):
+        phrase = phrase.replace("e {}", "es {}")
+    if "{s}" in phrase:
+        takes_s = text[-1] not in "sxz"
+        if language.tag == "ge":  # sure for one word in -er or -mann only
+            takes_s = text.endswith(("er", "mann")) and " " not in text
+        phrase = phrase.replace("{s}", "{}s") if takes_s else language.phrases["widow without s"][0]
+    return phrase.replace("{}", text)
+
+
+# How registers write a title
+
+LEAST_LETTERS = 6  # of a title that is misread or cut short, and of what is left
+LEAST_BEFORE_END = 4  # letters before the end in "carpr"
+MOST_SLIPS = 24  # of one letter; of a long title's every second or third
+MOST_CONTRACTIONS = 3
+DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
+UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # what NFD does not take apart
+_VOWELS = "aeiouyæøåäöüàâéèêëîïôœù"
+_CONSONANTS = frozenset("bcçdfghjklmnpqrsßtvwxz")
+_HEAD = re.compile(rf"[^{_VOWELS} ]*[{_VOWELS}]+[^{_VOWELS} ]")
+
+
+def spellings(title: str, rules: list[tuple]) -> list[str]:
+    """The title with one rule (substitution, what stands instead) applied throughout, and up to as many
+    times with two.
     """
-    makers = {
-        "nothing": _nothing,
-        "three": _three,
-        "two": _two,
-        "status": _status,
-        "place": _place,
-        "spelling": _spelling,
-        "short": _short,
-        "slip": _slip,
-        "careless": _careless,
+    one = [(at, new) for at, (sub, instead) in enumerate(rules, 1) if (new := sub(instead, title)) != title]
+    two = [new for at, old in one for sub, instead in rules[at:] if (new := sub(instead, old)) != old]
+    return [new for new in [new for _, new in one] + two[: len(one)] if new != title]
+
+
+def slips(title: str, misread: list[dict[str, str]]) -> list[str]:
+    """The title with a letter left out, doubled, misread or swapped with the next; never at the start of a
+    word.
+    """
+    if len(title) < LEAST_LETTERS:
+        return []
+    everywhere = [(row["letters"], row["read"]) for row in misread if row["where"] == "everywhere"]
+    found = []
+    for at in range(1, len(title)):
+        before, letter, after = title[:at], title[at], title[at + 1 :]
+        if not letter.isalpha() or before[-1] == " ":
+            continue
+        found.append(before + after)
+        if letter in DOUBLED:
+            found.append(before + letter + title[at:])
+        found += [before + wrong + after for right, wrong in everywhere if right == letter]
+        if after and after[0].isalpha() and after[0] != letter:
+            found.append(before + after[0] + letter + after[1:])
+    found = found[:: len(found) // MOST_SLIPS + 1]
+    for row in misread:
+        at = title.find(row["letters"], 1)
+        if row["where"] == "first" and at > 0 and title[at - 1] != " ":
+            found.append(title[:at] + row["read"] + title[at + len(row["letters"]) :])
+    return found
+
+
+def careless(title: str) -> list[str]:
+    """The title without its accents, with a space too few or too many, or with a full stop."""
+    letters = unicodedata.normalize("NFD", title.translate(UNACCENTED))
+    found = ["".join(letter for letter in letters if not unicodedata.combining(letter))]
+    if " " in title:
+        found += [title.replace(" ", "", 1), title.replace(" ", "-", 1)]
+    elif len(title) > LEAST_LETTERS + 1:
+        middle = len(title) // 2
+        found += [f"{title[:at]} {title[at:]}" for at in (middle - 1, middle, middle + 1)]
+        found.append(f"{title[:middle]}-{title[middle:]}")
+    return [text for text in (*found, title + ".") if text != title]
+
+
+def abbreviations(code_of: dict[str, str]) -> dict[str, list[str]]:
+    """Each title cut after a consonant, contracted, or with only the beginning of its first words. Nothing
+    stands for it that could be left of a title of another code.
+    """
+    first: dict = {}
+    ambiguous = {
+        left
+        for title, code in code_of.items()
+        for left in _left(title)
+        if first.setdefault(left, code) != code
     }
-    share = {
-        **{makers[name]: times for name, times in SHARES.items()},
-        _plain: THOUSAND - sum(SHARES.values()),
+    return {title: _abbreviations(title, ambiguous) for title in code_of}
+
+
+def _left(title: str) -> Iterator:
+    """What can be left of a title: a beginning, a beginning and an end, the first letters of its words."""
+    yield from (title[:length] for length in range(LEAST_LETTERS, len(title) + 1))
+    yield from ((title[:length], title[-1]) for length in range(2, len(title)))
+    *words, last = title.split()
+    if words:
+        letters = tuple(word[0] for word in words)
+        yield from ((*letters, last), (*letters, last[0]))
+
+
+def _abbreviations(title: str, ambiguous: set) -> list[str]:
+    found = [
+        title[:length] + "."  # "blacksm."
+        for length in range(LEAST_LETTERS, len(title) - 2)
+        if title[length - 1] in _CONSONANTS and title[:length] not in ambiguous
+    ]
+    *words, last = title.split()
+    if not words:
+        return found + _contractions(title, ambiguous)[:MOST_CONTRACTIONS]
+    letters = tuple(word[0] for word in words)
+    if (*letters, last) not in ambiguous:
+        start = "".join(f"{letter}. " for letter in letters)
+        found += [start + last, start.replace(" ", "") + last]  # "f. labourer", "f.labourer"
+        found.append(" ".join(f"{word[:3]}." if len(word) > 4 else word for word in words) + f" {last}")
+    if len(words) < 3 and (*letters, last[0]) not in ambiguous:
+        found.append("".join(f"{letter}." for letter in (*letters, last[0])))  # "f.l."
+    return found
+
+
+def _contractions(title: str, ambiguous: set) -> list[str]:
+    """One word without the vowels of its middle ("carpntr"), or with its end after its beginning alone
+    ("carpr").
+    """
+    start, end = _HEAD.match(title), title[-1]
+    if len(title) <= LEAST_LETTERS or not start or end in _VOWELS:
+        return []
+    head, found = start[0], []
+    middle = re.sub(r"(\w)\1", r"\1", re.sub(f"[{_VOWELS}]", "", title[len(head) : -1]))
+    if len(middle) < len(title) - len(head) - 2 and (head, end) not in ambiguous:
+        found.append(head + middle + end)
+    for length in range(max(len(head), LEAST_BEFORE_END), len(title) - 3):
+        if title[length - 1] in _CONSONANTS and (title[:length], end) not in ambiguous:
+            found += [title[:length] + end, title[:length] + end + "."]
+    return found
+
+
+def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """For each title of a language how it is spelled, misread, written carelessly, and cut short. What two
+    codes could share is left out. No occupation at all has its one spelling, and is not cut short.
+    """
+    rules = [(re.compile(r["written"]).sub, r["instead"]) for r in read("spellings.csv") if r["lang"] == tag]
+    usual = {r["title"]: r["usual"].split("|") for r in read("abbreviations.csv") if r["lang"] == tag}
+    misread = read("misread.csv")
+    short = abbreviations({title: code for title, code in code_of.items() if code[0] != "-"})
+    found, texts = {}, {code: set() for code in code_of.values()}
+    for title, code in code_of.items():
+        works = title in short
+        found[title] = (
+            spellings(title, rules) if works else [],
+            slips(title, misread),
+            careless(title),
+            [*usual.get(title, ()), *short[title]] if works else [],
+        )
+        texts[code].update(text.casefold() for way in ([title], *found[title]) for text in way)
+    codes = Counter(text for of_code in texts.values() for text in of_code)
+    return {
+        title: tuple(tuple(dict.fromkeys(t for t in way if codes[t.casefold()] == 1)) for way in ways)
+        for title, ways in found.items()
     }
-    alone = (_plain, _spelling, _short, _slip, _careless)
-    for language in languages():
-        for entry in {id(entry): entry for titles in language.common for entry in titles}.values():
-            if entry.code in _DEMO_CODES and not _DEMO.isdisjoint(map(str.casefold, entry.form.all())):
-                raise ValueError(
-                    f"occupations.csv: {entry.plain[0]!r} is written like a text of the demonstration"
-                )
-    return tuple(
-        drawn
-        for language in languages()
-        for kind, times in share.items()
-        for drawn in ((kind, language, kind not in alone),) * times
-    )
 
 
-# Ready to draw from
+# The lists, ready to draw from
 
 
-@lru_cache(maxsize=1)
-def languages() -> tuple[Language, ...]:
-    """The languages of the table, each ready to draw from."""
-    return tuple(_language(column, tag) for column, tag in TAGS.items())
+class Title:
+    """A title of an occupation, and the ways in which registers write it; where there are none, itself."""
 
-
-def _language(column: str, tag: str) -> Language:
-    employers = {kind: _employers(kind, column) for kind in EMPLOYER}
-    occupations = [[_entry(form, column, tag, employers) for form in each] for each in forms()[tag] if each]
-    working = [each for each in occupations if each[0].code[0] != "-"]
-    common = [slots for at, each in enumerate(working) for slots in (_slots(each),) * _times(at)]
-    codes = {each[0].code: tuple(each) for each in occupations}
-    towns = [name for town in TOWNS[column] for name in (town, town.title())]
-    return Language(
-        tag,
-        tuple(common),
-        tuple(slots for slots in common if is_trade(slots[0].code)),
-        tuple(_slots(each) for each in working if each[0].code in SIDE_CODES),
-        tuple(codes[code] for code, times in NOTHING.items() for _ in range(times)),
-        tuple(form.removeprefix("{}").replace("@", town) for town in towns for form in IN_TOWN[column]),
-        tuple(f" {word} " for word in AND[column]),
-        STRAY + STRAY_OF_THE_LAND[column],
-    )
-
-
-def _entry(form: Forms, column: str, tag: str, employers: dict[str, tuple[str, ...]]) -> Entry:
-    columns = (tag, form.code, "", "")
-    spelled = _mixed(form.title, form.spellings, SPELLED)
-    places = next((kinds for codes, kinds in EMPLOYED if form.code.startswith(codes)), ())
-    return Entry(
-        form,
-        form.code,
-        (form.title, *columns),
-        columns,
-        form.spellings,
-        form.slips,
-        (*spelled, *_mixed(form.title, form.short[:4], ABBREVIATED)) if form.short else spelled,
-        (
-            tuple((text, wrappings(form, text, column)) for text in dict.fromkeys(spelled))
-            if form.code[0] != "-"
-            else ()
-        ),
-        tuple(tail for kind in places for tail in employers[kind]),
-    )
+    def __init__(self, text: str, row: dict[str, str], language: "Language", ways: tuple):
+        self.text, self.code = text, row["hisco"]
+        self.columns = (language.tag, self.code, "", "")  # of its rows, after the text
+        self.plain = (text, *self.columns)
+        self.traits = row["traits"].split("|")
+        self.takes_rank = "craft" in self.traits and not any(part in text for part in NOT_A_CRAFT)
+        self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
+        spelled, *_, short = ways
+        # beside other words it is mostly plain, now and then spelled otherwise or cut short
+        self.written = _mixed(text, spelled, SPELLED) + (
+            _mixed(text, short[:4], ABBREVIATED) if short else ()
+        )
+        self.employers = [
+            phrase[2:].replace("@", person)
+            for kind in filter(None, row["employers"].split("|"))
+            for phrase in language.phrases[f"employer: {kind}"]
+            for person in (language.phrases["person"] if "@" in phrase else [""])
+        ]
 
 
 def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]:
@@ -207,120 +402,34 @@ def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]
     return (title,) * max(1, round(len(others) * (100 - share) / share)) + others
 
 
-def _slots(each: list[Entry]) -> tuple[Entry, ...]:
-    """The titles of an occupation, the first of them more often."""
-    any_title = SLOTS // 2 // len(each)
-    return (each[0],) * (SLOTS - any_title * len(each)) + tuple(each) * any_title
-
-
-def _times(at: int) -> int:
-    return next((times for end, times in FREQUENT if at < end), 1)
-
-
-def is_trade(code: str) -> bool:
-    """Whether people of this occupation had another one beside it: trades, crafts and farming, not soldiers
-    or servants.
+class Language:
+    """What rows of one language are drawn from: occupations as often as they are to be drawn, each a tuple of
+    its titles as often as these are.
     """
-    return "41" <= code < "97" and not code.startswith("58") and code not in WOMEN
+
+    def __init__(self, tag: str):
+        self.tag = tag
+        self.phrases: dict[str, list[str]] = {}
+        for row in read("phrases.csv"):
+            self.phrases.setdefault(row["kind"], []).extend(filter(None, [row[tag]]))
+        towns = [name for town in self.phrases["town"] for name in (town, town.title())]
+        self.in_town = [each[2:].replace("@", town) for town in towns for each in self.phrases["in town"]]
+        self.common, self.trades, self.sides, self.nothing = [], [], [], []
+        table = read("occupations.csv")
+        ways = ways_of_writing(tag, {title: row["hisco"] for row in table for title in row[tag].split("|")})
+        for row in table:
+            titles = tuple(Title(text, row, self, ways[text]) for text in row[tag].split("|"))
+            often, any_title = int(row["often"]), SLOTS // 2 // len(titles)
+            if row["hisco"].startswith("-"):
+                self.nothing += [titles] * often
+                continue
+            slots = titles[:1] * (SLOTS - any_title * len(titles)) + titles * any_title
+            self.common += [slots] * often
+            self.trades += [slots] * often if "trade" in titles[0].traits else []
+            self.sides += [slots] if "side" in titles[0].traits else []
 
 
-def _employers(kind: str, column: str) -> tuple[str, ...]:
-    tails = [form.removeprefix("{}") for form in EMPLOYER[kind][column]]
-    return tuple(
-        tail.replace("@", person) for tail in tails for person in (PEOPLE[column] if "@" in tail else ("",))
-    )
-
-
-# Kinds of rows, in lower case. `a` to `f` are random numbers far above the length of what they pick from.
-
-
-def _plain(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    return language.common[a % len(language.common)][b % SLOTS].plain
-
-
-def _spelling(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    texts = entry.spellings
-    return (texts[c % len(texts)], *entry.columns) if texts else entry.plain
-
-
-def _slip(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    texts = entry.slips
-    return (texts[c % len(texts)], *entry.columns) if texts else entry.plain
-
-
-def _careless(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    texts = entry.form.careless
-    if texts and d % 2:
-        return (texts[c % len(texts)], *entry.columns)
-    before, after = language.strays[c % len(language.strays)]
-    return (before + entry.plain[0] + after, *entry.columns)
-
-
-def _short(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    texts = entry.form.short
-    return (texts[c % len(texts)], *entry.columns) if texts else entry.plain
-
-
-def _nothing(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    entries = language.nothing[a % len(language.nothing)]
-    entry = entries[b % len(entries)]
-    texts = entry.slips
-    return (texts[d % len(texts)], *entry.columns) if texts and c % 100 < SLIPS_OF_NOTHING else entry.plain
-
-
-def _status(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    """A widow, a former holder, or a rank of a craft; now and then of a town."""
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    title, statuses = entry.status[d % len(entry.status) if c % 100 < SPELLED else 0]
-    statuses = statuses[e % len(statuses)]
-    before, end, after = statuses[f % len(statuses)]
-    text = before + title[:end] + after
-    if (c >> 8) % 100 < STATUS_IN_TOWN:
-        text += language.towns[(f >> 8) % len(language.towns)]
-    return (text, *entry.columns)
-
-
-def _place(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    """A title with an employer or a town."""
-    entry = language.common[a % len(language.common)][b % SLOTS]
-    where = entry.employers if entry.employers and c % 100 < EMPLOYED_SHARE else language.towns
-    return (entry.written[d % len(entry.written)] + where[e % len(where)], *entry.columns)
-
-
-def _two(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    """Two occupations joined by "and", one of them from those that people had beside a trade."""
-    sides = language.sides
-    first = language.trades[a % len(language.trades)][b % SLOTS]
-    second = sides[c % len(sides)][d % SLOTS]
-    if second.code == first.code:
-        second = sides[(c + 1) % len(sides)][d % SLOTS]
-    if e % 100 < SIDE_FIRST:
-        first, second = second, first
-    text = (
-        first.written[(d >> 4) % len(first.written)]
-        + language.joiners[f % len(language.joiners)]
-        + second.written[(e >> 8) % len(second.written)]
-    )
-    if (f >> 2) % 100 < TWO_IN_TOWN:
-        text += language.towns[(f >> 8) % len(language.towns)]
-    return text, language.tag, first.code, second.code, ""
-
-
-def _three(language: Language, a: int, b: int, c: int, d: int, e: int, f: int) -> Row:
-    """A trade and two occupations beside it, in any order: "farmer, innkeeper and carpenter"."""
-    trade = language.trades[a % len(language.trades)][b % SLOTS]
-    sides = [titles for titles in language.sides if titles[0].code != trade.code]
-    at = c % len(sides)
-    another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
-    found = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
-    first, second, third = found[e % 3 : e % 3 + 3]
-    words = [
-        entry.written[(f >> shift) % len(entry.written)]
-        for entry, shift in ((first, 0), (second, 8), (third, 16))
-    ]
-    text = f"{words[0]}, {words[1]}{language.joiners[(e >> 8) % len(language.joiners)]}{words[2]}"
-    return text, language.tag, first.code, second.code, third.code
+@lru_cache(maxsize=1)
+def languages() -> tuple[Language, ...]:
+    """The six languages."""
+    return tuple(map(Language, LANGUAGES))

@@ -14,93 +14,58 @@ from histocc.model.confidence_fit import calibration_error
 from histocc.model.model_io import load_model
 from histocc.predict.coder import Coder
 from histocc.runtime.entrypoint import run_command
-from histocc.sample.demo import demo_rows
-from histocc.sample.generate import rows
-from histocc.sample.table import read_table
+from histocc.sample.generate import demo_rows, read, rows
 
-HEADER = (
-    "description",
-    "lang",
-    "predicted (probability)",
-    "conf",
-    "right",
-    "",
-    "title of what was predicted",
-)
+CODES, TITLE = "predicted (probability)", "title of what was predicted"
 TITLE_WIDTH = 34
 TRAINED_ROWS, TRAINED_SEED = 40_000, 1  # of launch_training.sh; other texts are new to its model
 OTHER_ROWS, OTHER_SEED = 1_000, 2
 TARGETS = (0.9, 0.95, 0.98)
 
 
-def get_args_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m histocc.sample.show", description=str(__doc__).split("\n", 1)[0]
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="PATH",
-        help="folder of a run (its best checkpoint), or a checkpoint",
-    )
-    return parser
-
-
-def table_lines(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of cells as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-
-
 def main(argv: list[str] | None = None) -> int:
-    return run_command(lambda: show(get_args_parser().parse_args(argv)))
+    words = str(__doc__).split("\n", 1)[0]
+    parser = argparse.ArgumentParser("python -m histocc.sample.show", description=words)
+    what = "folder of a run (its best checkpoint), or a checkpoint"
+    parser.add_argument("--model", required=True, metavar="PATH", help=what)
+    return run_command(lambda: show(parser.parse_args(argv).model))
 
 
-def show(args: argparse.Namespace) -> None:
+def show(path: str) -> None:
     """Raises UserError."""
-    model, formatter, checkpoint = load_model(args.model)
+    model, formatter, checkpoint = load_model(path)
     coder = Coder(model, formatter, checkpoint)
     demo = demo_rows()
-    titles = {row["hisco"]: row["en"].split("|")[0] for row in read_table()}
-    coded = coder.code([row[0] for row in demo], [row[1] for row in demo])
-    predictions = [list(zip(each.codes, each.probs)) for each in coded]
-    shown: list[tuple[str, ...]] = [HEADER]
+    titles = {row["hisco"]: row["en"].split("|")[0] for row in read("occupations.csv")}
+    shown: list[tuple[str, ...]] = [("description", "lang", CODES, "conf", "right", "", TITLE)]
     right = 0
-    for (text, language, *codes), predicted, conf in zip(demo, predictions, [each.conf for each in coded]):
-        codes = [code for code in codes if code]
-        same = {code for code, _ in predicted} == set(codes)
+    for row, coded in zip(demo, coder.code([row[0] for row in demo], [row[1] for row in demo])):
+        codes = [code for code in row[2:] if code]
+        same = set(coded.codes) == set(codes)
         right += same
-        title = ", ".join(titles.get(code, "not in the sample") for code, _ in predicted)
-        shown.append(
-            (
-                text,
-                language,
-                ", ".join(f"{code} ({p:.2f})" for code, p in predicted) or "none",
-                f"{conf or 0:.2f}",
-                ", ".join(codes),
-                "✓" if same else "✗",
-                title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…",
-            )
-        )
-    print(
-        f"Twelve descriptions that the model has not seen, coded by {args.model} (step"
-        f" {checkpoint.get('step') or 0:,}):"
-    )
+        predicted = ", ".join(f"{code} ({p:.2f})" for code, p in zip(coded.codes, coded.probs)) or "none"
+        title = ", ".join(titles.get(code, "not in the sample") for code in coded.codes)
+        title = title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
+        conf = f"{coded.conf or 0:.2f}"
+        shown.append((row[0], row[1], predicted, conf, ", ".join(codes), "✓" if same else "✗", title))
+    step = f"step {checkpoint.get('step') or 0:,}"
+    print(f"Twelve descriptions that the model has not seen, coded by {path} ({step}):")
     print("\n".join(table_lines(shown)))
     print(f"{right} of {len(demo)} right")
     print(*confidence_lines(coder), sep="\n")
 
 
+def table_lines(cells: list[tuple[str, ...]]) -> list[str]:
+    """Rows of cells as aligned lines."""
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
 def other_rows() -> list[tuple[str, ...]]:
     """Rows of the sample with texts that a model of launch_training.sh was not trained on."""
-    known = {text_of(row[0]) for row in rows(TRAINED_ROWS, TRAINED_SEED)}
-    found = (row for row in rows(100 * OTHER_ROWS, OTHER_SEED) if text_of(row[0]) not in known)
+    known = {row[0].casefold() for row in rows(TRAINED_ROWS, TRAINED_SEED)}
+    found = (row for row in rows(100 * OTHER_ROWS, OTHER_SEED) if row[0].casefold() not in known)
     return list(islice(found, OTHER_ROWS))
-
-
-def text_of(text: str) -> str:
-    """The same for texts that differ only in case and blanks."""
-    return " ".join(text.split()).casefold()
 
 
 def confidence_lines(coder: Coder) -> list[str]:
@@ -115,10 +80,8 @@ def confidence_lines(coder: Coder) -> list[str]:
     right = np.array([set(each.codes) == {*row[2:]} - {""} for each, row in zip(coded, others)])
     error = calibration_error(conf, right, np.ones(len(conf)))
     lines = [
-        (
-            f"On {len(others):,} other new rows: {right.mean():.1%} right, {conf.mean():.1%} expected by it"
-            f" (expected calibration error {100 * error:.1f} points)"
-        )
+        f"On {len(others):,} other new rows: {right.mean():.1%} right, {conf.mean():.1%} expected by it"
+        f" (expected calibration error {100 * error:.1f} points)"
     ]
     for target in TARGETS:
         least, _ = coder.confidence.limit("greedy", target)
