@@ -131,23 +131,22 @@ class Meter:
                 **self.sums,
                 "_data": self.data.seconds,
                 "_waited": waited,
+                "_peers": self.peers.seconds - self.timed_peers,
                 "_cuts": self.memory_cuts,
                 "_flops": self.flops,
             }
         )
         count = float(self.count)
-        peers = (
-            world.gather((self.peers.seconds - self.timed_peers) / max(elapsed, 1e-9))
-            if self.peers.measures
-            else None
-        )
         row = {f"train_{name}": total[name] / count for name in self.sums if count}
+        shares = {
+            name: min(1.0, total[name] / world.size / max(elapsed, 1e-9)) for name in ("_waited", "_peers")
+        }
         row |= {
             "samples": self.samples,
             "seconds_data": total["_data"] / world.size,
             "samples_per_sec": (self.samples - self.timed_samples) / max(elapsed, 1e-9),
-            "data_share": min(1.0, total["_waited"] / world.size / max(elapsed, 1e-9)),
-            "peer_share": min(1.0, sum(peers) / world.size) if peers else None,
+            "data_share": shares["_waited"],
+            "peer_share": shares["_peers"] if self.peers.measures else None,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
             "skipped_steps": int(self.skipped),
             "memory_cuts": int(total["_cuts"]),
