@@ -3,7 +3,6 @@
     python -m histocc.doctor --save-path ./output
     torchrun --nproc_per_node=4 -m histocc.doctor --save-path ./output
     srun … torchrun … -m histocc.doctor --json
-    python -m histocc.doctor --stacks ./output      # of a run that hangs: which process, and where
 
 Each finding is ok, a warning or a fault, and says what to do. Exit code 1 where there is a fault. It ends by
 itself within --timeout-minutes, also when another process hangs.
@@ -27,13 +26,12 @@ from histocc import __version__
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime import arguments, entrypoint, stack_request
+from histocc.runtime import arguments, entrypoint
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.launcher import is_first_of_machine
 from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
 from histocc.runtime.parallel import wrap
-from histocc.runtime.stack_report import compared
 from histocc.runtime.world import (
     World,
     close_world,
@@ -356,12 +354,6 @@ def get_args_parser() -> arguments.Parser:
         " steps. Exit code 1 where something is at fault, 2 for a mistake in the arguments."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of the table")
-    parser.add_argument(
-        "--stacks",
-        metavar="RUN",
-        default=None,
-        help="examine nothing; ask the run in this save folder where each of its processes is",
-    )
     return parser
 
 
@@ -369,31 +361,9 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(entrypoint.run_command(lambda: run(argv)))
 
 
-def say_stacks(folder: str, as_json: bool) -> int:
-    """Where each process of the run in `folder` is; the exit code, 1 where one does not answer. Raises
-    UserError.
-    """
-    found, places = stack_request.ask(folder)
-    sentence, lines = compared(found, places) if places else ("", [])
-    if not found:
-        sentence = (
-            f"no process has answered within {stack_request.patience(folder):.0f} s. {sentence}".strip()
-        )
-    complete = bool(found) and len(found) == len(places)
-    if as_json:
-        ranks = [{"text": line, "answered": rank in found} for rank, line in enumerate(lines)]
-        print(json.dumps({"ok": complete, "stacks": sentence, "ranks": ranks}), flush=True)
-    else:
-        files = os.path.join(folder, stack_request.FILES.format("*"))
-        print(sentence, *lines, f"the stacks of all threads: {files}", sep="\n  ", flush=True)
-    return int(not complete)
-
-
-def run(argv: list[str] | None) -> int:
-    """The exit code of --stacks; else does not return. Raises UserError for a mistake in the arguments."""
+def run(argv: list[str] | None) -> None:
+    """Does not return. Raises UserError for a mistake in the arguments."""
     args = get_args_parser().parse_args(argv)
-    if args.stacks is not None:
-        return say_stacks(args.stacks, args.json)
     report, worlds = Report(args.json), []
     report.doing = "meeting the other processes"
     watch(report, worlds, args.timeout_minutes * 60)

@@ -17,12 +17,6 @@ def scaler() -> torch.amp.GradScaler:
     return made
 
 
-def with_nccl():
-    if not torch.distributed.is_nccl_available():
-        pytest.skip("this torch has no NCCL")
-    return torch._C._distributed_c10d
-
-
 # name → what has it
 HOLDERS = {
     "_is_avx512_bf16_supported": lambda: torch.cpu,
@@ -34,8 +28,6 @@ HOLDERS = {
     "_is_avx512_supported": lambda: torch.cpu,
     "_scale": scaler,
     "_step_supports_amp_scaling": lambda: torch.optim.AdamW([torch.ones(1)], fused=True),
-    "_dump_fr_trace_json": lambda: torch._C._distributed_c10d,
-    "_dump_nccl_trace_json": with_nccl,
     "_workers": lambda: iter(DataLoader([0], num_workers=1)),
     "_ArgumentGroup": lambda: argparse,
     "_actions": argparse.ArgumentParser,

@@ -1,20 +1,16 @@
 """The frame that a command runs in: its arguments, its processes, its messages and its exit code."""
 
 import argparse
-import contextlib
-import faulthandler
 import gc
-import signal
 import sys
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
-from histocc.runtime import console, progress, watchdog
+from histocc.runtime import console, progress, stacks, watchdog
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
 from histocc.runtime.heartbeat import say_who_is_missing
 from histocc.runtime.machine_errors import as_user_error
-from histocc.runtime.signals import STACKS, Stopped, stop_request
+from histocc.runtime.signals import Stopped, stop_request
 from histocc.runtime.world import (
     World,
     close_world,
@@ -73,27 +69,11 @@ def add_process_arguments(
     return machine
 
 
-@contextlib.contextmanager
-def stacks_at_sigusr2() -> Generator[None]:
-    """SIGUSR2 prints the stacks of this process, which continues."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(STACKS)
-    faulthandler.register(STACKS, file=2, all_threads=True)
-    try:
-        yield
-    finally:
-        faulthandler.unregister(STACKS)
-        if before is not None:
-            signal.signal(STACKS, before)
-
-
 def run_command(work: Callable[[], int | None]) -> int:
     """Runs a command of one process; returns its exit code: what `work` returns or 0, 2 with one message for
     a user's mistake, 130 after Ctrl-C. Printing never ends it.
     """
-    with console.opened(), stacks_at_sigusr2():
+    with console.opened(), stacks.at_sigusr2():
         try:
             return work() or 0
         except Exception as error:

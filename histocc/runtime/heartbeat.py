@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from textwrap import shorten
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from histocc.runtime import living
+from histocc.runtime import living, stacks
 from histocc.runtime.launcher import is_first_of_machine, is_under_torchrun
 
 BEAT_SECONDS = 0.5
@@ -24,25 +24,12 @@ LAST_SAVE_SECONDS = 20.0  # for a checkpoint that is being written; torchrun kil
 LEFT = "left"
 
 
-class Report(NamedTuple):
-    """speaks: whether this process is the one to speak; sentence: where all are; lines: one on each, and
-    more; at_limit: whether nothing has moved for as long as the time limit.
-    """
-
-    speaks: bool
-    sentence: str = ""
-    lines: Sequence[str] = ()
-    at_limit: bool = False
-
-
 class Heartbeat:
     """`note` notes what this process does next; a thread tells it to the store. Costs the training
     nothing.
 
     asked: whether this process was asked to stop; near: ranks of this machine; before_leaving: called, with
     the seconds that it may take, where this process ends because others are gone.
-    since: time.monotonic() of the last note. error: what ends this process. report: where all processes are,
-    given the silent ones and what each said last; None where nothing hung.
     """
 
     def __init__(
@@ -56,9 +43,6 @@ class Heartbeat:
         self.store, self.rank, self.size, self.doing, self.beats = store, rank, size, "starting", 0
         self.asked, self.near = asked, [other for other in near if other != rank]
         self.before_leaving: Callable[[float], object] = lambda seconds: None
-        self.since = time.monotonic()
-        self.error: BaseException | None = None
-        self.report: Callable[[list[int], dict[int, str]], Report | None] = lambda silent, said: None
         self._ended, self._watches = threading.Event(), False
         self._names: dict[int, str] = {}  # of the other processes
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -66,7 +50,7 @@ class Heartbeat:
             self._beating.start()
 
     def note(self, doing: str) -> None:
-        self.doing, self.since = doing, time.monotonic()
+        self.doing = doing
 
     def fall_silent(self) -> None:
         """No more beats, as from a process that is dead."""
@@ -103,6 +87,13 @@ class Heartbeat:
             self.beats += 1
             if not self._tell(f"{self.beats}|{self.doing}"):
                 return
+
+    def says_it_first(self, otherwise: bool) -> bool:
+        """Whether no other rank has asked this before; `otherwise` where the store is gone."""
+        try:
+            return self.store.add("says it", 1) == 1
+        except Exception:
+            return otherwise
 
     def _tell(self, what: str) -> bool:
         try:
@@ -224,7 +215,7 @@ def say_who_is_missing(own: Heartbeat, error: BaseException) -> NoReturn:
     """After a collective has failed: the living find out who is missing, and the first of them says it. Does
     not return.
     """
-    doing, own.error = own.doing, error
+    doing = own.doing
     reason = shorten(str(error).strip().splitlines()[-1], 200, placeholder=" …")
     end_without(own, *own.listen(leaves=True), reason, doing)
 
@@ -239,8 +230,10 @@ def end_without(
     """
     doing = doing or own.doing
     nobody_named = not silent and own.asked() and is_first_of_machine()
-    first = nobody_named or all(rank in silent for rank in range(own.rank))
-    speaks, sentence, lines, at_limit = own.report(silent, said) or Report(first)
+    speaks = nobody_named or all(rank in silent for rank in range(own.rank))
+    files = stacks.written()  # the time limit is up
+    if files and len(silent) < own.size - 1:  # the first rank may be the one that hangs
+        speaks = own.says_it_first(speaks)
     if speaks:
         who = "; ".join(
             f"rank {rank} does not answer any more, last reported activity: {said.get(rank, 'nothing')} (a"
@@ -249,7 +242,7 @@ def end_without(
         )
         unknown = "the connection between the processes failed"
         unknown += ", and this one was asked to end" if own.asked() else ", though all answer"
-        if at_limit:
+        if files:
             unknown = (
                 "the processes did not get on within the time limit (--timeout-minutes), though all live"
             )
@@ -257,7 +250,7 @@ def end_without(
             f"error: {who or unknown}. Rank"
             f" {own.rank} waited for it in: {doing} ({reason}). Checkpoints are whole: the same"
             " command (without --overwrite) continues from the newest, or starts over where there is none."
-            + "".join(f"\n  {line}" for line in (sentence, *lines) if line),
+            + (files and f"\n  {files}"),
             file=sys.stderr,
             flush=True,
         )

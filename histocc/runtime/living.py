@@ -15,19 +15,6 @@ def own_name() -> str:
         return ""
 
 
-def machine_of(name: str) -> str:
-    """The part of an `own_name` that processes of a machine, numbered alike, have in common."""
-    return name.rsplit(" ", 2)[0]
-
-
-def is_numbered_here(name: str) -> bool:
-    """Whether the number of that process means it here, too."""
-    try:
-        return bool(name) and machine_of(name) == _machine()
-    except OSError:
-        return False
-
-
 def has_ended(name: str) -> bool:
     """Whether the process with this `own_name` ran on this machine and is gone, or only waits to be
     collected; False where that cannot be told.

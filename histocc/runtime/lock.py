@@ -66,18 +66,6 @@ def is_held(folder: str) -> bool | None:
         os.close(handle)
 
 
-def holder(folder: str) -> dict[str, Any] | None:
-    """Host, process number and start of the job that has `folder`; None where they cannot be read."""
-    try:
-        handle = os.open(os.path.join(folder, NAME), os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return _facts(handle)
-    finally:
-        os.close(handle)
-
-
 def _take(folder: str, path: str) -> tuple[int, bool]:
     """(the locked file, whether its content is ours to write: an empty file that was there may be
     anybody's)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from histocc.runtime.collectives import Collectives
+from histocc.runtime import stacks
 
 COMPRESSIONS = ("none", "bf16")
 
@@ -25,7 +25,6 @@ class GradientReducer:
         ranks: how many there are; where it is one alone, nothing is done.
         compression: one of COMPRESSIONS; "bf16" sends half the bytes of float32 and rounds what is sent, and
             each sum, to eight bits.
-        collectives: those of the process, of which each sum is one.
     """
 
     def __init__(
@@ -33,10 +32,8 @@ class GradientReducer:
         parameters: Iterable[nn.Parameter],
         ranks: int,
         compression: str = "none",
-        collectives: Collectives | None = None,
     ):
         self.ranks, self.compression = ranks, compression
-        self.collectives = Collectives() if collectives is None else collectives
         by_format: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in parameters:
             by_format.setdefault(parameter.dtype, []).append(parameter)
@@ -49,20 +46,18 @@ class GradientReducer:
             The number of ranks that have given up, 0-d, on the device; None for one process alone.
         """
         count: Tensor | None = None
-        with self.collectives.of("in the sum over gradients"):  # of one rank too: all count alike
-            for part in self.parts if self.ranks > 1 else []:
-                part.fill(given_up)
-                self._sum(part)
-                count = part.take()
+        for part in self.parts if self.ranks > 1 else []:
+            part.fill(given_up)
+            self._sum(part)
+            count = part.take()
         return count
 
     def _sum(self, part: "_Part") -> None:
-        if self.compression == "none":
-            dist.all_reduce(part.flat)
-            return
-        sent = part.flat.to(torch.bfloat16)
-        dist.all_reduce(sent)
-        part.flat.copy_(sent)
+        sent = part.flat if self.compression == "none" else part.flat.to(torch.bfloat16)
+        with stacks.waiting():
+            dist.all_reduce(sent)
+        if sent is not part.flat:
+            part.flat.copy_(sent)
 
 
 class _Part:

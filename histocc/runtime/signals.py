@@ -1,5 +1,5 @@
-"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which asks where it
-is and stops nothing.
+"""Signals that ask a run to stop: seen at once, acted on between two steps. And SIGUSR2, which writes stacks
+and stops nothing.
 
 Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
 collective does not. So
@@ -7,20 +7,19 @@ the handler does nothing: the interpreter writes the signal's number into a pipe
 """
 
 import contextlib
-import faulthandler
 import gc
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
+from histocc.runtime import stacks
 from histocc.runtime.console import occupy_closed_descriptors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-STACKS = signal.SIGUSR2
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 
 
@@ -67,18 +66,14 @@ class StopRequest:
         self._listens = True
         reader, writer = socket.socketpair()
         writer.setblocking(False)
-        before = {
-            number: signal.signal(number, _nothing)
-            for number in (*SIGNALS, STACKS)
-            if not _is_left_alone(number)
-        }
-        signal.siginterrupt(STACKS, False)  # no call of a library ends early: the run continues
+        before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
         wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         threading.Thread(
             target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True
         ).start()
         try:
-            yield
+            with stacks.at_sigusr2():
+                yield
         finally:
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
@@ -90,9 +85,7 @@ class StopRequest:
         with reader:
             while numbers := reader.recv(64):
                 for number in numbers:
-                    if number == STACKS:
-                        _say_stacks()
-                    elif number in SIGNALS and os.getpid() == owner:
+                    if number in SIGNALS and os.getpid() == owner:
                         self._take(number)
 
     def _take(self, number: int) -> None:
@@ -106,27 +99,6 @@ class StopRequest:
 def _is_left_alone(number: int) -> bool:
     """nohup has SIGHUP ignored: what it starts outlives its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
-
-
-_stack_writers: list[Callable[[], None]] = []  # the last one is called at SIGUSR2, in a thread
-
-
-@contextlib.contextmanager
-def calling_at_sigusr2(write: Callable[[], None]) -> Generator[None]:
-    """SIGUSR2 calls `write`, though the main thread may be waiting; without one it prints the stacks."""
-    _stack_writers.append(write)
-    try:
-        yield
-    finally:
-        _stack_writers.remove(write)
-
-
-def _say_stacks() -> None:
-    with contextlib.suppress(Exception):  # the thread that reads signals must live
-        if _stack_writers:
-            _stack_writers[-1]()
-        else:
-            faulthandler.dump_traceback(2, all_threads=True)
 
 
 _early: list[Any] = []  # the request of `start_listening`, and what keeps it listening
@@ -158,5 +130,5 @@ def leave_to_parent(*_: object) -> None:
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, STACKS):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

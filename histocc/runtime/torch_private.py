@@ -3,8 +3,6 @@
 A test looks each of them up, so that a version of torch without it is noticed by name.
 """
 
-import importlib
-import json
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -22,21 +20,6 @@ def loading_processes(batches: Iterator[Any]) -> Sequence[BaseProcess]:
 def int8_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """int8 [N, K] times int8 [K, M] → int32 [N, M]: exact sums on CPUs of which `has_int8` is true."""
     return torch.ops.aten._int_mm(left, right)
-
-
-def recorded_collectives(backend: str | None) -> list[dict[str, Any]]:
-    """The collectives that torch's Flight Recorder holds (TORCH_FR_BUFFER_SIZE of them; 2,000 by default),
-    the newest last, as it describes them; [] where the backend has none.
-    """
-    try:
-        module = importlib.import_module("torch._C._distributed_c10d")
-        gloo = getattr(module, "_dump_fr_trace_json", None)
-        nccl = getattr(module, "_dump_nccl_trace_json", None)
-        dump = nccl if backend == "nccl" else gloo if backend else None
-        found = json.loads(dump(True, False)) if dump else {}
-        return [entry for entry in found.get("entries", ()) if isinstance(entry, dict)]
-    except Exception:  # another version of torch; a process that hangs is no place for a second fault
-        return []
 
 
 def has_onednn_product() -> bool:

@@ -28,8 +28,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from histocc.runtime import machine_errors
-from histocc.runtime.collectives import Collectives, recorded
+from histocc.runtime import machine_errors, stacks
 from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.heartbeat import Heartbeat, end_without
@@ -75,7 +74,6 @@ class World:
     heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
     # seconds that others wait for a silent rank
     patience: float = field(default=math.inf, repr=False, compare=False)
-    collectives: Collectives = field(default_factory=Collectives, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -102,7 +100,6 @@ class World:
 
     # ---- collectives: every rank calls them, in the same order ----
 
-    @recorded("in a sum over all ranks")
     def sum_over_ranks(self, totals: dict[str, Any]) -> dict[str, float]:
         """Sums and counts over all ranks, packed into one float64 all-reduce. Values: numbers or 0-d
         tensors.
@@ -116,7 +113,8 @@ class World:
         ]
         packed = torch.stack(values)  # [len(names)]
         if self.backend:
-            dist.all_reduce(packed)
+            with stacks.waiting():
+                dist.all_reduce(packed)
         return dict(zip(names, packed.tolist()))
 
     def stop_agreed(self) -> bool:
@@ -133,7 +131,7 @@ class World:
         work: Any = dist.all_reduce(asked, group=self.control, async_op=True)
 
         def answer() -> bool:
-            with self.collectives.of("in the vote whether to stop"):
+            with stacks.waiting():
                 work.wait()
             return bool(asked > 0)
 
@@ -144,16 +142,15 @@ class World:
         values = self.gather(value)
         return [rank for rank, other in enumerate(values) if other != values[0]]
 
-    @recorded("in a gathering of values")
     def gather(self, value: Any) -> list[Any]:
         """The plain Python `value` of every rank, in order of rank, on every rank."""
         if not self.backend:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        with stacks.waiting():
+            dist.all_gather_object(values, value)
         return values
 
-    @recorded("in a gathering of values on rank 0")
     def gather_on_main(self, value: Any) -> list[Any] | None:
         """The `value` of every rank (plain Python or arrays), in order of rank, on rank 0; None on the
         others.
@@ -161,10 +158,10 @@ class World:
         if not self.backend:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(value, values, 0, group=self.control)
+        with stacks.waiting():
+            dist.gather_object(value, values, 0, group=self.control)
         return values
 
-    @recorded("in a broadcast")
     def broadcast(self, value: Any, source: int) -> Any:
         """What rank `source` holds, tensors on the CPU included, on every rank; the `value` of the others is
         not used.
@@ -172,7 +169,8 @@ class World:
         if not self.backend:
             return value
         held = [value]
-        dist.broadcast_object_list(held, source, group=self.control)
+        with stacks.waiting():
+            dist.broadcast_object_list(held, source, group=self.control)
         return held[0]
 
     def try_all_reduce(self, megabytes: int, repeats: int = 4) -> tuple[float, bool]:
@@ -190,10 +188,10 @@ class World:
             best = min(best, time.perf_counter() - started)
         return best, right
 
-    @recorded("in a barrier")
     def barrier(self) -> None:
         if self.backend:
-            dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
+            with stacks.waiting():
+                dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
 
     def run_on_main(self, name: str, work: Callable[[], Any]) -> Any:
         """Runs `work` on rank 0 and returns its result on every rank; see `run_on`."""
@@ -216,6 +214,7 @@ class World:
         own_error = result = None
         if self.rank in leaders:
             answer = {"failed": True}
+            stacks.stop_timer()  # the others wait as long as this process lives
             try:
                 result = work()
                 answer = {"result": result is not None}
@@ -247,7 +246,7 @@ class World:
         """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
         as long as it beats.
         """
-        with self.collectives.of(f"for rank {leader}, which works for all"):
+        with stacks.waiting():
             return self._awaited(key, leader)
 
     def _awaited(self, key: str, leader: int) -> dict[str, Any]:
@@ -258,13 +257,17 @@ class World:
             if (looks % LOOKS_PER_BEAT == 0 or self.stop) and self.heartbeat is not None:
                 if (now := self.heartbeat.of(leader)) != beat:
                     beat, since = now, time.monotonic()
+                    stacks.set_timer()
                 elif self.heartbeat.has_ended(leader) and not self.store.check([key]):
                     raise TrainingError(_silent("does not answer any more", leader, beat), said_by_all=True)
             if time.monotonic() - since > self.patience:
                 silence = (
                     f"has given no sign of life for {time.monotonic() - since:,.0f} s (--timeout-minutes)"
                 )
-                raise TrainingError(_silent(silence, leader, beat), said_by_all=True)
+                files = stacks.written()
+                raise TrainingError(
+                    _silent(silence, leader, beat) + (files and f"; {files}"), said_by_all=True
+                )
             looks += 1
             time.sleep(wait)
             wait = min(POLL_GROWTH * wait, POLL_SECONDS)
@@ -321,8 +324,7 @@ def init_world(
     chosen = choose_device(device, local, local_size)
     stop = StopRequest() if stop is None else stop  # an open request is false
     if size == 1 and not distributed:
-        alone = Heartbeat(None, 0, 1)
-        return World(device=chosen, stop=stop, heartbeat=alone, patience=60 * timeout_minutes)
+        return World(device=chosen, stop=stop, patience=60 * timeout_minutes)
     with limited(
         60 * timeout_minutes + JOINING_SECONDS,
         stop,

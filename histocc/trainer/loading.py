@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from histocc.runtime import machine_errors
+from histocc.runtime import machine_errors, stacks
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.signals import Stopped, StopRequest, leave_to_parent
 from histocc.runtime.torch_private import loading_processes
@@ -74,22 +74,28 @@ class Loader:
             guard.stop()
 
     def _watched(self, batches: Iterator[Any], guard: "_Guard") -> Iterator[Any]:
+        while True:
+            with stacks.waiting():
+                try:
+                    batch = self._next(batches, guard)
+                except StopIteration:
+                    return
+            yield batch
+
+    def _next(self, batches: Iterator[Any], guard: "_Guard") -> Any:
         heard = time.monotonic()
         while True:
             try:
                 with guard:
-                    batch = next(batches)
+                    return next(batches)
             except StopIteration:
-                return
+                raise
             except Exception as error:
                 if guard.killed:
                     self._waited(max(time.monotonic() - heard, self.limit_seconds + 1))
                 if "timed out after" not in str(error):
                     raise self._fault(error, loading_processes(batches)) from None
                 self._waited(time.monotonic() - heard)
-                continue
-            yield batch
-            heard = time.monotonic()
 
     def _waited(self, seconds: float) -> None:
         if self.stop:
@@ -100,9 +106,10 @@ class Loader:
                 "last checkpoint, from which the same command continues"
             )
         if seconds > self.limit_seconds:
+            files = stacks.written()
             raise _own_error(
                 f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
-                "--num-workers 0 loads in the training process itself"
+                "--num-workers 0 loads in the training process itself" + (files and f"; {files}")
             )
 
     def _fault(self, error: Exception, processes: Sequence[BaseProcess] = ()) -> TrainingError:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-from histocc.runtime import outputs, stack_request
+from histocc.runtime import outputs
 from histocc.runtime.checkpoint import BEST, CHECKPOINT, LAST, exists_in
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import in_words
@@ -24,12 +24,7 @@ LISTS = (
     "data_report.json",
 )
 CURVES = "curves.png"
-STACKS = re.compile(r"stacks-rank\d+(\.\d+)?\.txt")
-
-
-def stacks_of(ranks: int) -> list[str]:
-    """Names of the files in which the processes of a run write where they are."""
-    return [stack_request.FILES.format(rank) for rank in range(ranks)]
+STACKS = re.compile(r"stacks-rank(\d+)(\.\d+)?\.txt")
 
 
 def written(args: argparse.Namespace, lists: Sequence[str] = LISTS) -> list[str]:
@@ -107,9 +102,11 @@ def copy_lists(prepared: str, own: OwnFiles, say: Callable[[str], None]) -> None
         write_list(own, name, content, say)
 
 
-def clear(own: OwnFiles) -> None:
+def clear(own: OwnFiles, ranks: int = 0) -> None:
     """Removes the checkpoints and logs of a run that is started over (not its prepared data). One process a
-    node."""
+    node.
+
+    ranks: those that run now; they have the files of their stacks open, which are emptied."""
     if os.path.isdir(own.folder):
         names = [
             name
@@ -117,5 +114,9 @@ def clear(own: OwnFiles) -> None:
             if CHECKPOINT.fullmatch(name) or STACKS.fullmatch(name) or name in (LOG, STATUS, ARGS, CURVES)
         ]
         mine = OwnFiles(own.folder)
-        mine.remove(names)
+        opened = [name for name in names if (found := STACKS.fullmatch(name)) and int(found[1]) < ranks]
+        for path in (os.path.join(own.folder, name) for name in opened):
+            if mine.holds(path):
+                os.truncate(path, 0)
+        mine.remove(set(names) - set(opened))
         own.files = mine.files

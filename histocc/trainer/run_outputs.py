@@ -1,7 +1,6 @@
 """What a run writes while it trains: its lists, its log and plots, its checkpoints."""
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Generator
 from typing import Any
@@ -28,7 +27,7 @@ from histocc.trainer.training import Training
 @contextlib.contextmanager
 def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
-    written; meanwhile the run can be asked where it is. All ranks. Raises UserError.
+    written; meanwhile stacks of a run that hangs go there. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
@@ -37,10 +36,10 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
             own = OwnFiles(folder.save_path, folder.overwrite)
             checkpoint.remove_leftovers(own)
             console.write_into(own.free_name(console.FILE))
-            return own.free_names(run_files.stacks_of(world.size))
+            return own.free_names(stacks.NAME.format(rank) for rank in range(world.size))
 
         paths = world.run_on_main("lock", take)
-        held.enter_context(stacks.answering(world, folder.save_path, [*map(os.path.basename, paths)]))
+        held.enter_context(stacks.in_folder(paths, world.rank, world.patience))
         yield
 
 
@@ -61,7 +60,7 @@ def opened_outputs(
 
     world.run_on_main("loggers", open_loggers)
     if folder.overwrite and not position:
-        world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own))
+        world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own, world.size))
     if world.is_main:
         run_files.write_args(own, settings.asked, world.print)
         if training.lists:

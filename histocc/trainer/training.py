@@ -130,7 +130,7 @@ def spread(
     if not world.backend or not trained:
         return model, None
     compression = machine.gradient_compression
-    return model, GradientReducer(trained, world.size, compression, world.collectives)
+    return model, GradientReducer(trained, world.size, compression)
 
 
 def make_optimizer(
