@@ -1,20 +1,68 @@
 #!/usr/bin/env bash
-if [ -z "${BASH_VERSION:-}" ]; then  # started with another shell: sh launch_training.sh
-  command -v bash >/dev/null || { echo "error: $0 needs bash, which was not found: install it" >&2; exit 2; }
-  exec bash -- "$0" "$@"
-fi
-set +o posix -euo pipefail           # where sh is bash, it is so in its POSIX mode
-HERE=${BASH_SOURCE[0]}
-while [[ -L $HERE ]]; do             # started through a link
-  LINK=$(readlink -- "$HERE")
-  [[ $LINK == /* ]] || LINK=$(dirname -- "$HERE")/$LINK
-  HERE=$LINK
-done
-HERE=$(dirname -- "$HERE")
-if [[ ! -f $HERE/scripts/common.sh ]]; then
-  echo "error: $HERE is not the folder of histocc: start this script there, or through a link" >&2
-  exit 2
-fi
+# Usage: ./launch_training.sh [NUM] [DATA] [--print-only] [-- FLAGS]
+#
+#   ./launch_training.sh
+#   ./launch_training.sh 4 data.csv -- --num-epochs 3 --language en --save-path ./mine
+#
+# Trains with torchrun on NUM processes: a GPU each where there are GPUs, else on CPUs. The
+# learning rate is taken as given (run_multi_gpu_train.sh multiplies it by NUM).
+#
+#   NUM           number of processes, or all (default: 2; 1 where there is one GPU). At most
+#                 the number of GPUs; on CPUs at most four for each core, or 8
+#   DATA          a CSV or Parquet file, which finetune.py splits into training and
+#                 validation, or a folder with train.csv and val.csv (or .parquet),
+#                 for train_mixer.py. Without DATA: a small model on the sample that comes
+#                 with histocc, and then twelve descriptions coded with it
+#   --print-only  print what would run and stop; nothing is installed or written
+#   -- FLAGS      flags of the training script; python finetune.py --help lists them.
+#                 Without --save-path the run is kept in ./output
+#
+# From the environment:
+#   CUDA_VISIBLE_DEVICES  GPUs to use; empty: none
+#   MODEL_SIZE            tiny, small or base
+#   SCRIPT                training script to start instead of histocc's; one that says
+#                         DATA_FLAG = "--flag" gets DATA there, whatever it is
+#   MASTER_PORT           port of the processes (default: a free one)
+#   NNODES, NODE_RANK, MASTER_ADDR
+#                         several machines: their number, the number of this one (0, 1, ...)
+#                         and the first one's name; the same command on each of them
+#   OMP_NUM_THREADS       threads of a process (default: cores / processes)
+#
+# The same command, given again, continues where the run stopped. Uses the active Python
+# environment if it has torch 2.10 or newer and numpy, else makes .venv beside this script.
+# The exit code is torchrun's; 2 where the arguments are wrong and nothing was started.
+
+[ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell: sh launch_training.sh
+set +o posix -euo pipefail
 # shellcheck source=scripts/common.sh
-source "$HERE/scripts/common.sh"
-launch launch_training "$@"
+source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
+
+# The run on the sample. Any number of processes makes the same total batch, and so the same result.
+SAMPLE_ROWS=(--rows 40000 --seed 1)  # histocc/sample/show.py takes its texts from others
+SAMPLE_FLAGS=(
+  --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size tiny
+  --num-epochs 1 --ngram-passes 5 --schedule-steps 60 --max-steps 60 --batch-size 32 --global-batch-size 64
+  --learning-rate 3e-4 --warmup-pct 0.1 --seq2seq-weight 0.9 --encoder-dropout 0 --ngram-dropout 0
+  --augmentation-prob 0 --unk-lang-prob 0 --log-interval 20 --eval-interval 1000 --save-interval 500
+)
+
+read_arguments "$@"
+choose_training sample
+set_up requirements.txt
+choose_processes 2
+choose_meeting_point
+if [[ -n $SAMPLE ]]; then
+  CHOSEN+=(--train-data "$SAVE/sample/train.csv" --val-data "$SAVE/sample/val.csv" "${SAMPLE_FLAGS[@]}")
+fi
+make_command
+[[ -n $SAMPLE ]] || start "${COMMAND[@]}"
+
+run_and_wait "$PYTHON" -m histocc.sample "${SAMPLE_ROWS[@]}" --split-dir "$SAVE/sample"
+run_and_wait "${COMMAND[@]}"
+flag dry-run prepare-only || run_and_wait "$PYTHON" -m histocc.sample.show --model "$SAVE"
+[[ -z $PRINT_ONLY ]] || exit 0
+say "Took $((SECONDS / 60)) min $((SECONDS % 60)) s in all."
+if [[ $PYTHON == "$VENV"/* && ${VIRTUAL_ENV:-} != "$VENV" ]]; then
+  say 'For the commands of README.md: source .venv/bin/activate'
+fi
+say 'Next, your own data: ./launch_training.sh 2 data.csv -- --save-path ./mine'

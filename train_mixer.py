@@ -25,7 +25,7 @@ def get_args_parser():
 def run(args, world):
     """All ranks."""
     settings, data = job_data.prepared(
-        args, world, args.train_data, args.val_data, naming=args.target_col_naming
+        args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
     train.run_as_asked(settings, world, data)
 

@@ -13,7 +13,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data.arrays import PreparedData
 from histocc.data.prepare import UnusableData, prepare
 from histocc.data.report import report_lines
-from histocc.data.settings import settings_from
+from histocc.data.settings import columns_of, settings_from
 from histocc.runtime import arguments, entrypoint, outputs, progress
 from histocc.trainer import run_files
 
@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> None:
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
     problems += run_files.problems_of_lists(own, inputs)
-    settings = settings_from(args, args.files, [], problems=problems)
+    columns = columns_of(args, args.files[0], problems)
+    settings = settings_from(args, columns, args.files, [], problems)
+    if columns.said:
+        print(columns.said)
     progress.show(not args.quiet)
     made = None if os.path.isdir(args.save_path) else args.save_path
     try:

@@ -1,8 +1,11 @@
 # shellcheck shell=bash
-# What the launchers and tests/run have in common. Sourced, never run. Written for bash 3.2 too.
+# What the launchers and tests/run have in common. Sourced, never run. Written for bash 3.2 too, where an array that
+# may be empty must be read as ${FLAGS[@]+"${FLAGS[@]}"}.
 
 REPO=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 PRINT_ONLY=''
+EXPECTED_DATA='DATA is a CSV or Parquet file, or a folder with train.csv and val.csv (or .parquet)'
+DATA_FLAGS=(dataset train-data data-dir data-root val-data)
 
 # A closed descriptor would be given to the next file that a process opens, and what is printed would go there.
 { true <&0; } 2>/dev/null || exec </dev/null
@@ -24,43 +27,238 @@ fail() {
 # shellcheck source=scripts/environment.sh
 source "$REPO/scripts/environment.sh"
 
-# launch NAME ARGUMENT…: checks the arguments, makes the environment, and becomes the program histocc/launch, which
-# decides everything else. Any Python can run that; without one the command is printed as far as it is known.
-launch() {
-  local name=$1 word help='' python=''
-  shift
-  PRINT_ONLY=${HISTOCC_LAUNCH_DRY_RUN:-}
-  [[ $PRINT_ONLY != 0 ]] || PRINT_ONLY=''
-  for word in "$@"; do
-    case $word in
-      --) break ;;
+# ---- what the user asks for ----
+
+# read_arguments ARGUMENT…: [NUM] [DATA] [--print-only] [-- FLAGS], NUM and DATA in either order. Sets NUM, DATA,
+# PRINT_ONLY, FLAGS, and CONFIG, the file of --config. The help is the comment at the top of the launcher.
+read_arguments() {
+  NUM='' DATA='' CONFIG='' FLAGS=()
+  while (($#)); do
+    case $1 in
+      --) FLAGS=("${@:2}"); break ;;
       --print-only) PRINT_ONLY=1 ;;
-      -h | --help) help=1 ;;
+      -h | --help) say "$(sed -n '/^# Usage/,/^[^#]/s/^# \{0,1\}//p' "$0")"; exit 0 ;;
+      -*) fail "unknown option $1. Flags for the training script stand after --: [NUM] [DATA] -- $1" ;;
+      *) read_number_or_data "$1" ;;
     esac
+    shift
   done
-  [[ -z $PRINT_ONLY ]] || export PYTHONDONTWRITEBYTECODE=1
-  if python=$(find_python 'import sys; sys.exit(sys.version_info < (3, 8))' "$VENV/bin/python"); then
-    "$python" "$REPO/histocc/launch" "$name" --check --started-as="$0" -- "$@" || exit
-  elif [[ -n $help ]]; then
-    say "$(cat "$REPO/histocc/launch/$name.txt")"
+  if [[ -n $DATA ]] && flag "${DATA_FLAGS[@]}"; then
+    fail "DATA is $DATA, and the flags behind -- name data, too: give one of them"
   fi
-  [[ -z $help ]] || exit 0
-  set_up requirements.txt
-  [[ -z $PROBED ]] || python=$PYTHON
-  [[ -n $python ]] || { print_without_python "$@"; exit 0; }
-  exec "$python" "$REPO/histocc/launch" "$name" --started-as="$0" --python="$PYTHON" --torch="$PROBED" \
-    --seconds="$SECONDS" ${PRINT_ONLY:+--print-only} -- "$@"
+  ! flag config || CONFIG=$VALUE
 }
 
-# For --print-only on a machine without any Python.
-print_without_python() {
-  local word previous=''
-  while (($#)) && [[ $1 != -- ]]; do shift; done
-  for word in "${@:2}"; do
-    [[ $previous != --config ]] || say "Config:      $word is not read here: what it says does not count in the lines below"
-    previous=$word
+read_number_or_data() {
+  if [[ $1 == all || $1 =~ ^[0-9]+$ ]]; then
+    [[ -z $NUM ]] || fail "NUM is given twice: $NUM and $1. Flags for the training script stand after --"
+    [[ $1 == all || $1 =~ [1-9] ]] || fail "NUM is the number of processes: at least 1"
+    NUM=$1
+  else
+    [[ -e $1 ]] || fail "$1: no such file or folder, and no number of processes." "$EXPECTED_DATA"
+    [[ -z $DATA ]] || fail "DATA is given twice: $DATA and $1. Flags for the training script stand after --"
+    DATA=$1
+  fi
+}
+
+# flag NAME…: whether the user gives one of these flags, among FLAGS or in the file of --config. Sets VALUE.
+flag() {
+  local word name names="$*" value_follows='' found=1 line
+  VALUE=''
+  for word in ${FLAGS[@]+"${FLAGS[@]}"}; do
+    [[ -z $value_follows ]] || VALUE=$word
+    value_follows='' name=${word%%=*}
+    name=${name//_/-}
+    if [[ $name == --* && " $names " == *" ${name#--} "* ]]; then
+      found=0 VALUE=''
+      if [[ $word == *=* ]]; then VALUE=${word#*=}; else value_follows=1; fi
+    fi
   done
-  say "Command, where NUM and DATA stand for what Python makes of yours:" \
-    "$(printf ' %q' "$PYTHON" -m torch.distributed.run --nnodes="${NNODES:-1}" --nproc-per-node=NUM \
-      --master-port="${MASTER_PORT:-29500}" "$REPO/finetune.py" --distributed --dataset DATA "${@:2}")"
+  [[ $found == 1 && -f $CONFIG ]] || return "$found"
+  names=${names//-/[-_]}
+  line=$(sed -nE "s/^[[:space:]\"]*(${names// /|})\"?[[:space:]]*[=:][[:space:]]*//p" "$CONFIG" | tail -n 1)
+  [[ -n $line && $line != null* && $line != false* ]] || return 1  # an args.json names every flag
+  VALUE=${line#\"}
+  VALUE=${VALUE%%\"*}
+}
+
+# choose_training sample|no-sample: the script that trains on DATA, with which flags, and where; without DATA on the
+# sample, or not at all. Sets SCRIPT, CHOSEN (flags; those of the user come behind them and win), SAVE and SAMPLE.
+choose_training() {
+  local data_flag='' part
+  SCRIPT=${SCRIPT:-} CHOSEN=(--distributed) SAMPLE=''
+  [[ -z $SCRIPT || -f $SCRIPT ]] || fail "SCRIPT=$SCRIPT: no such file"
+  [[ -z $SCRIPT ]] || data_flag=$(sed -nE "s/^DATA_FLAG *= *[\"'](--[A-Za-z0-9_-]+)[\"'].*/\1/p" "$SCRIPT")
+  if [[ -n $data_flag ]]; then  # it may have data of its own
+    [[ -z $DATA ]] || CHOSEN+=("$data_flag" "$DATA")
+    [[ $data_flag != --config ]] || CONFIG=$DATA
+  elif [[ -z $DATA ]]; then
+    if [[ $1 == no-sample ]] || flag "${DATA_FLAGS[@]}"; then
+      fail "DATA is missing: $0 --help says where it stands." "$EXPECTED_DATA" \
+        "A launcher takes the data from DATA alone: what flags or a file of --config say of them does not count."
+    fi
+    SAMPLE='the sample of histocc'
+  elif [[ -d $DATA ]]; then
+    for part in train val; do
+      find_table "${DATA%/}" "$part"
+      CHOSEN+=("--$part-data" "$TABLE")
+    done
+  else
+    [[ -f $DATA ]] || fail "$DATA is no regular file: a table is read several times." "$EXPECTED_DATA"
+    CHOSEN+=(--dataset "$DATA")
+    SCRIPT=${SCRIPT:-$REPO/finetune.py}
+  fi
+  SCRIPT=${SCRIPT:-$REPO/train_mixer.py}
+  choose_folder
+}
+
+# find_table FOLDER NAME: sets TABLE to the table NAME of a folder.
+find_table() {
+  local found=() ending
+  for ending in csv parquet; do
+    [[ ! -f $1/$2.$ending ]] || found+=("$1/$2.$ending")
+  done
+  ((${#found[@]} > 0)) || fail "$1 is a folder without $2.csv or $2.parquet." "$EXPECTED_DATA"
+  ((${#found[@]} == 1)) || fail "$1 holds both $2.csv and $2.parquet: leave one."
+  TABLE=${found[0]}
+}
+
+# Sets SAVE, the folder of the run. The sample and other data never share one, unless the user says so.
+choose_folder() {
+  local named=1 of_sample=''
+  flag save-path save-dir checkpoint-dir || named=''
+  SAVE=${VALUE:-./output}
+  [[ -n $named ]] || CHOSEN+=(--save-dir "$SAVE")
+  [[ -e $SAVE/last.bin ]] && ! flag overwrite || return 0
+  ! grep -qs 'sample/train\.csv"' "$SAVE/args.json" || of_sample=1
+  if [[ -n $SAMPLE && -z $of_sample ]]; then
+    fail "$SAVE holds another run. Train on the sample elsewhere: $0 -- --save-path DIR"
+  elif [[ -z $SAMPLE && -z $named && -n $of_sample ]]; then
+    fail "$SAVE holds the run on the sample." \
+      "Choose another folder with -- --save-path DIR, or replace that run with -- --overwrite"
+  fi
+}
+
+# ---- the machine ----
+
+# choose_processes DEFAULT: a process for each GPU that torch sees, else on the cores. Sets PROCESSES, those of this
+# machine, DEVICES in words, and OMP_NUM_THREADS, the threads of each.
+choose_processes() {
+  local torch='' cuda='' gpus='' rest cores limit why=''
+  read -r torch cuda gpus rest <<<"$PROBED"
+  # Before there is an environment (--print-only) torch cannot say, and without an NVIDIA driver there is no nvidia-smi.
+  [[ -n $PROBED ]] || gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
+  cores=${SLURM_CPUS_PER_TASK:-$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc 2>/dev/null ||
+    getconf _NPROCESSORS_ONLN)}
+  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || why=" (CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES)"
+  [[ $cuda != none ]] || why=" (torch $torch was built without CUDA)"
+  if flag device && [[ $VALUE == cpu ]]; then gpus=0 why=' (--device cpu)'; fi
+  PROCESSES=${NUM:-$1}
+  if [[ $PROCESSES == all ]]; then PROCESSES=$((gpus > 0 ? gpus : 2)); fi
+  if [[ -z $NUM && $gpus == 1 ]]; then PROCESSES=1; fi
+  limit=$((gpus > 0 ? gpus : cores > 2 ? 4 * cores : 8))
+  if ((${#PROCESSES} > 9 || 10#$PROCESSES > limit)); then
+    ((gpus == 0)) || fail "$PROCESSES processes need a GPU each, but $gpus can be used here$why." \
+      "Ask for at most $gpus, set CUDA_VISIBLE_DEVICES to more of them, or train on CPUs with -- --device cpu"
+    fail "$PROCESSES processes are too many for the $cores core(s) of this machine: ask for at most $limit"
+  fi
+  PROCESSES=$((10#$PROCESSES))
+  DEVICES="$PROCESSES of $gpus GPU(s)$why"
+  ((gpus > 0)) || DEVICES="NO GPU$why: TRAINING ON CPUS, $PROCESSES process(es) on $cores core(s)"
+  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > PROCESSES ? cores / PROCESSES : 1))}
+}
+
+# choose_meeting_point: where the processes meet, by NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT. Sets NODES, NODE,
+# ADDRESS and PORT. One machine takes another port where its port is in use; several must agree on theirs.
+choose_meeting_point() {
+  NODES=${NNODES:-1} NODE=${NODE_RANK:-} ADDRESS=127.0.0.1 PORT=${MASTER_PORT:-}
+  [[ $NODES =~ ^[1-9][0-9]{0,5}$ ]] || fail "NNODES=$NODES: set it to the number of machines, at least 1"
+  [[ -z $PORT || $PORT =~ ^[1-9][0-9]{0,4}$ && $PORT -le 65535 ]] ||
+    fail "MASTER_PORT=$PORT: set it to a port, a whole number from 1 to 65535, or leave it out"
+  [[ -z $NODE || $NODE =~ ^(0|[1-9][0-9]{0,5})$ && $NODE -lt $NODES ]] ||
+    fail "NODE_RANK=$NODE, but NNODES=$NODES: set NODE_RANK to the number of this machine, from 0 to NNODES - 1"
+  if ((NODES > 1)); then
+    [[ -n $NODE && -n ${MASTER_ADDR:-} ]] || fail \
+      "NNODES=$NODES needs MASTER_ADDR, the first machine, and NODE_RANK, 0 on that machine and 1, 2, … on others." \
+      "On each of them: NNODES=$NODES NODE_RANK=0 MASTER_ADDR=${MASTER_ADDR:-$(uname -n)} MASTER_PORT=29500 $0 …"
+    ADDRESS=$MASTER_ADDR PORT=${PORT:-29500}
+  else
+    free_port
+  fi
+}
+
+# free_port: sets PORT to one that is free, where it is empty or in use.
+free_port() {
+  [[ -n $PROBED ]] || { PORT=${PORT:-29500}; return; }  # --print-only, before there is an environment
+  PORT=$("$PYTHON" -c '
+import socket, sys
+for port in (*sys.argv[1:], 0):
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            held.bind(("", int(port)))
+        except OSError:
+            continue
+        sys.exit(print(held.getsockname()[1]))
+' ${PORT:+"$PORT"})
+}
+
+# ---- starting ----
+
+# make_command: sets COMMAND, the torchrun command line of this machine, and says on what it will run.
+make_command() {
+  local machines='' signals=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1
+  [[ $(trap -p HUP) != *"''"* ]] || signals=${signals/SIGHUP,/}  # under nohup it stays ignored
+  COMMAND=("$PYTHON" -m torch.distributed.run "--nnodes=$NODES" "--nproc-per-node=$PROCESSES")
+  COMMAND+=("--master-addr=$ADDRESS" "--master-port=$PORT" ${NODE:+"--node-rank=$NODE"})
+  # The options of torchrun that this torch has: to save at a signal, and to have the time for it.
+  [[ -n $PROBED && $PROBED != *--signals-to-handle* ]] || COMMAND+=("--signals-to-handle=$signals")
+  [[ -n $PROBED && $PROBED != *--shutdown-timeout* ]] || COMMAND+=(--shutdown-timeout=120)
+  [[ -z ${MODEL_SIZE:-} ]] || flag model-size || CHOSEN+=(--model-size "$MODEL_SIZE")
+  COMMAND+=("$SCRIPT" "${CHOSEN[@]}" ${FLAGS[@]+"${FLAGS[@]}"})
+  export PYTHONPATH=$REPO${PYTHONPATH:+:$PYTHONPATH}  # for the processes, in whatever folder
+  ((NODES == 1)) || machines=" on each of $NODES machines"
+  say "Data:        ${DATA:-${SAMPLE:-those of the script}}" "Processes:   $PROCESSES$machines" \
+    "Devices:     $DEVICES" "Threads:     OMP_NUM_THREADS=$OMP_NUM_THREADS" "Save path:   $SAVE"
+}
+
+say_command() {
+  say 'Command:' "$(printf ' %q' "$@")"
+}
+
+# start COMMAND…: becomes the command, which keeps the number of this process and hears its signals.
+start() {
+  say_command "$@"
+  [[ -z $PRINT_ONLY ]] || exit 0
+  exec "$@"
+}
+
+# run_and_wait COMMAND…: runs it, passes the signals of this shell on to it, and returns its exit code.
+run_and_wait() {
+  local name
+  say_command "$@"
+  [[ -z $PRINT_ONLY ]] || return 0
+  CHILD=''
+  # shellcheck disable=SC2064  # the name of the signal is that of now
+  for name in HUP INT QUIT TERM USR1; do trap "pass_on $name" "$name"; done
+  set -m  # or the child would ignore SIGINT, as what a script starts in the background does
+  "$@" </dev/null &
+  CHILD=$!
+  set +m
+  [[ -z ${SIGNAL:-} ]] || kill -s "$SIGNAL" "$CHILD" || true  # it came before the child was there
+  wait_for_child
+}
+
+pass_on() {
+  SIGNAL=$1
+  [[ -z $CHILD ]] || kill -s "$1" "$CHILD" 2>/dev/null || true
+}
+
+# wait_for_child: the exit code of CHILD. A signal with a trap, which sets SIGNAL, ends a `wait` before the child ends.
+wait_for_child() {
+  local status
+  while SIGNAL=''; do
+    if wait "$CHILD"; then status=0; else status=$?; fi
+    [[ -n $SIGNAL ]] || return "$status"
+  done
 }

@@ -14,7 +14,7 @@ find_python() {
 }
 
 # probe PYTHON [MODULE…]: whether it can train and finds the modules. Sets PROBED: "torch version, CUDA version or
-# none, options of its torchrun", or why not.
+# none, number of GPUs that it sees, options of its torchrun", or why not.
 probe() {
   PROBED=$("$1" - "${@:2}" 2>/dev/null <<'EOF'
 import importlib.util, re, sys
@@ -31,7 +31,7 @@ except Exception as error:
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
     sys.exit(print("torch", torch.__version__, "is older than 2.10") or 1)
 usage = get_args_parser().format_help()
-print(torch.__version__, torch.version.cuda or torch.version.hip or "none",
+print(torch.__version__, torch.version.cuda or torch.version.hip or "none", torch.cuda.device_count(),
       *(option for option in ("--signals-to-handle", "--shutdown-timeout") if option in usage))
 EOF
   ) && [[ -n $PROBED ]]

@@ -13,17 +13,85 @@
 ##SBATCH --partition=gpu
 #
 # What stands above can be changed here or on the command line of sbatch.
-if [ -z "${BASH_VERSION:-}" ]; then  # started with another shell: sh SCRIPT
-  command -v bash >/dev/null || { echo "error: $0 needs bash, which was not found: install it" >&2; exit 2; }
-  exec bash -- "$0" "$@"
-fi
-set +o posix -euo pipefail           # where sh is bash, it is so in its POSIX mode
-[[ -n ${SLURM_JOB_ID:-} ]] || SLURM_SUBMIT_DIR=$(dirname -- "$0")/..
-cd "${SLURM_SUBMIT_DIR:-.}"          # SLURM runs a copy of this file, elsewhere
-if [[ ! -f scripts/common.sh ]]; then
+#
+# Usage: sbatch [OPTIONS OF SBATCH] scripts/train_slurm_multi_node.sh [NUM] DATA [--print-only] [-- FLAGS]
+#
+#   sbatch scripts/train_slurm_multi_node.sh data.csv -- --num-epochs 3 --save-path ./output
+#   sbatch --nodes=4 --partition=gpu --time=48:00:00 scripts/train_slurm_multi_node.sh data_folder -- --save-dir ./output
+#   sbatch --gres=none --cpus-per-task=8 scripts/train_slurm_multi_node.sh 2 data.csv -- --device cpu --save-path ./output
+#   sbatch --array=0-4 scripts/train_slurm_multi_node.sh data.csv -- --seed %a --save-path ./run%a
+#
+# Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in
+# the folder of histocc. Data, code and save folder must lie where all nodes see them. Output:
+# logs/train_JOBID.out and .err. Nodes, GPUs and time: the lines at the top of the script.
+#
+#   NUM           number of processes of a node (default: its GPUs; without GPUs two)
+#   DATA          a CSV or Parquet file, which finetune.py splits into training and
+#                 validation, or a folder with train.csv and val.csv (or .parquet),
+#                 for train_mixer.py; with SCRIPT=examples/train_llada.py what that takes
+#   --print-only  print what would run and stop; nothing is installed or written
+#   -- FLAGS      flags of the training script, as for launch_training.sh
+#
+# Three minutes before the time limit the training saves, ends, and the job goes back into the
+# queue; started again, it continues from there, also where FLAGS hold --overwrite. In an array
+# each task needs its own save folder: %a in a flag is the task's number.
+
+[ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell
+set +o posix -euo pipefail
+[[ -n ${SLURM_JOB_ID:-} ]] || SLURM_SUBMIT_DIR=$(dirname -- "$0")/..  # for --help
+if ! cd "${SLURM_SUBMIT_DIR:-.}" || [[ ! -f scripts/common.sh ]]; then  # SLURM runs a copy of this file, elsewhere
   echo "error: $PWD is not the folder of histocc: cd there and submit the job again" >&2
   exit 2
 fi
 # shellcheck source=scripts/common.sh
 source scripts/common.sh
-launch train_slurm_multi_node "$@"
+
+# In an array, %a is the number of the task, which is part of the name of its job: the bare number may stand for all.
+[[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || set -- "${@//\%a/$SLURM_ARRAY_TASK_ID}"
+read_arguments "$@"
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a job for SLURM: sbatch $0 DATA [-- FLAGS]"
+JOB=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+JOB=${JOB:-$SLURM_JOB_ID}
+
+# --overwrite counts for the first start alone: after a requeue the run continues.
+RESTARTS=${SLURM_RESTART_COUNT:-0}
+if [[ -f $CONFIG ]] && grep -Eq '^ *overwrite *= *true' "$CONFIG"; then
+  fail 'overwrite in a config would start over after every requeue: give --overwrite on the command line'
+fi
+if ((RESTARTS > 0)) && flag overwrite; then
+  say 'The job was started before: --overwrite is left out, so that the run continues'
+  for word in "$@"; do
+    shift
+    [[ $word == --overwrite ]] || set -- "$@" "$word"
+  done
+  read_arguments "$@"
+fi
+
+choose_training no-sample
+set_up requirements.txt
+choose_processes all
+# The processes meet on this node, the first one; srun numbers the nodes.
+NODES=${SLURM_JOB_NUM_NODES:-1} NODE='' ADDRESS=${MASTER_ADDR:-$(uname -n)} PORT=${MASTER_PORT:-}
+free_port
+say "Job:         $JOB on $NODES node(s): ${SLURM_JOB_NODELIST:-}, start number $((RESTARTS + 1))"
+make_command
+say_command "${COMMAND[@]}"
+[[ -z $PRINT_ONLY ]] || exit 0
+
+# SLURM tells this shell alone that the time limit is near, and all steps of the job itself that it is cancelled.
+NEAR_LIMIT=''
+trap 'SIGNAL=USR1 NEAR_LIMIT=1; say "The time limit is near: asking the training to save and end"
+  scancel --signal=USR1 "$JOB" || true' USR1
+trap 'SIGNAL=TERM' TERM
+# One torchrun for each node, whose number in the job is that of its node. Where one fails, all end.
+# shellcheck disable=SC2016  # the shell on the node reads it
+srun "--nodes=$NODES" "--ntasks=$NODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
+  ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PER_TASK"} \
+  bash -c 'PET_NODE_RANK=$SLURM_NODEID exec "$@"' torchrun "${COMMAND[@]}" </dev/null &
+CHILD=$!
+wait_for_child && exit 0 || STATUS=$?
+[[ -n $NEAR_LIMIT ]] || exit "$STATUS"  # torchrun ends with 1 after a signal, also where all is saved
+say "Job $JOB goes back into the queue; the same command continues from the last checkpoint"
+scontrol requeue "$JOB"
+sleep 60  # SLURM ends this shell
+exit "$STATUS"

@@ -21,7 +21,7 @@ LEVELS = [
     {"model"},
     {"data", "seq2seq_mixer_engine"},
     {"job", "predict"},
-    {"evaluate", "review", "prepare", "doctor", "watch", "plot", "export", "launch"},
+    {"evaluate", "review", "prepare", "doctor", "watch", "plot", "export"},
     {"occ_canine", "sample", "canine", "model_io"},
     {"compat"},
     {"eval_metrics", "prediction_assets"},

@@ -358,30 +358,30 @@ def test_another_run_in_the_folder_is_named(whole_runs, corpus):
     [
         (
             ("launch_training.sh", "examples/train_llada.py"),
-            [2, "docs"],
-            "--data_dir docs --save-dir ./output",
+            [2, REPO / "docs"],
+            f"--data_dir {REPO}/docs --save-dir ./output",
         ),
         (("launch_training.sh", "examples/train_llada.py"), [2], "--distributed --save-dir ./output"),
         (
             ("run_multi_gpu_train.sh", "examples/train_prs_med.py"),
-            ["docs", 2],
-            "--data_root docs --save-dir ./output --lr-scaling linear",
+            [REPO / "docs", 2],
+            f"--data_root {REPO}/docs --save-dir ./output --lr-scaling linear",
         ),
         (
             ("scripts/train_multi_gpu.sh", ""),
-            ["configs/debug_config.toml", 2],
-            "examples/train_from_config.py --distributed --config configs/debug_config.toml",
+            [REPO / "configs" / "debug_config.toml", 2],
+            f"examples/train_from_config.py --distributed --config {REPO}/configs/debug_config.toml",
         ),
     ],
 )
-def test_launchers_start_them(launcher, words, expected):
+def test_launchers_start_them(launcher, words, expected, tmp_path):
     name, script = launcher
     done = subprocess.run(
         [REPO / name, *map(str, words), "--print-only"],
-        env=environment(**({"SCRIPT": script} if script else {})),
+        env=environment(**({"SCRIPT": str(REPO / script)} if script else {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        cwd=REPO,
+        cwd=tmp_path,  # where ./output is
     )
     assert done.returncode == 0 and expected in done.stdout, done.stdout

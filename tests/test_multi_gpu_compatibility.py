@@ -47,8 +47,10 @@ from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 SWITCHES = """save_each_epoch log_wandb tensorboard overwrite use_within_block_sep drop_bad_labels
     allow_codes_shorter_than_block_size prepare_only include_descriptions pin_memory persistent_workers
     distributed only_encoder freeze_encoder use_amp fp16 no_fp16 bf16 float64 compile eval_only dry_run"""
-NOT_GIVEN = """wandb_project_name target_cols language_col key fn_word_freq all_codes_file all_codes_col
-    descriptions_file descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor
+# Without formatter, target columns and language the columns of the data decide, else gpf or hisco, and unk.
+NOT_GIVEN = """wandb_project_name formatter target_cols language language_col key fn_word_freq
+    all_codes_file all_codes_col descriptions_file
+    descriptions_code_col descriptions_text_col descriptions_lang_col prefetch_factor
     local_rank world_size learning_rate warmup_steps initial_checkpoint model_size decoder_dim_feedforward
     global_batch_size max_steps schedule_steps config"""
 BOTH_DEFAULTS = {
@@ -58,7 +60,6 @@ BOTH_DEFAULTS = {
     "eval_interval": 1000,
     "keep_checkpoints": 3,
     "input_col": "occ1",
-    "language": "unk",
     "block_size": 5,
     "description_prob": 0.5,
     "description_template": "{occ} [DESC: {desc}]",
@@ -84,7 +85,6 @@ FINETUNE_DEFAULTS = BOTH_DEFAULTS | {
     "num_epochs": 5,
     "batch_size": 128,
     "seq2seq_weight": 0.1,
-    "formatter": "gpf",
 }
 TRAIN_MIXER_DEFAULTS = BOTH_DEFAULTS | {
     "save_interval": 5000,
@@ -92,7 +92,6 @@ TRAIN_MIXER_DEFAULTS = BOTH_DEFAULTS | {
     "num_epochs": 50,
     "batch_size": 512,
     "seq2seq_weight": 0.5,
-    "formatter": "hisco",
 }
 SCRIPTS = (
     (finetune, ["--dataset", "x"], FINETUNE_DEFAULTS),

@@ -5,6 +5,8 @@ from helpers import write_csv
 from preparing import HEADER, prepare
 
 from histocc.data import keys
+from histocc.data.settings import columns_of
+from histocc.job.flags import finetune_parser, train_mixer_parser
 from histocc.runtime.errors import UserError
 
 
@@ -12,14 +14,15 @@ def test_target_columns_that_a_file_has():
     def find(*names, **options):
         return keys.find_target_columns(["occ1", *names], **options)
 
-    assert find("hisco_1", "hisco_2", "hisco_4", "OCC1950_1", "code1") == (
-        "hisco",
-        ["hisco_1", "hisco_2", "hisco_4"],
-    )
-    assert find("code1", "code2", "hisco_1", has_key=True) == ("hisco", ["code1", "code2"])
-    assert find("code1", "code2") is None and find("hisco_2") is None
-    assert find("OCC1950_2", "OCC1950_1") == ("occ1950", ["OCC1950_1", "OCC1950_2"])
-    assert find("icem_1", "icem_2", naming="icem") == ("gpf", ["icem_1", "icem_2"])
+    hisco, occ1950 = ("hisco", ["hisco_1", "hisco_2", "hisco_4"]), ("occ1950", ["OCC1950_1", "OCC1950_2"])
+    both = ("hisco_1", "hisco_2", "hisco_4", "OCC1950_2", "OCC1950_1", "code1")
+    assert find(*both) == find(*both, formatter="gpf") == [hisco, occ1950]
+    assert find(*both, formatter="occ1950") == [occ1950, hisco]
+    for kind in ("hisco", "occ1950", "gpf"):
+        found = find("code1", "code2", "hisco_1", has_key=True, formatter=kind)
+        assert found[0] == (kind, ["code1", "code2"])
+    assert find("code1", "code2") == find("hisco_2") == []
+    assert find("icem_1", "icem_2", naming="icem") == [("gpf", ["icem_1", "icem_2"])]
 
 
 @pytest.mark.parametrize(
@@ -102,23 +105,48 @@ def test_word_file_with_faults(tmp_path, text):
         keys.read_words(write_key(tmp_path, text))
 
 
-def test_flags_for_the_launchers(tmp_path, capsys):
-    path = write_csv(tmp_path / "a.csv", ("occ1", "OCC1950_1", "OCC1950_2"), [])
-    assert keys.main([path]) == 0
-    assert capsys.readouterr().out.split() == [
-        "--formatter",
-        "occ1950",
-        "--target-cols",
-        "OCC1950_1",
-        "OCC1950_2",
-    ]
-    for file, words in (
-        (write_csv(tmp_path / "b.csv", ("occ1", "x"), []), "--target-cols"),
-        (str(tmp_path / "none"), "no such file"),
+HISCO = "--formatter hisco --target-cols hisco_1 hisco_2"
+
+
+@pytest.mark.parametrize(
+    "header, flags, expected, said",
+    [
+        ("occ1,lang,hisco_1,hisco_2", "", ("hisco", 2, "unk", "lang"), f"{HISCO} --language-col lang"),
+        ("occ1,lang,hisco_1,hisco_2", "--language da", ("hisco", 2, "da", None), HISCO),
+        ("occ1,l,hisco_1,hisco_2", "--language-col l", ("hisco", 2, "unk", "l"), HISCO),
+        ("lang,hisco_1,hisco_2", "--input-col lang", ("hisco", 2, "unk", None), HISCO),
+        ("occ1,OCC1950_1", "", ("occ1950", 1, "unk", None), "--formatter occ1950 --target-cols OCC1950_1"),
+        ("occ1,lang,hisco_1,x", "--target-cols x", ("gpf", 1, "unk", None), ""),
+        ("occ1,lang,hisco_1,hisco_2", "--formatter gpf", ("gpf", 2, "unk", None), ""),
+        ("occ1,lang,code1,hisco_1", "--key hisco", ("gpf", 1, "unk", None), ""),
+        ("occ1,hisco_1,hisco_2,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), ""),
+    ],
+)
+def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, said):
+    path = write_csv(tmp_path / "a.csv", header.split(","), [])
+    args, problems = finetune_parser().parse_args([f"--dataset={path}", *flags.split()]), []
+    asked = dict(vars(args))
+    columns = columns_of(args, path, problems)
+    found = (columns.formatter, len(columns.target_cols), columns.language, columns.language_col)
+    assert found == expected and problems == [] and vars(args) == asked
+    assert columns.said == (f"Columns: {said}, by their names in {path}" if said else "")
+
+
+def test_columns_that_tell_no_system_or_two(tmp_path):
+    parser = train_mixer_parser()
+    for header, words in (
+        ("occ1,x", "has none of the columns hisco_1, OCC1950_1; name yours with --target-cols"),
+        ("occ1,hisco_1,OCC1950_1", "has columns of two systems, hisco_1 and OCC1950_1: choose one with"),
     ):
-        assert keys.main([file]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith("error: ") and words in err
+        path = write_csv(tmp_path / "a.csv", header.split(","), [])
+        args = parser.parse_args(["--train-data", path, "--val-data", path, "--save-dir", str(tmp_path)])
+        problems = []
+        assert columns_of(args, path, problems, "hisco").target_cols == [] and len(problems) == 1
+        assert problems[0].startswith(f"{path}: {words}")
+    assert problems[0].endswith("--formatter hisco or --formatter occ1950")
+    path = write_csv(tmp_path / "a.csv", ("occ1", "code1", "lang"), [])
+    columns = columns_of(args, path, problems := [], "hisco")  # numbers of the HISCO key
+    assert (columns.formatter, columns.target_cols, columns.said, problems) == ("hisco", ["code1"], "", [])
 
 
 # ---- words of the training texts

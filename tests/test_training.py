@@ -350,6 +350,20 @@ class TestFinetune:
         key = (finished[0] / "run" / "key.csv").read_text().splitlines()
         assert key[0] == "system_code,code" and len(key) == 9 and key[1:] == sorted(key[1:])
 
+    def test_the_columns_bring_formatter_and_language(self, tmp_path):
+        """The same as the flags, also on resume."""
+        data = write_rows(tmp_path / "data.csv", 60)
+        flags = ["--dataset", data, *TINY, "--batch-size", 16, "--save-path", tmp_path / "run"]
+        found = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
+        assert "Columns: --" not in run(FINETUNE, *flags, *found, "--max-steps", 1)
+        said = run(FINETUNE, *flags, "--max-steps", 2)
+        assert f"Columns: {' '.join(found)}, by their names in {data}\n" in said
+        assert "Resuming from step 1" in said
+        args = torch.load(tmp_path / "run" / "last.bin", weights_only=True)["args"]
+        assert (args["formatter"], args["language"], args["language_col"]) == ("hisco", "unk", "lang")
+        said = run(FINETUNE, *flags, "--formatter", "gpf", code=2)
+        assert "--formatter was 'hisco', now it is 'gpf'" in said
+
     def test_other_arguments_are_refused_by_name(self, finished):
         folder, flags = finished
         output = run(

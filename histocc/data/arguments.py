@@ -4,6 +4,7 @@ import argparse
 
 from histocc.data.tables import DELIMITERS
 from histocc.runtime.arguments import Parser, count, not_shares
+from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import TEXT_RULES
 
 
@@ -16,7 +17,9 @@ def delimiter(text: str) -> str:
 
 
 def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> None:
-    """What files of rows hold, and how they are read: for the scripts and for `python -m histocc.prepare`."""
+    """What files of rows hold, and how they are read: for the scripts and for `python -m histocc.prepare`.
+    formatter: of codes in columns whose names tell no system.
+    """
     group = parser.add_argument_group("data")
     group.add_argument("--input-col", default="occ1", help="column with the descriptions", resumable=True)
     group.add_argument(
@@ -26,17 +29,23 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
         metavar="COL",
         help=(
             "columns with the codes; default: the first of code1 … code5 (numbers, with --key), hisco_1 …"
-            " hisco_5, OCC1950_1/2 that the file has"
+            " hisco_5, OCC1950_1/2 that the file has; without --formatter and --key, hisco_1 … and OCC1950_1"
+            " … bring their formatter, and a column lang the language"
         ),
     )
     group.add_argument(
-        "--language", default="unk", help="language of all descriptions, where --language-col names no column"
+        "--language",
+        default=None,
+        help=f"language of all descriptions, where no column has it (default: {UNKNOWN_LANGUAGE})",
     )
     group.add_argument(
         "--language-col",
         default=None,
         metavar="COL",
-        help="column with the language of each description (default: none, all have that of --language)",
+        help=(
+            "column with the language of each description (default: see --target-cols; else all have that of"
+            " --language)"
+        ),
         resumable=True,
     )
     group.add_argument(
@@ -53,8 +62,11 @@ def add_table_arguments(parser: Parser, formatter: str, use_val_share: bool) -> 
     group.add_argument(
         "--formatter",
         choices=("gpf", "hisco", "occ1950"),
-        default=formatter,
-        help="system of the codes; gpf, general purpose: as many codes as target columns",
+        default=None,
+        help=(
+            "system of the codes; gpf, general purpose: as many codes as target columns (default: that of the"
+            f" columns, see --target-cols, else {formatter})"
+        ),
     )
     group.add_argument("--block-size", type=count, default=5, help="gpf: tokens of a code")
     group.add_argument(
@@ -119,7 +131,7 @@ def table_problems(args: argparse.Namespace) -> list[str]:
     """All that is wrong with the arguments of `add_table_arguments`, a line each."""
     together = [
         (
-            args.language != "unk" and args.language_col,
+            args.language not in (None, UNKNOWN_LANGUAGE) and args.language_col,
             "--language and --language-col are mutually exclusive",
         ),
         (args.key and args.all_codes_file, "--key and --all-codes-file are mutually exclusive"),
@@ -141,8 +153,8 @@ def table_problems(args: argparse.Namespace) -> list[str]:
         ),
         (args.language_col is not None and not args.language_col.strip(), "--language-col is empty"),
         (
-            len(args.language) > max(args.max_len, 16) // 2,
-            f"--language {args.language[:30]}: is it a language?",
+            len(args.language or "") > max(args.max_len, 16) // 2,
+            f"--language {(args.language or '')[:30]}: is it a language?",
         ),
     ]
     return not_shares(args, ["share_val"]) + [text for wrong, text in together if wrong]

@@ -5,34 +5,33 @@ codes.
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable
 
 from histocc.data.findings import row_writer
 from histocc.data.tables import column_problems, read_chunks, read_header
 from histocc.formatter import hisco_key
-from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 
 MOST_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
 
 
 def find_target_columns(
-    header: list[str], naming: str = "hisco", has_key: bool = False
-) -> tuple[str, list[str]] | None:
-    """(formatter, columns) of the first family of target columns that `header` has, or None.
+    header: list[str], naming: str = "hisco", has_key: bool = False, formatter: str | None = None
+) -> list[tuple[str, list[str]]]:
+    """The families of target columns that `header` has, as (formatter, columns), the first choice first.
 
-    Families: code1 … code5 (only with a key file, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2.
+    Families: code1 … code5 (only with a key file, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2;
+    those of `formatter` come before the others.
     """
-    families = [("hisco", [f"code{i}" for i in range(1, 6)])] if has_key else []
+    families = [(formatter or "hisco", [f"code{i}" for i in range(1, 6)])] if has_key else []
     families += [
         ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
         ("occ1950", ["OCC1950_1", "OCC1950_2"]),
     ]
-    for formatter, names in families:
-        if names[0] in header:
-            return formatter, [name for name in names if name in header]
-    return None
+    found = [
+        (kind, [name for name in names if name in header]) for kind, names in families if names[0] in header
+    ]
+    return sorted(found, key=lambda family: family[0] != formatter)
 
 
 def hold_numbers(columns: list[str]) -> bool:
@@ -133,29 +132,3 @@ def write_key(path: str, codes: list[str]) -> None:
         write = row_writer(file)
         for row in [("system_code", "code"), *((code, i) for i, code in enumerate(codes))]:
             write(row)
-
-
-def main(argv: list[str]) -> int:
-    """`python -m histocc.data.keys FILE [target-cols] [language-col]`: the flags that fit the columns of a
-    file, for the launchers; without further words those of the target columns.
-    """
-    return run_command(lambda: print(*fitting_flags(*argv)))
-
-
-def fitting_flags(path: str, *wanted: str) -> list[str]:
-    """Flags that fit the columns of a file; wanted: see `main`. Raises UserError."""
-    header, flags = read_header(path)[0], []
-    if "target-cols" in wanted or not wanted:
-        found = find_target_columns(header)
-        if found is None:
-            raise UserError(
-                f"{path} has none of the columns hisco_1, OCC1950_1; name yours with --target-cols"
-            )
-        flags += ["--formatter", found[0], "--target-cols", *found[1]]
-    if "language-col" in wanted and "lang" in header:
-        flags += ["--language-col", "lang"]
-    return flags
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

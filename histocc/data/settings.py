@@ -100,37 +100,95 @@ class StartsFrom:
     chars: list[str] | None = None
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of the files hold codes and languages, and the formatter of the codes: as the arguments
+    say, or by the names of the columns.
+
+    Attributes:
+        target_cols: none where that could not be found out.
+        said: the flags that the names of the columns stand for, in a line for the user; "" where the
+            arguments say it all.
+    """
+
+    formatter: str
+    target_cols: list[str]
+    language: str
+    language_col: str | None
+    said: str = ""
+
+
+def columns_of(
+    args: argparse.Namespace,
+    path: str,
+    problems: list[str],
+    default_formatter: str = "gpf",
+    naming: str = "hisco",
+) -> Columns:
+    """Which columns of a file count. Where the arguments name neither target columns nor what tells them
+    (--formatter, --key, --target-col-naming), hisco_1 … and OCC1950_1 … bring their formatter, and a column
+    `lang` is that of the languages unless the arguments name a language. Adds what is wrong to `problems`.
+
+    Args:
+        args: of `add_table_arguments`; nothing is written to them, so that the same arguments with the same
+            file mean the same when a run is resumed.
+        default_formatter: that of codes in columns of other names.
+        naming: the names of the target columns without their numbers.
+    """
+    kind, target_cols = args.formatter or default_formatter, args.target_cols or []
+    language_col, said = args.language_col, ""
+    try:
+        if not (target_cols or args.formatter or args.key) and naming == "hisco":
+            header = read_header(path, args.delimiter)[0]
+            families = keys.find_target_columns(header)
+            if len(families) > 1:
+                raise UserError(
+                    f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
+                    f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
+                )
+            if families:
+                kind, target_cols = families[0]
+                said = f"--formatter {kind} --target-cols {' '.join(target_cols)}"
+                if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
+                    language_col = "lang"
+                    said += " --language-col lang"
+                said = f"Columns: {said}, by their names in {path}"
+        target_cols = target_cols or _find_target_cols(args, kind, path, naming)
+    except UserError as error:
+        problems.append(str(error))
+    return Columns(kind, target_cols, args.language or UNKNOWN_LANGUAGE, language_col, said)
+
+
 def settings_from(
     args: argparse.Namespace,
+    columns: Columns,
     train_files: list[str],
     val_files: list[str],
-    naming: str = "hisco",
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
 ) -> PrepareSettings:
-    """The settings that arguments ask for, with the target columns that the files have where none are named.
-    start: of the run's initial weights.
+    """The settings that arguments ask for. columns: of the first file; start: of the run's initial weights.
 
     Raises one UserError with `problems`, those already found, and its own.
     """
     problems = list(problems or [])
     fixed = formatter = None
-    target_cols: list[str] = args.target_cols or []
+    target_cols = columns.target_cols
     try:
-        target_cols = target_cols or _find_target_cols(args, train_files[0], naming)
-        formatter = make_formatter(
-            args.formatter,
-            target_cols,
-            args.block_size,
-            args.use_within_block_sep,
-            args.allow_codes_shorter_than_block_size,
-            start.chars if start.formatter == args.formatter == "gpf" else None,
-        )
-        fixed = _fixed_codes(args, formatter, target_cols[0])
+        if target_cols:
+            formatter = make_formatter(
+                columns.formatter,
+                target_cols,
+                args.block_size,
+                args.use_within_block_sep,
+                args.allow_codes_shorter_than_block_size,
+                start.chars if start.formatter == columns.formatter == "gpf" else None,
+            )
+            fixed = _fixed_codes(args, formatter, target_cols[0])
     except (UserError, ValueError) as error:
         problems.append(str(error))
     hisco_numbers = (
-        args.formatter == "hisco" and not args.key and keys.hold_numbers(target_cols or ["hisco_1"])
+        columns.formatter == "hisco" and not args.key and keys.hold_numbers(target_cols or ["hisco_1"])
     )
     settings = PrepareSettings(
         train_files=train_files,
@@ -139,8 +197,8 @@ def settings_from(
         target_cols=target_cols,
         share_val=None if val_files else getattr(args, "share_val", None),
         input_col=args.input_col,
-        language=args.language,
-        language_col=args.language_col,
+        language=columns.language,
+        language_col=columns.language_col,
         max_len=args.max_len,
         missing_code=args.missing_code,
         drop_bad_labels=args.drop_bad_labels,
@@ -172,12 +230,12 @@ def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: Sta
     return codes if len(set(codes)) == len(codes) else None
 
 
-def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[str]:
+def _find_target_cols(args: argparse.Namespace, formatter: str, path: str, naming: str) -> list[str]:
     header = read_header(path, args.delimiter)[0]
-    found = keys.find_target_columns(header, naming, has_key=bool(args.key))
-    if found is None and args.formatter == "hisco":
+    found = keys.find_target_columns(header, naming, bool(args.key), formatter)
+    if not found and formatter == "hisco":
         found = keys.find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
-    if found is None:
+    if not found:
         numbers = (
             " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
             if "code1" in header
@@ -187,7 +245,7 @@ def _find_target_cols(args: argparse.Namespace, path: str, naming: str) -> list[
             f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}."
             " It has " + ", ".join(map(repr, header))
         )
-    return found[1]
+    return found[0][1]
 
 
 def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_column: str) -> list[str] | None:

@@ -9,7 +9,7 @@ from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
 from histocc.data.descriptions import DescriptionSettings, find_columns, load_descriptions
 from histocc.data.report import report_lines
-from histocc.data.settings import PrepareSettings, StartsFrom, settings_from
+from histocc.data.settings import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, teacher
 from histocc.job.flags import argument_problems
@@ -138,6 +138,7 @@ def prepared(
     world: World,
     train_files: list[str],
     val_files: list[str],
+    default_formatter: str = "gpf",
     naming: str = "hisco",
 ) -> tuple[Settings, PreparedData]:
     """Checks everything and prepares the data on rank 0 while the others wait; every rank maps the result.
@@ -159,8 +160,11 @@ def prepared(
         if resumes(args) and not args.prepare_only:
             resumed = model_io.newest_good(args.save_path, keep=True)[1]
         start = _start(args, model, teaching, resumed, found)
-        found += [each for each in teacher.problems(teaching, args) if each not in found]
-        settings = settings_from(args, train_files, val_files, naming, found, start)
+        columns = columns_of(args, train_files[0], found, default_formatter, naming)
+        found += [each for each in teacher.problems(teaching, args, columns) if each not in found]
+        settings = settings_from(args, columns, train_files, val_files, found, start)
+        if columns.said:
+            world.print(columns.said)
         if resumed:
             refuse_other_arguments(Settings.of(args, settings), resumed)
         elif (
@@ -171,7 +175,7 @@ def prepared(
         ):
             source = "--initial-checkpoint" if args.initial_checkpoint else "--teacher"
             world.print(
-                f"Key: the codes of {source} are not kept, since formatter {args.formatter} does"
+                f"Key: the codes of {source} are not kept, since formatter {columns.formatter} does"
                 " not write all of them as they are (--formatter, --block-size, --use-within-block-sep,"
                 " --allow-codes-shorter-than-block-size): the key is that of the data"
             )

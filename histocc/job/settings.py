@@ -95,6 +95,11 @@ class Settings(RunSettings):
         )
 
     def decided(self) -> dict[str, Any]:
-        """As in any run; with the model, its losses and the columns of the codes."""
-        found = super().decided() | {"target_cols": self.data.target_cols}
+        """As in any run; with the model, its losses, and what the columns of the data mean."""
+        found = super().decided() | {
+            "formatter": self.formatter.kind,
+            "target_cols": self.data.target_cols,
+            "language": self.data.language,
+            "language_col": self.data.language_col,
+        }
         return found | by_flag(self.model) | by_flag(self.loss)

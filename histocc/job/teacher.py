@@ -24,7 +24,7 @@ from histocc.data import prepare as preparing
 from histocc.data import taught
 from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
 from histocc.data.report import report_lines
-from histocc.data.settings import PrepareSettings, StartsFrom, file_problems
+from histocc.data.settings import Columns, PrepareSettings, StartsFrom, file_problems
 from histocc.job.settings import Settings, TeachingSettings
 from histocc.model import model_io, published
 from histocc.model.teaching import Teacher
@@ -47,9 +47,9 @@ def teacher_file(asked: TeachingSettings) -> str:
     return model_io.find_weights(asked.teacher or "", f"--teacher {asked.teacher}")
 
 
-def problems(asked: TeachingSettings, args: argparse.Namespace) -> list[str]:
-    """What is wrong with the files that --teacher and --unlabelled name, a line each. args: with the columns
-    of the texts.
+def problems(asked: TeachingSettings, args: argparse.Namespace, columns: Columns) -> list[str]:
+    """What is wrong with the files that --teacher and --unlabelled name, a line each. columns: of the
+    labelled rows.
     """
     found = []
     try:
@@ -64,15 +64,15 @@ def problems(asked: TeachingSettings, args: argparse.Namespace) -> list[str]:
                 f"--teacher {asked.teacher} lies in the folder of the run itself ({args.save_path}), whose"
                 " checkpoints change: choose another folder for the run"
             )
-    columns = PrepareSettings(
+    texts = PrepareSettings(
         asked.unlabelled or [],
         {},
         [],
         input_col=args.input_col,
-        language_col=args.language_col,
+        language_col=columns.language_col,
         delimiter=args.delimiter,
     )
-    found += file_problems(columns)
+    found += file_problems(texts)
     return found
 
 

@@ -1,7 +1,5 @@
 """The two ways in which a run ends with a message instead of a traceback."""
 
-from __future__ import annotations  # the launchers read this in older Pythons, too
-
 
 class RunError(Exception):
     """Ends every rank with one message, from rank 0.

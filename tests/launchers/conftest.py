@@ -19,24 +19,16 @@ def bin_dir(tmp_path):
     folder.mkdir()
     for tool in TOOLS:
         (folder / tool).symlink_to(shutil.which(tool))
+    write_executable(folder / "nproc", '#!/bin/bash\necho "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-2}}"\n')
     write_executable(folder / "python", FAST_PYTHON.replace("REAL", shlex.quote(sys.executable)))
     return folder
 
 
 @pytest.fixture
-def gpus(bin_dir):
-    """Makes nvidia-smi list so many GPUs."""
-
-    def listed(count: int) -> None:
-        lines = "".join(f"echo 'GPU {i}: NVIDIA H100 (UUID: GPU-0{i})'\n" for i in range(count))
-        write_executable(bin_dir / "nvidia-smi", "#!/bin/bash\n" + lines)
-
-    return listed
-
-
-@pytest.fixture
 def plan(bin_dir, tmp_path):
-    """Runs a launcher in its own folder without starting anything. Returns the finished process."""
+    """Runs a launcher in the test's own folder, where ./output is, without starting anything unless `starts`.
+    Returns the finished process. variables: FAKE_GPUS is the number of GPUs that torch sees.
+    """
 
     def run(
         script: str,
@@ -44,25 +36,18 @@ def plan(bin_dir, tmp_path):
         code: int = 0,
         shell: tuple[str, ...] = (),
         hangup=signal.SIG_DFL,
+        starts: bool = False,
         **variables: str,
     ) -> subprocess.CompletedProcess:
-        env = {
-            "PATH": str(bin_dir),
-            "HOME": str(tmp_path),
-            "HISTOCC_LAUNCH_DRY_RUN": "1",
-            "MASTER_PORT": "29511",
-            **variables,
-        }
-        # this process may ignore it
         done = subprocess.run(
-            [*shell, str(REPO / script), *arguments],
+            [*shell, str(REPO / script), *(() if starts else ("--print-only",)), *arguments],
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env=env,
+            env={"PATH": str(bin_dir), "HOME": str(tmp_path), "MASTER_PORT": "29511", **variables},
             stdin=subprocess.DEVNULL,
             timeout=60,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # this process may ignore it
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done
@@ -78,5 +63,5 @@ def data(tmp_path) -> str:
 @pytest.fixture
 def folder(tmp_path) -> str:
     write_table(tmp_path / "both" / "train.csv", "occ1,OCC1950_1")
-    write_table(tmp_path / "both" / "val.csv", "occ1,OCC1950_1")
+    write_table(tmp_path / "both" / "val.parquet", "occ1,OCC1950_1")  # only its name is looked at
     return str(tmp_path / "both")

@@ -1,4 +1,4 @@
-"""What the tests of the launchers share: names, small files, and the command line that a launcher prints."""
+"""What the tests of the launchers share: names, small files, and the command lines that a launcher prints."""
 
 import csv
 import shlex
@@ -9,45 +9,26 @@ REPO = Path(__file__).resolve().parents[2]
 LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
 SLURM = "scripts/train_slurm_multi_node.sh"
 SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
-SHELL_FILES = [LAUNCH, MULTI, SLURM, *SOURCED, "tests/run", ".ci/run"]
-TOOLS = (
-    "bash",
-    "cat",
-    "cksum",
-    "cp",
-    "dirname",
-    "env",
-    "getconf",
-    "grep",
-    "mkdir",
-    "rm",
-    "sleep",
-    "tail",
-    "touch",
-)
-NAMED = ["--target-cols", "hisco_1", "--language", "en"]  # with these a launcher need not look into the file
-
-# Runs a line of bash as the run on the sample runs its commands.
-RUN_AND_WAIT = """
-import sys
-from histocc.launch.processes import run_and_wait
-print("ended", run_and_wait(["bash", "-c", sys.argv[1]]))
-"""
+SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/train_multi_gpu.sh", *SOURCED, "tests/run", ".ci/run"]
+TOOLS = ["bash", "cat", "cksum", "cp", "dirname", "env", "getconf"]
+TOOLS += ["grep", "mkdir", "rm", "sed", "sleep", "tail", "touch", "uname"]
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
 
 # A python that answers at once what the launcher asks about torch, and hands everything else to the real one.
+# With STARTED it only notes in that file which module it was to run.
 FAST_PYTHON = """#!/bin/bash
 if [[ $1 == - ]]; then
-  program=$(cat)
-  if [[ $program == *get_args_parser* ]]; then
-    echo "2.13.0 ${FAKE_CUDA:-13.0} --signals-to-handle --shutdown-timeout"; exit
-  fi
-  exec REAL "$@" <<<"$program"
+  cat >/dev/null
+  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} --signals-to-handle --shutdown-timeout"; exit
+elif [[ $1 == -m && -n $STARTED ]]; then
+  echo "$2" >>"$STARTED"; exit $([[ $2 != "$FAILING" ]] || echo 7)
 fi
 exec REAL "$@"
 """
 
 
 def write_executable(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
