@@ -29,7 +29,6 @@ EVERY = 5  # steps a row of the log
 # micro-batches, flags
 WAYS = {
     "ddp": (1, ["--parallel", "ddp"]),
-    "ddp, during": (1, ["--parallel", "ddp", "--reduce", "during"]),
     "accumulation": (4, ["--parallel", "ddp"]),
     "fsdp": (1, ["--parallel", "fsdp"]),
 }

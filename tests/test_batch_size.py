@@ -82,18 +82,18 @@ def test_out_of_memory_says_what_to_type(files):
     script = folder / "small.py"
     ends = OUT_OF_MEMORY.replace("train_mixer.main()", "sys.exit(train_mixer.main())")
     script.write_text(ends.format(repo=str(REPO), rank="0"))
-    during = [*flags, "--reduce", "during", "--save-dir", folder / "oom"]
-    output = run(script, *during, "--batch-size", 6, processes=2, code=1)
+    given = [*flags, "--save-dir", folder / "oom"]
+    output = run(script, *given, "--batch-size", 6, processes=2, code=1)
     assert (
         "Give --batch-size 3 --accumulate-steps 2: the total batch stays 12" in output
         and "the model is too large: a smaller --model-size" in output
         and "Traceback" not in output.partition("torch/distributed/elastic")[0]  # torchrun has its own
     )
-    run(script, *during, "--batch-size", 3, "--accumulate-steps", 2, processes=2)
+    run(script, *given, "--batch-size", 3, "--accumulate-steps", 2, processes=2)
     assert [row["step"] for row in read_logs(folder / "oom")] == [1, 2]
     script.write_text(ends.format(repo=str(REPO), rank="1"))
-    during = [*flags, "--reduce", "during", "--save-dir", folder / "oom of one"]
-    output = run(script, *during, "--batch-size", 5, processes=2, code=1)
+    given = [*flags, "--save-dir", folder / "oom of one"]
+    output = run(script, *given, "--batch-size", 5, processes=2, code=1)
     assert "(rank 1) with --batch-size 5. Give --batch-size 2 --global-batch-size 10" in output
 
 

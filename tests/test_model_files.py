@@ -136,8 +136,6 @@ def run_state(steps: int) -> dict:
                         "seconds_data": 0.1,
                         "skipped": 0,
                         "grad_norm": 2.0,
-                        "memory_cuts": 0,
-                        "memory": [],
                     }
                 ],
                 "best_val_loss": 2.5,

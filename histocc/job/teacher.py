@@ -8,6 +8,7 @@ and a CPU computes it with one thread, so that the answers do not depend on the 
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -35,7 +36,6 @@ from histocc.runtime.outputs import write_atomic
 from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
-from histocc.trainer.memory_limits import free_memory
 
 FORMAT = 3  # of the answers
 PIECE = 2048  # texts
@@ -222,7 +222,8 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
         _answer_pieces(teacher, questions, pieces, range(index, _number_of(questions), number), world)
         lists = {name: getattr(teacher, name) for name in ("languages", "unknown", "lacking")}
         del loaded, teacher
-        free_memory(world.device)
+        gc.collect()
+        torch.cuda.empty_cache()
         return lists if world.is_main else None
 
     lists = world.run_on("ask the teacher", askers, ask)[0]  # of rank 0

@@ -19,7 +19,7 @@ from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
-AFTER, DURING = REDUCTIONS = ("after", "during")  # the backward passes: when gradients are summed up
+COMPRESSIONS = ("none", "bf16")  # of gradients between processes
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression: str = "none") -> nn.Module:
@@ -169,14 +169,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 class StragglerTimer:
     """How long this process waits for others at the end of its backward passes: from the moment when it has
-    all its own gradients until those of all processes are there. With DDP, and where `own_done` is called
-    (`called`); elsewhere it `measures` nothing.
+    all its own gradients until those of all processes are there. With DDP; elsewhere it `measures` nothing.
     """
 
-    def __init__(
-        self, model: nn.Module | None = None, device: torch.device | None = None, called: bool = False
-    ):
-        self._clock, self._since, self._hooks, self._called = DeviceClock(device), None, [], called
+    def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
+        self._clock, self._since, self._hooks = DeviceClock(device), None, []
         # counted one by one: a hook for all of them would keep, and so copy, every gradient
         if isinstance(model, DistributedDataParallel):
             trained = [p for p in model.parameters() if p.requires_grad]
@@ -185,7 +182,7 @@ class StragglerTimer:
 
     @property
     def measures(self) -> bool:
-        return self._called or bool(self._hooks)
+        return bool(self._hooks)
 
     @property
     def seconds(self) -> float:
@@ -195,10 +192,6 @@ class StragglerTimer:
         self._missing -= 1
         if not self._missing:
             self._missing, self._since = self._all, self._clock.now()
-
-    def own_done(self) -> None:
-        """To be called when this process has all its own gradients, where DDP does not see it."""
-        self._since = self._clock.now()
 
     def backward_done(self) -> None:
         """To be called when the gradients of all processes are there."""

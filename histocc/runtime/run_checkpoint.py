@@ -26,7 +26,6 @@ MOST_GROUPS = 1024  # of parameters
 COUNT = whole(0, 2**62)
 RNG = mapping({"seed": whole(-(2**63), 2**63), "threads": whole(1, 1024), "processes": whole(1, 1 << 20)})
 ANY_FLOAT = real()  # of a log, where a loss may be infinite
-MEMORY_LIMIT = mapping({"width": COUNT, "samples": whole(1, 2**62)})
 RUNNING = mapping(
     {
         "sums": mapping({}, rest=ANY_FLOAT),
@@ -34,9 +33,8 @@ RUNNING = mapping(
         "seconds_data": real(0),
         "skipped": COUNT,
         "grad_norm": maybe(ANY_FLOAT),
-        "memory_cuts": COUNT,
-        "memory": listing(MEMORY_LIMIT),
-    }
+    },
+    rest=plain,
 )
 POSITION = mapping(
     {

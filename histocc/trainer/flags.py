@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from histocc.runtime.arguments import Group, Parser, count, count_or_zero, flag, not_shares, positive
 from histocc.runtime.entrypoint import add_process_arguments
-from histocc.runtime.parallel import AFTER, MODES, REDUCTIONS
-from histocc.runtime.reduction import COMPRESSIONS
+from histocc.runtime.parallel import COMPRESSIONS, MODES
 from histocc.trainer.batch_size import AutoBatchSize
 
 # flag: package that it needs, and name of the extra
@@ -265,17 +264,6 @@ def add_machine_arguments(parser: Parser) -> None:
         help=(
             "ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer"
             " state, which are gathered layer by layer: less memory, more messages, same results"
-        ),
-        resumable=True,
-    )
-    machine.add_argument(
-        "--reduce",
-        choices=REDUCTIONS,
-        default=AFTER,
-        help=(
-            "when --parallel ddp sums the gradients over the processes: after the backward passes of a step,"
-            " in one message, so that a process which runs out of memory can take a micro-batch again; or"
-            " during the last of them, as torch's DDP does, where running out of memory ends the run"
         ),
         resumable=True,
     )

@@ -56,7 +56,7 @@ class Callbacks:
     and `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
     log(values): on all ranks, with a row of the log.
     step_done(): after each step; its time does not count.
-    stop: asked before each micro-batch whether to stop.
+    stop: asked before each step whether to stop.
     """
 
     save: Callable[[int, list[str], dict[str, Any]], None] | None = None
@@ -68,20 +68,16 @@ class Callbacks:
 class StopPoll:
     """Asks, on all ranks together, whether to stop; once the answer was yes it stays so (`agreed`).
 
-    asked: a collective; None: never. here: whether this process was asked, of which the others may not know.
+    asked: a collective; None: never.
     """
 
-    def __init__(self, asked: Callable[[], bool] | None, here: Callable[[], bool] | None = None):
-        self.asked, self.here, self.agreed = asked, here, False
+    def __init__(self, asked: Callable[[], bool] | None):
+        self.asked, self.agreed = asked, False
 
     def __call__(self) -> bool:
         with phase("asking to stop"):
             self.agreed = self.agreed or (self.asked is not None and self.asked())
         return self.agreed
-
-    def asked_here(self) -> bool:
-        """No message."""
-        return self.agreed or (self.here is not None and self.here())
 
 
 class StopVote(StopPoll):
@@ -90,7 +86,7 @@ class StopVote(StopPoll):
     """
 
     def __init__(self, world: World):
-        super().__init__(None, lambda: bool(world.stop))
+        super().__init__(None)
         self.world = world
         self._answer: Callable[[], bool] | None = None
 

@@ -4,7 +4,7 @@ What is trained is a task, and what a batch is: see `histocc.trainer.task`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,22 +14,21 @@ from torch import Tensor, nn
 
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError
-from histocc.runtime.machine_errors import is_out_of_memory, memory_in_words
 from histocc.runtime.parallel import (
     StragglerTimer,
     evaluating,
     full_tensor,
     is_wrapped,
+    no_sync,
     unwrap,
     whole_weights,
 )
 from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
+from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.gradients import StepGradients
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
-from histocc.trainer.memory_limits import free_memory
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
 from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
@@ -68,7 +67,7 @@ def train(
     stop = callbacks.stop or StopPoll(None)
     step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
     steps = replace(steps, per_epoch=per_epoch)
-    peers = StragglerTimer(run.model, world.device, run.reducer is not None and world.size > 1)
+    peers = StragglerTimer(run.model, world.device)
     running = _own_share(position.get("running") or [], world)
     products = partial(matmul_rate, world.device, run.number_format.matmul_dtype)
     meter = Meter(position.get("samples", 0), running, peers, world.device, products)
@@ -134,8 +133,7 @@ def train_one_epoch(
         step: optimizer steps done before.
 
     Returns:
-        The number of optimizer steps done so far. A step that was not finished when the run was asked to stop
-        is discarded.
+        The number of optimizer steps done so far.
 
     Raises:
         TrainingError: on all ranks alike, after `run.max_bad_steps` steps in a row without a finite gradient.
@@ -147,12 +145,12 @@ def train_one_epoch(
     while hooks.steps.last is None or step < hooks.steps.last:
         if stop():
             break
-        gradients = StepGradients(run, meter, step)
-        if not _collect(gradients, unread, hooks, stop):
+        samples = accumulate_gradients(run, unread, meter, stop, step)
+        if samples is None:
             break
         with phase("optimizer"):
             norm, done, bad = optimizer_step(run)
-        meter.add_step(gradients.count, norm, done, bad)
+        meter.add_step(samples, norm, done, bad)
         learning_rate = run.optimizer.param_groups[0]["lr"]
         run.scheduler.step()
         step += 1
@@ -164,32 +162,44 @@ def train_one_epoch(
     return step
 
 
-def _collect(
-    gradients: StepGradients, unread: Iterator[dict[str, Any]], hooks: StepHooks, stop: "StopPoll"
-) -> bool:
-    """Takes the micro-batches of a step. Whether its gradients are there then: not at the end of the batches,
-    nor where the run is to stop.
+def accumulate_gradients(
+    run: Run, batches: Iterator[dict[str, Any]], meter: Meter, stop: StopPoll, step: int
+) -> float | None:
+    """Forward and backward passes of a step's micro-batches; the last one averages the gradients over the
+    processes. All ranks.
+
+    Args:
+        step: optimizer steps done before.
+
+    Returns:
+        The number of samples of the step on all ranks; None at the end of the batches, and where this process
+        was asked to stop while its loader did not answer.
+
+    Raises:
+        ValueError: for batches that end inside a step.
     """
-    run, meter, step = gradients.run, hooks.meter, gradients.step + 1
-    given_up = False
-    while not gradients.complete and not given_up:
-        if gradients.taken and gradients.may_leave and stop.asked_here():
-            given_up = True
-            break
-        run.world.note(f"step {step:,}: waiting for data")
+    if run.seed is not None:
+        torch.manual_seed(derived_seed(run.seed, step, run.world.rank))
+    first, is_last, samples = True, False, 0.0
+    while not is_last:
+        run.world.note(f"step {step + 1:,}: waiting for data")
         with phase("data"):
-            batch = meter.time_data(lambda: next_batch(unread, stop))
+            batch = meter.time_data(lambda: next_batch(batches, stop))
         if batch is None:
-            if gradients.taken and not stop.agreed:
+            if not first and not stop.agreed:
                 raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
-            gradients.discard()
-            return False
-        run.world.note(f"step {step:,}: forward and backward pass")
-        gradients.add(batch)
-    if gradients.finish(given_up):
-        return True
-    stop.agreed = True
-    return False
+            meter.discard_step()
+            run.optimizer.zero_grad(set_to_none=True)
+            return None
+        run.world.note(f"step {step + 1:,}: forward and backward pass")
+        moved = to_device(batch, run.world.device)
+        first, is_last = False, batch.get("last_micro_batch", True)
+        with no_sync(run.model, sync=is_last):
+            sums, samples = forward_backward(run.model, run.task, moved, run.number_format, run.world.size)
+        meter.add(sums)
+        meter.add_flops(run.task, batch)
+    meter.peers.backward_done()
+    return samples
 
 
 def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict[str, Any] | None:
@@ -215,34 +225,15 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
         same on all ranks, so all of them skip together.
     """
     precision, optimizer = run.number_format, run.optimizer
-    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
     precision.unscale(optimizer)
-    total = _in_memory(run, lambda: nn.utils.get_total_norm(gradients))
-    norm, trained = full_tensor(total), [p for p in run.model.parameters() if p.grad is not None]
+    trained = [p for p in run.model.parameters() if p.grad is not None]
+    total = nn.utils.get_total_norm([p.grad for p in trained])
     nn.utils.clip_grads_with_norm_(trained, run.clip_norm, total)
+    norm = full_tensor(total)
     done = torch.isfinite(norm)
-    bad = _in_memory(run, lambda: precision.optimizer_step(optimizer, done))
+    bad = precision.optimizer_step(optimizer, done)
     optimizer.zero_grad(set_to_none=True)
     return norm, done, bad
-
-
-def _in_memory(run: Run, work: Callable[[], Tensor]) -> Tensor:
-    """What `work` returns, tried twice where memory is short: the second time without what nothing needs any
-    more. An optimizer that takes its step in one piece (torch's fused ones) has not begun it then.
-    """
-    states = {p for p, state in run.optimizer.state.items() if state}
-    try:
-        return work()
-    except Exception as error:
-        whole = getattr(run.optimizer, "_step_supports_amp_scaling", False)
-        if not is_out_of_memory(error) or is_wrapped(run.model) or not whole:
-            raise
-        why = memory_in_words(error)
-    for parameter in [p for p in run.optimizer.state if p not in states]:
-        del run.optimizer.state[parameter]  # perhaps half made
-    free_memory(run.world.device)
-    run.world.print_here(f"Note: {why}, in the step of the optimizer, which is tried again")
-    return work()
 
 
 def warm_up_wrapped_model(
@@ -370,5 +361,4 @@ def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | 
         "count": first["count"],
         "skipped": first.get("skipped", 0),
         "seconds_data": 0.0,
-        "memory_cuts": sum(part.get("memory_cuts", 0) for part in running) if world.is_main else 0,
     }

@@ -11,7 +11,6 @@ from torch import Tensor
 from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
-from histocc.trainer.memory_limits import MemoryLimits
 
 FLOPS = " flops"  # beside the names of losses among the sums of an open step
 
@@ -42,10 +41,6 @@ class Meter:
         self.count: Tensor | float = state["count"] if state else 0  # samples of all ranks since the last row
         self.grad_norm: Tensor | float | None = state.get("grad_norm") if state else None
         self.skipped: Tensor | float = state.get("skipped", 0) if state else 0  # steps since the last row
-        # micro-batches since the last row that did not fit into memory
-        self.memory_cuts: int = state.get("memory_cuts", 0) if state else 0
-        self.limits = MemoryLimits()
-        self.limits.load(state.get("memory", []) if state else [])
         self.pending: dict[str, Tensor | float] = {}  # sums of the step that is not finished
         # waits for other ranks, and for data since the last row
         self.peers = peers or StragglerTimer()
@@ -68,19 +63,14 @@ class Meter:
             "count": as_int(float(self.count)),
             "seconds_data": self.data.seconds,
             "skipped": int(self.skipped),
-            "memory_cuts": self.memory_cuts,
-            "memory": self.limits.state(),
             "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
         }
 
     def snapshot(self) -> tuple[Any, ...]:
-        return (
-            *(dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped),
-            self.memory_cuts,
-        )
+        return dict(self.sums), self.count, self.data.seconds, self.grad_norm, self.skipped
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
-        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped, self.memory_cuts = snapshot
+        self.sums, self.count, self.data.seconds, self.grad_norm, self.skipped = snapshot
 
     def time_data(self, fetch: Callable[[], Any]) -> Any:
         """What `fetch` returns; its time counts as waiting for data, on a GPU where that had nothing else to
@@ -107,6 +97,10 @@ class Meter:
         if count is not None:
             self.pending[FLOPS] = self.pending.get(FLOPS, 0.0) + count(batch)
 
+    def discard_step(self) -> None:
+        """Forgets the open sums."""
+        self.pending = {}
+
     def add_step(self, samples: float, grad_norm: Tensor, done: Tensor, bad: Tensor) -> None:
         """Takes the open sums in, unless the step was not `done`: its sums are no figures. No wait for the
         device. samples: of the step, of all ranks.
@@ -132,7 +126,6 @@ class Meter:
                 "_data": self.data.seconds,
                 "_waited": waited,
                 "_peers": self.peers.seconds - self.timed_peers,
-                "_cuts": self.memory_cuts,
                 "_flops": self.flops,
             }
         )
@@ -149,10 +142,9 @@ class Meter:
             "peer_share": shares["_peers"] if self.peers.measures else None,
             "grad_norm": None if self.grad_norm is None or not count else float(self.grad_norm),
             "skipped_steps": int(self.skipped),
-            "memory_cuts": int(total["_cuts"]),
             **self._flops_of(total["_flops"] / max(elapsed, 1e-9), world),
         }
-        self.sums, self.count, self.data.seconds, self.skipped, self.memory_cuts = {}, 0, 0.0, 0, 0
+        self.sums, self.count, self.data.seconds, self.skipped = {}, 0, 0.0, 0
         self.restart_clock()
         return row
 

@@ -12,7 +12,7 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.compiling import missing_compiler
 from histocc.runtime.errors import UserError
-from histocc.runtime.parallel import evaluating, unwrap, whole_weights
+from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
@@ -33,7 +33,6 @@ from histocc.trainer.training import (
     choose_batch_size,
     make_loaders,
     make_optimizer,
-    spread,
 )
 
 
@@ -85,7 +84,7 @@ def train(
 
     # One process's model, or that of all.
     with model_memory():
-        model, reducer = spread(raw_model, world, machine)
+        model = wrap(raw_model, world, machine.parallel, machine.gradient_compression)
     with memory():
         first = loaders["train"].dataset[0, 0][0]
         loop.warm_up_wrapped_model(model, task, first, world, precision, compiled=machine.compile)
@@ -94,19 +93,7 @@ def train(
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
     scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
-    leaves = reducer is not None and (world.device.type == "cpu" or plan.accumulation(0) > 1)
-    run = loop.Run(
-        model,
-        task,
-        optimizer,
-        scheduler,
-        world,
-        precision,
-        seed,
-        max_bad_steps=most_bad,
-        reducer=reducer,
-        leaves_early=leaves,
-    )
+    run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
     with model_memory():
         if resumed:
             restore(resumed, run)

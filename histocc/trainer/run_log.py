@@ -44,7 +44,6 @@ OWN_COLUMNS = (
     "samples_per_sec",
     "seconds_data",
     "skipped_steps",
-    "memory_cuts",
     "model_flops_per_sec",
     "mfu",
 )
@@ -59,7 +58,7 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
         *("grad_norm", "lr", "samples_per_sec", "seconds_data"),
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
-        *("skipped_steps", "memory_cuts", "model_flops_per_sec", "mfu"),
+        *("skipped_steps", "model_flops_per_sec", "mfu"),
     )
 
 

@@ -69,7 +69,6 @@ class MachineSettings:
 
     device: str
     parallel: str
-    reduce: str
     gradient_compression: str
     compile: bool
     profile: int | None

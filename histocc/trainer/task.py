@@ -37,7 +37,6 @@ import torch
 from torch import Tensor, nn
 
 from histocc.runtime.precision import Precision
-from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.world import World
 from histocc.trainer.profiling import phase
 from histocc.trainer.run_log import OWN_COLUMNS
@@ -63,7 +62,7 @@ class Run:
     """What is trained, and with what.
 
     Args:
-        model: bare where a `reducer` sums its gradients; else as `histocc.runtime.parallel.wrap` returns it.
+        model: as `histocc.runtime.parallel.wrap` returns it.
         task: what is computed of a batch; see `Task`.
         optimizer, scheduler: the scheduler's `step` is called after each optimizer step.
         world: the processes; a single one by default.
@@ -72,10 +71,6 @@ class Run:
             resume; None leaves torch's generators alone.
         clip_norm: largest norm of the gradient of a step.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
-        reducer: sums the gradients over the processes after the last backward pass of a step; None where DDP
-            or FSDP does so meanwhile.
-        leaves_early: whether a process that was asked to stop leaves out what is left of its step, which is
-            then discarded everywhere.
     """
 
     model: nn.Module
@@ -87,17 +82,10 @@ class Run:
     seed: int | None = None
     clip_norm: float = CLIP_NORM
     max_bad_steps: int = 20
-    reducer: GradientReducer | None = None
-    leaves_early: bool = False
 
     @property
     def number_format(self) -> Precision:
         return self.precision or Precision("float32", self.world.device)
-
-    @property
-    def averaged_over(self) -> int:
-        """Processes over which gradients are averaged rather than summed up."""
-        return 1 if self.reducer is not None else self.world.size
 
 
 def check_batch(batch: Any) -> None:
@@ -137,13 +125,12 @@ def forward_backward(
     batch: dict[str, Any],
     precision: Precision,
     ranks: int = 1,
-    averaged_over: int = 1,
 ) -> tuple[dict[str, Tensor], float]:
     """Forward and backward pass of a micro-batch: the gradients of its share of the step's mean loss are
     added to those that are there.
 
-    ranks: that take part in the step; averaged_over: by how many the gradients will be divided, which is made
-    good here.
+    ranks: that take part in the step. DDP and FSDP divide the gradients by their number, which is made good
+    here.
 
     Returns:
         The weighted sums of its losses, and the number of samples of the whole optimizer step.
@@ -159,7 +146,7 @@ def forward_backward(
         }
     count = global_count(batch, samples * ranks)
     with phase("backward"):
-        precision.scale(sums["loss"] * (averaged_over / count)).backward()
+        precision.scale(sums["loss"] * (ranks / count)).backward()
     return sums, count
 
 

@@ -11,16 +11,14 @@ from histocc.runtime import checkpoint
 from histocc.runtime.device import by_kind
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import too_few_open_files
-from histocc.runtime.parallel import AFTER, wrap
 from histocc.runtime.precision import Precision
-from histocc.runtime.reduction import GradientReducer
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, find_batch_size
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows, widest
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.settings import LoaderSettings, MachineSettings, RunSettings
+from histocc.trainer.settings import LoaderSettings, RunSettings
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
 # trained.
@@ -115,22 +113,6 @@ def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
     if loader.num_workers:
         found |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return found
-
-
-def spread(
-    model: nn.Module, world: World, machine: MachineSettings
-) -> tuple[nn.Module, GradientReducer | None]:
-    """The model on its device, over the processes as the settings say, and what sums its gradients where the
-    model does not. All ranks.
-    """
-    if machine.parallel != "ddp" or machine.reduce != AFTER:
-        return wrap(model, world, machine.parallel, machine.gradient_compression), None
-    model = model.to(world.device)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not world.backend or not trained:
-        return model, None
-    compression = machine.gradient_compression
-    return model, GradientReducer(trained, world.size, compression)
 
 
 def make_optimizer(
