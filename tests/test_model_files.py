@@ -5,6 +5,7 @@ HISTOCC_MUTATIONS is the number of changed files that are tried.
 """
 
 import copy
+import csv
 import json
 import math
 import shutil
@@ -515,3 +516,17 @@ def test_how_the_changed_files_ended():
         pytest.skip("nothing was tried")
     print("\n".join(f"{count:6,} {name}" for name, count in sorted(ENDED.items())))
     assert {name.rpartition(": ")[2] for name in ENDED} >= {"refused", "the same"}
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+def test_a_checkpoint_of_an_earlier_version_codes_as_it_did(decoder):
+    """A run on the sample (width 32, no optimizer state), and its answers."""
+    data = Path(__file__).parent / "data"
+    with open(data / "run_of_2026.csv", encoding="utf-8", newline="") as file:
+        expected = [row for row in csv.DictReader(file) if row["decoder"] == decoder]
+    coder = Coder(*model_io.load_model(str(data / "run_of_2026.bin")))
+    coded = coder.code([row["occ1"] for row in expected], [row["lang"] for row in expected], decoder=decoder)
+    for row, answer in zip(expected, coded, strict=True):
+        assert "&".join(answer.codes) == row["codes"]
+        assert answer.probs == pytest.approx([float(value) for value in row["probs"].split()], abs=1e-4)
+        assert (answer.conf or 0.0) == pytest.approx(float(row["conf"] or 0), abs=1e-4)
