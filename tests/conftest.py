@@ -32,7 +32,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--slurm",
         action="store_true",
-        help="the job on a real SLURM controller, and nothing else: five to eight minutes",
+        help="the job on a real SLURM controller, and nothing else: some ten minutes",
     )
 
 
