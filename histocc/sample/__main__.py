@@ -4,6 +4,7 @@ python -m histocc.sample --rows 12000 --seed 1 --output sample.csv
 python -m histocc.sample --rows 12000 --seed 1 --split-dir sample/        # train.csv and val.csv
 """
 
+import argparse
 import sys
 
 from histocc.runtime.arguments import Parser, count, count_or_zero, make_parser
@@ -29,11 +30,10 @@ def get_args_parser() -> Parser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_command(lambda: run(arguments))
+    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
 
 
-def run(arguments: list[str] | None) -> None:
-    args = get_args_parser().parse_args(arguments)
+def run(args: argparse.Namespace) -> None:
     if not args.output and not args.split_dir:
         raise UserError("say where to write: --output FILE, --split-dir DIR, or both")
     counts = write(rows(args.rows, args.seed), args.output, args.split_dir, args.overwrite)

@@ -51,14 +51,12 @@ def write(
 
 @contextlib.contextmanager
 def _whole(path: str, overwrite: bool) -> Iterator:
-    """A CSV writer whose file gets its name only when everything is written and synced. Raises OSError where
-    another one has it.
-    """
+    """A CSV writer, whose file gets its name when it is whole. Raises OSError where another one has it."""
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
-    for problem in (*outputs.problems([path], {}, overwrite=True), outputs.save_path_problem(folder)):
-        if problem:
-            raise OSError(problem)
+    found = [*outputs.problems([path], {}, overwrite=True), outputs.save_path_problem(folder)]
+    if problems := list(filter(None, found)):
+        raise OSError(problems[0])
     os.makedirs(folder, exist_ok=True)
     with outputs.temporary_name(path) as temporary:
         with open(temporary, "x", encoding="utf-8", newline="") as file:

@@ -17,10 +17,11 @@ demo.csv           twelve rows to show a trained model
 import csv
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
+from operator import attrgetter
 from random import Random
 from struct import Struct
 
@@ -28,12 +29,13 @@ LANGUAGES = ("en", "da", "se", "nl", "ge", "fr")
 Row = tuple[str, str, str, str, str]
 
 # In hundredths: of all rows; of titles beside other words; of rows of the kind
-CAPITALISED, TITLE_CASE, CAPITALS = 20, 2, 3
+CASES = (lambda text: text[0].upper() + text[1:],) * 20 + (str.title,) * 2 + (str.upper,) * 3
 SPELLED, ABBREVIATED = 15, 4
 SLIPS_OF_NOTHING, STATUS_IN_TOWN, TWO_IN_TOWN, SIDE_FIRST, EMPLOYED = 15, 20, 10, 40, 40
 SLOTS = 12  # places in the draw of one of an occupation's titles; half are any title's
 AT_ONCE = 1024  # rows for which random numbers are made at a time
 _NUMBERS = Struct("<8I")  # those of one row
+NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -43,16 +45,13 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def demo_rows() -> list[tuple[str, ...]]:
-    """Twelve rows (occ1, lang, hisco_1, hisco_2, hisco_3) in the six languages, none of which `rows` ever
-    makes.
-    """
+    """Twelve rows in the six languages, none of which `rows` ever makes."""
     return [tuple(row.values()) for row in read("demo.csv")]
 
 
 def rows(n: int, seed: int) -> Iterator[Row]:
-    """n rows (occ1, lang, hisco_1, hisco_2, hisco_3), the last two mostly "". The same seed gives the same
-    rows on every machine, and fewer rows are the first of more. Raises ValueError for n < 0 or seed < 0.
-    """
+    """n rows (occ1, lang, hisco_1, hisco_2, hisco_3). The same seed gives the same rows on every machine,
+    and fewer rows are the first of more. Raises ValueError for n < 0 or seed < 0."""
     if n < 0 or seed < 0:
         raise ValueError(f"rows and seed cannot be negative, but are {n} and {seed}")
     return _rows(n, Random(seed).getrandbits)
@@ -60,13 +59,13 @@ def rows(n: int, seed: int) -> Iterator[Row]:
 
 def _rows(n: int, bits) -> Iterator[Row]:
     shown = {text.casefold() for text, *_ in demo_rows()}
-    draw = tuple(
-        (kind, language, getattr(language, titles), kind in COMPOSED)
+    draw = [
+        each
         for language in languages()
         for kind, titles, times in KINDS
-        for _ in range(times)
-    )
-    size, cased, length = len(draw), CAPITALISED + TITLE_CASE + CAPITALS, _NUMBERS.size * AT_ONCE
+        for each in [(kind, language, getattr(language, titles), kind in COMPOSED)] * times
+    ]
+    size, cased, length = len(draw), len(CASES), _NUMBERS.size * AT_ONCE
     while True:
         numbers = bits(8 * length).to_bytes(length, "little")
         for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(numbers):
@@ -77,16 +76,10 @@ def _rows(n: int, bits) -> Iterator[Row]:
             row = kind(language, titles[b % len(titles)], c, d, e, f)
             case %= 100
             if case < cased:
-                row = (_cased(row[0], case), *row[1:])
+                row = (CASES[case](row[0]), *row[1:])
             if not composed or row[0].casefold() not in shown:
                 n -= 1
                 yield row
-
-
-def _cased(text: str, case: int) -> str:
-    if case < CAPITALISED:
-        return text[0].upper() + text[1:]
-    return text.title() if case < CAPITALISED + TITLE_CASE else text.upper()
 
 
 # Kinds of rows, in lower case. `c` to `f` are random numbers far above the length of what they pick from.
@@ -96,20 +89,19 @@ def _plain(language: "Language", title: "Title", c: int, d: int, e: int, f: int)
     return title.plain
 
 
-def _spelling(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return (title.spellings[c % len(title.spellings)], *title.columns)
+def _written(way: str) -> Callable[..., Row]:
+    """A kind of rows: titles in one of the ways of writing them."""
+    texts_of = attrgetter(way)
 
+    def kind(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+        texts = texts_of(title)
+        return (texts[c % len(texts)], *title.columns)
 
-def _short(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return (title.short[c % len(title.short)], *title.columns)
-
-
-def _slip(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return (title.slips[c % len(title.slips)], *title.columns)
+    return kind
 
 
 def _nothing(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return _slip(language, title, d, c, e, f) if c % 100 < SLIPS_OF_NOTHING else title.plain
+    return (title.slips[d % len(title.slips)], *title.columns) if c % 100 < SLIPS_OF_NOTHING else title.plain
 
 
 def _careless(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
@@ -124,9 +116,9 @@ def _status(language: "Language", title: "Title", c: int, d: int, e: int, f: int
     """A widow, a former holder, or a rank of a craft; now and then of a town."""
     texts = (title.text, *title.spellings) if c % 100 < SPELLED else (title.text,)
     text = texts[d % len(texts)]
-    kinds = _statuses(language.phrases, title, text)
-    phrases = kinds[e % len(kinds)]
-    text = _in_phrase(language, phrases[f % len(phrases)], text)
+    kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
+    kind = kinds[e % len(kinds)]
+    text = _in_phrase(language, kind[f % len(kind)], text)
     if (c >> 8) % 100 < STATUS_IN_TOWN:
         text += language.in_town[(f >> 8) % len(language.in_town)]
     return (text, *title.columns)
@@ -162,9 +154,7 @@ def _three(language: "Language", trade: "Title", c: int, d: int, e: int, f: int)
     another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
     found = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
     three = found[e % 3 : e % 3 + 3]
-    one, two, last = (
-        title.written[(f >> shift) % len(title.written)] for title, shift in zip(three, (0, 8, 16))
-    )
+    one, two, last = (each.written[(f >> 8 * i) % len(each.written)] for i, each in enumerate(three))
     text = f"{one}, {two} {joiners[(e >> 8) % len(joiners)]} {last}"
     return text, language.tag, three[0].code, three[1].code, three[2].code
 
@@ -176,34 +166,13 @@ KINDS = (
     (_two, "trades", 100),
     (_status, "common", 140),
     (_place, "common", 80),
-    (_spelling, "common", 105),
-    (_short, "common", 50),
-    (_slip, "common", 45),
+    (_written("spellings"), "common", 105),
+    (_written("short"), "common", 50),
+    (_written("slips"), "common", 45),
     (_careless, "common", 20),
     (_plain, "common", 390),
 )
 COMPOSED = (_three, _two, _status, _place)  # of words that could make a text of the demonstration
-
-
-# What stands around a title that says who holds it
-
-NOT_A_CRAFT = ("arbe", "werker", "mester", "mäst", "meister")  # in titles that take no rank of a craft
-
-
-def _statuses(phrases: dict[str, list[str]], title: "Title", text: str) -> list[list[str]]:
-    """The kinds of phrases that can stand around `text`, a spelling of the title."""
-    if "women" in title.traits:
-        return [phrases["former, of women"]]
-    kinds = [phrases["former"]]
-    if "no widows" not in title.traits:
-        kinds.append(phrases["widow"])
-    if title.takes_rank:
-        endings = phrases["rank as ending"]
-        if endings and text.endswith(endings[0].partition(" > ")[0]) and " " not in text:
-            kinds.append(endings)
-        elif phrases["rank"]:
-            kinds.append(phrases["rank"])
-    return kinds
 
 
 def _in_phrase(language: "Language", phrase: str, text: str) -> str:
@@ -228,32 +197,25 @@ def _in_phrase(language: "Language", phrase: str, text: str) -> str:
 # How registers write a title
 
 LEAST_LETTERS = 6  # of a title that is misread or cut short, and of what is left
-LEAST_BEFORE_END = 4  # letters before the end in "carpr"
+LEAST_BEFORE_END, MOST_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; of a title
 MOST_SLIPS = 24  # of one letter; of a long title's every second or third
-MOST_CONTRACTIONS = 3
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
 UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # what NFD does not take apart
-_VOWELS = "aeiouyæøåäöüàâéèêëîïôœù"
-_CONSONANTS = frozenset("bcçdfghjklmnpqrsßtvwxz")
+_VOWELS, _CONSONANTS = "aeiouyæøåäöüàâéèêëîïôœù", frozenset("bcçdfghjklmnpqrsßtvwxz")
 _HEAD = re.compile(rf"[^{_VOWELS} ]*[{_VOWELS}]+[^{_VOWELS} ]")
 
 
 def spellings(title: str, rules: list[tuple]) -> list[str]:
-    """The title with one rule (substitution, what stands instead) applied throughout, and up to as many
-    times with two.
-    """
+    """The title with one rule (substitution, what stands instead) applied throughout, or with two."""
     one = [(at, new) for at, (sub, instead) in enumerate(rules, 1) if (new := sub(instead, title)) != title]
     two = [new for at, old in one for sub, instead in rules[at:] if (new := sub(instead, old)) != old]
     return [new for new in [new for _, new in one] + two[: len(one)] if new != title]
 
 
-def slips(title: str, misread: list[dict[str, str]]) -> list[str]:
-    """The title with a letter left out, doubled, misread or swapped with the next; never at the start of a
-    word.
-    """
+def slips(title: str, misread: dict[str, list[str]], first: list[tuple[str, str]]) -> list[str]:
+    """The title with a letter left out, doubled, misread or swapped; never at the start of a word."""
     if len(title) < LEAST_LETTERS:
         return []
-    everywhere = [(row["letters"], row["read"]) for row in misread if row["where"] == "everywhere"]
     found = []
     for at in range(1, len(title)):
         before, letter, after = title[:at], title[at], title[at + 1 :]
@@ -262,14 +224,14 @@ def slips(title: str, misread: list[dict[str, str]]) -> list[str]:
         found.append(before + after)
         if letter in DOUBLED:
             found.append(before + letter + title[at:])
-        found += [before + wrong + after for right, wrong in everywhere if right == letter]
+        found += [before + wrong + after for wrong in misread.get(letter, ())]
         if after and after[0].isalpha() and after[0] != letter:
             found.append(before + after[0] + letter + after[1:])
     found = found[:: len(found) // MOST_SLIPS + 1]
-    for row in misread:
-        at = title.find(row["letters"], 1)
-        if row["where"] == "first" and at > 0 and title[at - 1] != " ":
-            found.append(title[:at] + row["read"] + title[at + len(row["letters"]) :])
+    for right, wrong in first:
+        at = title.find(right, 1)
+        if at > 0 and title[at - 1] != " ":
+            found.append(title[:at] + wrong + title[at + len(right) :])
     return found
 
 
@@ -286,18 +248,10 @@ def careless(title: str) -> list[str]:
     return [text for text in (*found, title + ".") if text != title]
 
 
-def abbreviations(code_of: dict[str, str]) -> dict[str, list[str]]:
-    """Each title cut after a consonant, contracted, or with only the beginning of its first words. Nothing
-    stands for it that could be left of a title of another code.
-    """
+def _shared(pairs: Iterable[tuple]) -> set:
+    """What stands for more than one code; pairs: (it, a code)."""
     first: dict = {}
-    ambiguous = {
-        left
-        for title, code in code_of.items()
-        for left in _left(title)
-        if first.setdefault(left, code) != code
-    }
-    return {title: _abbreviations(title, ambiguous) for title in code_of}
+    return {each for each, code in pairs if first.setdefault(each, code) != code}
 
 
 def _left(title: str) -> Iterator:
@@ -310,38 +264,37 @@ def _left(title: str) -> Iterator:
         yield from ((*letters, last), (*letters, last[0]))
 
 
-def _abbreviations(title: str, ambiguous: set) -> list[str]:
+def abbreviations(title: str, shared: set) -> list[str]:
+    """The title cut short; shared: what could be left of a title of another code, too."""
     found = [
         title[:length] + "."  # "blacksm."
         for length in range(LEAST_LETTERS, len(title) - 2)
-        if title[length - 1] in _CONSONANTS and title[:length] not in ambiguous
+        if title[length - 1] in _CONSONANTS and title[:length] not in shared
     ]
     *words, last = title.split()
     if not words:
-        return found + _contractions(title, ambiguous)[:MOST_CONTRACTIONS]
+        return found + _contractions(title, shared)[:MOST_CONTRACTIONS]
     letters = tuple(word[0] for word in words)
-    if (*letters, last) not in ambiguous:
+    if (*letters, last) not in shared:
         start = "".join(f"{letter}. " for letter in letters)
         found += [start + last, start.replace(" ", "") + last]  # "f. labourer", "f.labourer"
         found.append(" ".join(f"{word[:3]}." if len(word) > 4 else word for word in words) + f" {last}")
-    if len(words) < 3 and (*letters, last[0]) not in ambiguous:
+    if len(words) < 3 and (*letters, last[0]) not in shared:
         found.append("".join(f"{letter}." for letter in (*letters, last[0])))  # "f.l."
     return found
 
 
-def _contractions(title: str, ambiguous: set) -> list[str]:
-    """One word without the vowels of its middle ("carpntr"), or with its end after its beginning alone
-    ("carpr").
-    """
+def _contractions(title: str, shared: set) -> list[str]:
+    """One word without the vowels of its middle ("carpntr"), or its beginning and its end ("carpr")."""
     start, end = _HEAD.match(title), title[-1]
     if len(title) <= LEAST_LETTERS or not start or end in _VOWELS:
         return []
     head, found = start[0], []
     middle = re.sub(r"(\w)\1", r"\1", re.sub(f"[{_VOWELS}]", "", title[len(head) : -1]))
-    if len(middle) < len(title) - len(head) - 2 and (head, end) not in ambiguous:
+    if len(middle) < len(title) - len(head) - 2 and (head, end) not in shared:
         found.append(head + middle + end)
     for length in range(max(len(head), LEAST_BEFORE_END), len(title) - 3):
-        if title[length - 1] in _CONSONANTS and (title[:length], end) not in ambiguous:
+        if title[length - 1] in _CONSONANTS and (title[:length], end) not in shared:
             found += [title[:length] + end, title[:length] + end + "."]
     return found
 
@@ -352,26 +305,26 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
     """
     rules = [(re.compile(r["written"]).sub, r["instead"]) for r in read("spellings.csv") if r["lang"] == tag]
     usual = {r["title"]: r["usual"].split("|") for r in read("abbreviations.csv") if r["lang"] == tag}
-    misread = read("misread.csv")
-    short = abbreviations({title: code for title, code in code_of.items() if code[0] != "-"})
-    found, texts = {}, {code: set() for code in code_of.values()}
-    for title, code in code_of.items():
-        works = title in short
+    every = [(r["letters"], r["read"]) for r in read("misread.csv") if r["where"] == "everywhere"]
+    misread = {letter: [wrong for right, wrong in every if right == letter] for letter, _ in every}
+    first = [(r["letters"], r["read"]) for r in read("misread.csv") if r["where"] == "first"]
+    working = {title for title, code in code_of.items() if code[0] != "-"}
+    shared = _shared((left, code_of[title]) for title in working for left in _left(title))
+    found = {}
+    for title in code_of:
+        works = title in working
         found[title] = (
             spellings(title, rules) if works else [],
-            slips(title, misread),
+            slips(title, misread, first),
             careless(title),
-            [*usual.get(title, ()), *short[title]] if works else [],
+            [*usual.get(title, ()), *abbreviations(title, shared)] if works else [],
         )
-        texts[code].update(text.casefold() for way in ([title], *found[title]) for text in way)
-    codes = Counter(text for of_code in texts.values() for text in of_code)
+    texts = {title: map(str.casefold, (title, *chain(*ways))) for title, ways in found.items()}
+    shared = _shared((text, code_of[title]) for title in found for text in texts[title])
     return {
-        title: tuple(tuple(dict.fromkeys(t for t in way if codes[t.casefold()] == 1)) for way in ways)
+        title: tuple(tuple(dict.fromkeys(t for t in way if t.casefold() not in shared)) for way in ways)
         for title, ways in found.items()
     }
-
-
-# The lists, ready to draw from
 
 
 class Title:
@@ -381,19 +334,22 @@ class Title:
         self.text, self.code = text, row["hisco"]
         self.columns = (language.tag, self.code, "", "")  # of its rows, after the text
         self.plain = (text, *self.columns)
-        self.traits = row["traits"].split("|")
-        self.takes_rank = "craft" in self.traits and not any(part in text for part in NOT_A_CRAFT)
+        self.traits, phrases = set(row["traits"].split("|")), language.phrases
+        kinds = [phrases["former, of women" if "women" in self.traits else "former"]]
+        kinds += [] if self.traits & {"women", "no widows"} else [phrases["widow"]]
+        is_craft = "craft" in self.traits and not any(part in text for part in NOT_A_CRAFT)
+        ranks = (phrases["rank"], phrases["rank as ending"] or phrases["rank"]) if is_craft else ([], [])
+        # of a title as it is, and of one word with the ending that ranks take the place of
+        self.statuses = [[*kinds, rank] if rank else kinds for rank in ranks]
         self.spellings, self.slips, self.careless, self.short = (way or (text,) for way in ways)
-        spelled, *_, short = ways
         # beside other words it is mostly plain, now and then spelled otherwise or cut short
-        self.written = _mixed(text, spelled, SPELLED) + (
-            _mixed(text, short[:4], ABBREVIATED) if short else ()
-        )
+        self.written = _mixed(text, ways[0], SPELLED)
+        self.written += _mixed(text, ways[3][:4], ABBREVIATED) if ways[3] else ()
         self.employers = [
             phrase[2:].replace("@", person)
             for kind in filter(None, row["employers"].split("|"))
-            for phrase in language.phrases[f"employer: {kind}"]
-            for person in (language.phrases["person"] if "@" in phrase else [""])
+            for phrase in phrases[f"employer: {kind}"]
+            for person in (phrases["person"] if "@" in phrase else [""])
         ]
 
 
@@ -403,15 +359,14 @@ def _mixed(title: str, others: tuple[str, ...], share: float) -> tuple[str, ...]
 
 
 class Language:
-    """What rows of one language are drawn from: occupations as often as they are to be drawn, each a tuple of
-    its titles as often as these are.
-    """
+    """What rows are drawn from: occupations as often as they come, each its titles as often as these do."""
 
     def __init__(self, tag: str):
         self.tag = tag
         self.phrases: dict[str, list[str]] = {}
         for row in read("phrases.csv"):
             self.phrases.setdefault(row["kind"], []).extend(filter(None, [row[tag]]))
+        self.rank_ending = "".join(self.phrases["rank as ending"][:1]).partition(" > ")[0]
         towns = [name for town in self.phrases["town"] for name in (town, town.title())]
         self.in_town = [each[2:].replace("@", town) for town in towns for each in self.phrases["in town"]]
         self.common, self.trades, self.sides, self.nothing = [], [], [], []

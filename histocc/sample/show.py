@@ -35,10 +35,9 @@ def show(path: str) -> None:
     """Raises UserError."""
     model, formatter, checkpoint = load_model(path)
     coder = Coder(model, formatter, checkpoint)
-    demo = demo_rows()
+    demo, right = demo_rows(), 0
     titles = {row["hisco"]: row["en"].split("|")[0] for row in read("occupations.csv")}
     shown: list[tuple[str, ...]] = [("description", "lang", CODES, "conf", "right", "", TITLE)]
-    right = 0
     for row, coded in zip(demo, coder.code([row[0] for row in demo], [row[1] for row in demo])):
         codes = [code for code in row[2:] if code]
         same = set(coded.codes) == set(codes)
@@ -46,26 +45,15 @@ def show(path: str) -> None:
         predicted = ", ".join(f"{code} ({p:.2f})" for code, p in zip(coded.codes, coded.probs)) or "none"
         title = ", ".join(titles.get(code, "not in the sample") for code in coded.codes)
         title = title if len(title) <= TITLE_WIDTH else title[: TITLE_WIDTH - 1] + "…"
-        conf = f"{coded.conf or 0:.2f}"
-        shown.append((row[0], row[1], predicted, conf, ", ".join(codes), "✓" if same else "✗", title))
+        conf, mark = f"{coded.conf or 0:.2f}", "✓" if same else "✗"
+        shown.append((row[0], row[1], predicted, conf, ", ".join(codes), mark, title))
     step = f"step {checkpoint.get('step') or 0:,}"
     print(f"Twelve descriptions that the model has not seen, coded by {path} ({step}):")
-    print("\n".join(table_lines(shown)))
+    widths = [max(map(len, column)) for column in zip(*shown)]
+    for row in shown:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     print(f"{right} of {len(demo)} right")
     print(*confidence_lines(coder), sep="\n")
-
-
-def table_lines(cells: list[tuple[str, ...]]) -> list[str]:
-    """Rows of cells as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
-
-
-def other_rows() -> list[tuple[str, ...]]:
-    """Rows of the sample with texts that a model of launch_training.sh was not trained on."""
-    known = {row[0].casefold() for row in rows(TRAINED_ROWS, TRAINED_SEED)}
-    found = (row for row in rows(100 * OTHER_ROWS, OTHER_SEED) if row[0].casefold() not in known)
-    return list(islice(found, OTHER_ROWS))
 
 
 def confidence_lines(coder: Coder) -> list[str]:
@@ -74,7 +62,9 @@ def confidence_lines(coder: Coder) -> list[str]:
         return []
     if coder.confidence.written is None:
         return ["Its confidence is not fitted to how often it is right: 200 texts to validate on are needed"]
-    others = other_rows()
+    known = {row[0].casefold() for row in rows(TRAINED_ROWS, TRAINED_SEED)}
+    found = (row for row in rows(100 * OTHER_ROWS, OTHER_SEED) if row[0].casefold() not in known)
+    others = list(islice(found, OTHER_ROWS))
     coded = coder.code([row[0] for row in others], [row[1] for row in others])
     conf = np.array([each.conf or 0.0 for each in coded])
     right = np.array([set(each.codes) == {*row[2:]} - {""} for each, row in zip(coded, others)])
