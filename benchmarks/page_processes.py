@@ -17,6 +17,6 @@ def recovery_words(parts: list[dict]) -> str:
     return (
         f"A job of {first['processes']} processes with a core each, size {first['size']}, under `torchrun"
         " --max-restarts`; a process that is drawn by chance is killed without warning."
-        f" {' '.join(words)} A step takes {first['step_seconds']:.2f} s; a checkpoint holds the"
-        f" training up for {first['blocked']:.2f} s and is written {first['written']:.1f} s later."
+        f" {' '.join(words)} A step takes {first['step_seconds']:.2f} s; a checkpoint is"
+        f" written in {first['written']:.1f} s."
     )

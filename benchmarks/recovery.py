@@ -201,10 +201,8 @@ def measure(args: argparse.Namespace) -> None:
             + f", killed {failure['kills']} times"
             * (failure["kills"] > 1)
         )
-    saved = [
-        re.search(r"blocked training for ([0-9.]+) s, written in ([0-9.]+) s", line) for _, line in job.output
-    ]
-    saves = [(float(match[1]), float(match[2])) for match in saved if match]
+    saved = [re.search(r"^Saved .* MB in ([0-9.]+) s", line) for _, line in job.output]
+    saves = [float(match[1]) for match in saved if match]
     result = {
         "data": job.data,
         "size": args.size,
@@ -220,16 +218,15 @@ def measure(args: argparse.Namespace) -> None:
         "step_seconds": round(seconds, 3),
         "steps": last[0],
         "saves": len(saves),
-        "blocked": round(statistics.median(each[0] for each in saves), 3) if saves else None,
-        "written": round(statistics.median(each[1] for each in saves), 3) if saves else None,
+        "written": round(statistics.median(saves), 3) if saves else None,
         "ettr": round((last[0] - first[0]) * seconds / (ended - first[1]), 3),
     }
-    titles = ("failures", "median s", "max s", "repeated", "s a step", "blocked s", "ETTR")
+    titles = ("failures", "median s", "max s", "repeated", "s a step", "save s", "ETTR")
     print(" ".join(f"{title:>9}" for title in titles))
     repeated = statistics.mean(result["repeated"]) if found else 0.0
     print(
         f"{len(failures):9} {result['seconds_median'] or 0:9.1f} {result['seconds_max'] or 0:9.1f}"
-        f" {repeated:9.1f} {seconds:9.2f} {result['blocked'] or 0:9.2f} {result['ettr']:9.2f}"
+        f" {repeated:9.1f} {seconds:9.2f} {result['written'] or 0:9.2f} {result['ettr']:9.2f}"
     )
     print(json.dumps(result))
 

@@ -60,7 +60,6 @@ class Run:
         for self.step in steps:
             self.boundary.count_bad_steps(torch.tensor(self.step in self.bad), most, self.step)
             self.boundary(self.step, 0, 0.1)
-        self.saver.close()
         return self
 
 
@@ -113,7 +112,6 @@ def test_the_count_survives_a_stop_even_in_a_validation(tmp_path):
     first.interrupted = (6,)
     first.take(5, 6)
     first.boundary.save_stopped(6)
-    first.saver.close()
     assert first.position["val_not_finite"] == 1 and first.position["finite_step"] == 2
     assert first.position["unfinished"]["step"] == 6
     then = Run(tmp_path, losses, eval_interval=2, save_interval=1, position=first.position)

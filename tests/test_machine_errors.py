@@ -182,8 +182,7 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
         said = []
         files = OwnFiles(str(tmp_path))
         save = Saver(files, 3, World(), lambda step, position: {**STATE, "step": step}, said.append)
-        save(4, ["4.bin", "last.bin"], {})
-        return save.finish(), said
+        return save(4, ["4.bin", "last.bin"], {}), said
 
     failed, said = in_child(save_one, resource.RLIMIT_FSIZE, 1_000_000)
     assert failed == (

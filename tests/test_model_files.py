@@ -148,7 +148,6 @@ def run_state(steps: int) -> dict:
                 "unfinished": None,
             },
         },
-        copy=True,
     )
 
 

@@ -36,16 +36,14 @@ def name_of_step(step: int) -> str:
     return f"{step}.bin"
 
 
-def to_cpu(value: Any, copy: bool = False, drop: bool = False) -> Any:
-    """Nested dicts, lists and tuples with every tensor on the CPU; with `copy` none of them is the original.
-    drop: dicts are emptied on the way, so that tensors that nobody else has are never in memory twice.
-    """
+def to_cpu(value: Any) -> Any:
+    """Nested dicts, lists and tuples with every tensor on the CPU."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=copy)
+        return value.detach().cpu()
     if isinstance(value, dict):
-        return type(value)((k, to_cpu(value.pop(k) if drop else value[k], copy, drop)) for k in list(value))
+        return type(value)((name, to_cpu(part)) for name, part in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(to_cpu(v, copy, drop) for v in value)
+        return type(value)(map(to_cpu, value))
     return value
 
 

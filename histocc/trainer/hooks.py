@@ -52,14 +52,15 @@ class Intervals:
 class Callbacks:
     """What a run calls, all of it optional.
 
-    save(step, names, position): on all ranks, with the names of the files due. Where it also has `say(text)`
-    and `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
+    save(step, names, position): on all ranks, with the names of the files due; returns what went wrong, the
+    same on all ranks, nothing or "" where all is well. Where it also has `say(text)` and
+    `newest_until(step)`, as that of `histocc.trainer.saver`, they are used on rank 0.
     log(values): on all ranks, with a row of the log.
     step_done(): after each step; its time does not count.
     stop: asked before each step whether to stop.
     """
 
-    save: Callable[[int, list[str], dict[str, Any]], None] | None = None
+    save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
     log: Callable[[dict[str, Any]], None] | None = None
     step_done: Callable[[], object] | None = None
     stop: "StopPoll | None" = None
@@ -196,10 +197,7 @@ class StepHooks:
         return None if found is None else {**found, "seconds_val": time.perf_counter() - started}
 
     def _is_best(self, val_loss: float) -> bool:
-        """Whether no checkpoint that was written has a lower loss. All ranks."""
-        save: Any = self.callbacks.save
-        if self.world.gather(getattr(save, "lost_best", False))[0]:
-            self.best_val_loss, save.lost_best = self.best_before, False
+        """Whether no checkpoint that was written has a lower loss."""
         if not math.isfinite(val_loss):
             return False
         if (
@@ -282,7 +280,7 @@ class StepHooks:
         if self.callbacks.save is None:
             return
         running = self.world.gather(self.meter.state())
-        self.callbacks.save(
+        failed = self.callbacks.save(
             step,
             names,
             {
@@ -296,6 +294,8 @@ class StepHooks:
                 "before": self.before if self.unfinished else step,
             },
         )
+        if failed and checkpoint.BEST in names:
+            self.best_val_loss = self.best_before
 
     def _say(self, text: str) -> None:
         save: Any = self.callbacks.save

@@ -23,7 +23,7 @@ from histocc.trainer.estimate import estimate
 from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
-from histocc.trainer.run_outputs import RunState, finish, opened_outputs
+from histocc.trainer.run_outputs import RunState, check_last_save, opened_outputs
 from histocc.trainer.schedule import Schedule, linear_schedule
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
 from histocc.trainer.training import (
@@ -114,8 +114,8 @@ def train(
         with memory():
             step = loop.train(run, loaders, steps, intervals, callbacks, state.position)
         log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
-    seconds = finish(save, step)
-    say_end(settings.folder, world, stop, step, schedule, seconds, "val" in loaders)
+    check_last_save(save, step)
+    say_end(settings.folder, world, stop, step, schedule, save.seconds, "val" in loaders)
     if not stop.agreed:
         use_model(training, model)
 

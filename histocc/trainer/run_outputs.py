@@ -77,7 +77,6 @@ def opened_outputs(
     save = Saver(own, folder.keep_checkpoints, world, state, log.say)
     with contextlib.ExitStack() as ends:
         ends.callback(log.close, "ended by an error")  # unless it is closed before
-        ends.callback(save.close)
         step_done = log.step
         if settings.machine.profile and world.is_main:
             profiler = StepProfiler(settings.machine.profile, own, world.device, log.say)
@@ -90,17 +89,14 @@ def opened_outputs(
         yield log, save, step_done
 
 
-def finish(save: Saver, step: int) -> float:
-    """Waits for the checkpoint of the last step; the seconds that it took. Raises TrainingError where it
-    could not be written.
-    """
-    if save.finish():
+def check_last_save(save: Saver, step: int) -> None:
+    """Raises TrainingError where the checkpoint of the last step could not be written."""
+    if save.failed:
         raise TrainingError(
             f"the last checkpoint, of step {step:,}, could not be saved: {save.failed}. After that, give the"
             " same command again (without --overwrite): it continues from the checkpoint before, if there is"
             " one."
         )
-    return save.seconds
 
 
 class RunState:
