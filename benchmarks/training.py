@@ -4,6 +4,7 @@ that take its steps themselves.
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -18,7 +19,7 @@ from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.trainer import loop, training
 from histocc.trainer.hooks import Intervals, StepHooks, Steps
 from histocc.trainer.meter import Meter
-from histocc.trainer.schedule import linear_schedule
+from histocc.trainer.schedule import linear_factor
 
 FOREVER = 10**6  # steps of a schedule
 
@@ -56,12 +57,12 @@ class Training:
         """A new optimizer, of one learning rate."""
         decay = self.settings.optimizer.weight_decay
         self.optimizer = training.make_optimizer(self.model, decay, rate)
-        self.scheduler = linear_schedule(self.optimizer, warmup, FOREVER)
+        self.schedule = partial(linear_factor, warmup_steps=warmup, total_steps=FOREVER)
 
     def train(self, steps: int, precision: Precision | None = None) -> None:
         """Takes `steps` steps, all within an epoch."""
         batches = self.loaders["train"].at(0, self.step % (self.plan.steps_per_epoch - steps))
         hooks = StepHooks(self.world, Meter(), Steps(stop=self.step + steps), Intervals(log=None))
         task = MixerTask(self.loss)
-        run = loop.Run(self.model, task, self.optimizer, self.scheduler, self.world, precision, seed=1)
+        run = loop.Run(self.model, task, self.optimizer, self.world, precision, 1, self.schedule)
         self.step = loop.train_one_epoch(run, batches, hooks, self.step)

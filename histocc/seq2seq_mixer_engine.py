@@ -200,7 +200,16 @@ def train_one_epoch(
     callbacks = Callbacks(log=log.row, step_done=step_done, stop=stop)
     meter = Meter(device=world.device)
     hooks = StepHooks(world, meter, Steps(stop_step, current_step), Intervals(log_interval), callbacks)
-    run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=max_bad_steps)
+    run = loop.Run(
+        model,
+        task,
+        optimizer,
+        world,
+        precision,
+        seed,
+        scheduler=scheduler,
+        max_bad_steps=max_bad_steps,
+    )
     return loop.train_one_epoch(run, data_loader, hooks, current_step, epoch)
 
 
@@ -261,10 +270,10 @@ def train(
         model,
         MixerTask(loss_fn, formatter, model=unwrap(model)),
         optimizer,
-        scheduler,
         world,
         precision,
         seed,
+        scheduler=scheduler,
         max_bad_steps=max_bad_steps,
     )
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}

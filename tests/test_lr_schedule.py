@@ -7,36 +7,11 @@ from histocc.trainer.schedule import (
     Schedule,
     ScheduleSettings,
     linear_factor,
-    linear_schedule,
     scaled_learning_rate,
+    set_learning_rate,
 )
 
 RATE = 1e-3
-
-
-def optimizer_and_schedule(warmup_steps: int, total_steps: int):
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.ones(1)
-    optimizer = torch.optim.AdamW([parameter], lr=RATE, fused=True)
-    return optimizer, linear_schedule(optimizer, warmup_steps, total_steps)
-
-
-def take_steps(optimizer, scheduler, steps: int) -> list[float]:
-    """Learning rates of the steps taken."""
-    rates = []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
-def go_on(optimizer, scheduler, warmup_steps: int, total_steps: int):
-    """A new optimizer and schedule that take the state of others, in the order in which a run does it."""
-    new_optimizer, new_scheduler = optimizer_and_schedule(warmup_steps, total_steps)
-    new_optimizer.load_state_dict(optimizer.state_dict())
-    new_scheduler.load_state_dict(scheduler.state_dict())
-    return new_optimizer, new_scheduler
 
 
 @pytest.mark.parametrize(
@@ -65,38 +40,15 @@ def test_published_proportions():
     assert factors[:51] == sorted(factors[:51]) and factors[50:] == sorted(factors[50:], reverse=True)
 
 
-def test_optimizer_gets_the_rate_of_its_step():
-    rates = take_steps(*optimizer_and_schedule(3, 8), 9)
-    assert rates == pytest.approx([RATE * linear_factor(step, 3, 8) for step in range(9)], abs=1e-15)
-
-
-def test_resumed_schedule_equals_uninterrupted_one():
-    whole = take_steps(*optimizer_and_schedule(3, 12), 12)
-    for stopped_at in range(12):
-        first = optimizer_and_schedule(3, 12)
-        rates = take_steps(*first, stopped_at)
-        assert rates + take_steps(*go_on(*first, 3, 12), 12 - stopped_at) == whole
-
-
-@pytest.mark.parametrize("steps_done", [2, 5, 8])
-def test_longer_schedule_goes_on_from_the_same_step(steps_done):
-    first = optimizer_and_schedule(2, 8)
-    take_steps(*first, steps_done)
-    rates = take_steps(*go_on(*first, 4, 20), 20 - steps_done)
-    assert rates == pytest.approx(
-        [RATE * linear_factor(step, 4, 20) for step in range(steps_done, 20)], abs=1e-15
-    )
-
-
-def test_resumed_schedule_keeps_the_first_peak_rate():
-    optimizer, scheduler = optimizer_and_schedule(0, 8)
-    take_steps(optimizer, scheduler, 3)
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    other = torch.optim.AdamW([parameter], lr=7.0)
-    other_scheduler = linear_schedule(other, 0, 8)
-    other.load_state_dict(optimizer.state_dict())
-    other_scheduler.load_state_dict(scheduler.state_dict())
-    assert take_steps(other, other_scheduler, 2) == pytest.approx([RATE * 5 / 8, RATE * 4 / 8])
+def test_each_group_gets_its_share_of_its_peak():
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(1))], "initial_lr": rate} for rate in (RATE, 5 * RATE)
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=7.0)
+    for step in range(9):
+        set_learning_rate(optimizer, linear_factor(step, 3, 8))
+        expected = [rate * linear_factor(step, 3, 8) for rate in (RATE, 5 * RATE)]
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, abs=1e-15)
 
 
 @pytest.mark.parametrize("rule, factor", [("none", 1), ("linear", 4), ("sqrt", 2)])

@@ -31,7 +31,6 @@ from histocc.runtime.file_sums import SUMS, with_sums
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, resume
-from histocc.trainer.schedule import linear_schedule
 
 LONGEST = 5.0  # seconds of CPU time
 SIZES = {
@@ -69,7 +68,7 @@ def make_model(config: dict = CONFIG):
 
 
 def trained():
-    """(model, optimizer, scheduler) as a run makes them."""
+    """(model, optimizer) as a run makes them."""
     model = make_model()
     model.encoder.char_embeddings.train_rows_of(torch.arange(97, 110), CONFIG["max_len"])
     rest = [
@@ -82,26 +81,27 @@ def trained():
         lr=1e-3,
         fused=True,
     )
-    return model, optimizer, linear_schedule(optimizer, 1, 9)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return model, optimizer
 
 
-def take_steps(optimizer, scheduler, steps: int) -> None:
+def take_steps(optimizer, steps: int) -> None:
     for step in range(steps):
         for group in optimizer.param_groups:
             for i, p in enumerate(group["params"]):
                 p.grad = torch.full_like(p, 1e-3 * (i + step + 1))
         optimizer.step()
-        scheduler.step()
 
 
 def run_state(steps: int) -> dict:
-    model, optimizer, scheduler = trained()
-    take_steps(optimizer, scheduler, steps)
+    model, optimizer = trained()
+    take_steps(optimizer, steps)
     return checkpoint.to_cpu(
         {
             "model": dict(model.state_dict()),
             "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
+            "scheduler": {"base_lrs": [1e-3, 3e-3], "last_epoch": steps},
             "scaler": {},
             "step": steps,
             "format": 1,
@@ -465,15 +465,14 @@ def run(tmp_path_factory):
 
 def resumed(state: dict) -> tuple:
     """What a run that is resumed from `state` consists of: plain values, comparable."""
-    model, optimizer, scheduler = trained()
+    model, optimizer = trained()
     model.load_state_dict(state["model"])
-    resume.restore(state, loop.Run(model, None, optimizer, scheduler, World()))
+    resume.restore(state, loop.Run(model, None, optimizer, World()))
     held = (
         state["step"],
         state["position"],
         state["args"],
         state["key"],
-        scheduler.state_dict(),
         optimizer.state_dict()["param_groups"],
         [
             with_sums({"model": dict(model.state_dict())})[SUMS],
@@ -481,7 +480,7 @@ def resumed(state: dict) -> tuple:
         ],
     )
     held = copy.deepcopy(held)
-    take_steps(optimizer, scheduler, 1)  # with what was restored, a step can be taken
+    take_steps(optimizer, 1)  # with what was restored, a step can be taken
     return held
 
 

@@ -105,7 +105,7 @@ def train(
         if checkpoint.BEST in names:
             kept["best"] = step
 
-    run = loop.Run(model, Toy(), optimizer, scheduler, world, seed=3)
+    run = loop.Run(model, Toy(), optimizer, world, seed=3, scheduler=scheduler)
     loaders = {"train": Loader(world), "val": Loader(world, val_scale)}
     steps = Steps(STEPS, saved["step"] if saved else 0, STEPS)
     callbacks = Callbacks(save=save, log=rows.append, stop=stop)
@@ -232,7 +232,7 @@ def told(**changes):
     for name, value in changes.items():
         setattr(Wrong, name, value)
     model, optimizer, scheduler = model_and_optimizer()
-    run = loop.Run(model, Wrong(), optimizer, scheduler, World())
+    run = loop.Run(model, Wrong(), optimizer, World(), scheduler=scheduler)
     with pytest.raises(ValueError) as error:
         loop.train(run, {"train": Loader(World()), "val": Loader(World())}, Steps(1))
     return str(error.value)
@@ -298,7 +298,7 @@ def plain_run(train, val=None, steps=Steps(2), intervals=Intervals(log=1, epochs
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
     rows, names = [], []
     callbacks = Callbacks(save=lambda step, due, position: names.extend(due), log=rows.append)
-    run = loop.Run(model, Plain(), optimizer, scheduler, World())
+    run = loop.Run(model, Plain(), optimizer, World(), scheduler=scheduler)
     loop.train(run, {"train": train, "val": val}, steps, intervals, callbacks)
     return rows, names
 

@@ -24,7 +24,7 @@ from histocc.runtime.rng import mix
 from histocc.seq2seq_mixer_engine import more_entries, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
 from histocc.trainer.batches import MicroBatches
-from histocc.trainer.schedule import linear_schedule
+from histocc.trainer.schedule import linear_factor, set_learning_rate
 from histocc.trainer.task import CLIP_NORM
 
 MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
@@ -174,7 +174,8 @@ def _descend(
 ) -> None:
     """Steps of Adam, at rates that rise and fall. losses: [B] of a batch; weights: of rows, [N]; check: as
     in `fit`, without the name."""
-    schedules = [linear_schedule(each, len(steps) // 20, len(steps)) for each in optimizers]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["initial_lr"] = group["lr"]
     slow = [p for group in optimizers[1].param_groups[1:] for p in group["params"]]
     for step in steps:
         check(step - steps.start, len(steps))
@@ -182,10 +183,10 @@ def _descend(
             loss = losses(batch) * batch["weights"] * weights[batch["rows"]]
             (loss.sum() / batch["global_count"]).backward()
         torch.nn.utils.clip_grad_norm_(slow, CLIP_NORM)
-        for optimizer, schedule in zip(optimizers, schedules):
+        for optimizer in optimizers:
+            set_learning_rate(optimizer, linear_factor(step - steps.start, len(steps) // 20, len(steps)))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            schedule.step()
 
 
 def _optimizers(

@@ -58,9 +58,7 @@ POSITION = mapping(
     rest=plain,
 )
 SCHEDULER = mapping(
-    {"base_lrs": listing(real(0, above=True), 1, MOST_GROUPS), "last_epoch": COUNT},
-    {"_step_count": COUNT, "_last_lr": listing(real(0), 1, MOST_GROUPS)},
-    rest=plain,
+    {"base_lrs": listing(real(0, above=True), 1, MOST_GROUPS), "last_epoch": COUNT}, rest=plain
 )
 GROUP = mapping(
     {

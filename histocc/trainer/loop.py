@@ -31,6 +31,7 @@ from histocc.runtime.world import World
 from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
+from histocc.trainer.schedule import set_learning_rate
 from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
 
 COUNT = " count"  # behind the name of a figure: what its sum is divided by
@@ -148,11 +149,14 @@ def train_one_epoch(
         samples = accumulate_gradients(run, unread, meter, stop, step)
         if samples is None:
             break
+        if run.schedule is not None:
+            set_learning_rate(run.optimizer, run.schedule(step))
         with phase("optimizer"):
             norm, done, bad = optimizer_step(run)
         meter.add_step(samples, norm, done, bad)
         learning_rate = run.optimizer.param_groups[0]["lr"]
-        run.scheduler.step()
+        if run.scheduler is not None:
+            run.scheduler.step()
         step += 1
         hooks.count_bad_steps(bad, run.max_bad_steps, step)
         if hooks.callbacks.step_done is not None:

@@ -17,10 +17,8 @@ from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import FolderSettings, RunSettings
 from histocc.trainer.task import Run
 
-# What a resumed run takes of the groups of the optimizer and of the scheduler; the rest is how they are made
-# now.
+# What a resumed run takes of the groups of the optimizer; the rest is how they are made now.
 OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-OF_SCHEDULER = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
 OTHER = ", so the checkpoint is of another run: choose another folder, or start over with --overwrite"
 
 
@@ -202,17 +200,15 @@ def restore(resumed: dict[str, Any], run: Run) -> None:
     """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out.
     All ranks. Raises UserError where the checkpoint is of other parameters.
     """
-    optimizer, scheduler, precision = run.optimizer, run.scheduler, run.number_format
+    optimizer, precision = run.optimizer, run.number_format
     load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
-    held = resumed["scheduler"]
-    if len(held["base_lrs"]) != len(optimizer.param_groups):
+    peaks = resumed["scheduler"]["base_lrs"]  # of the first start
+    if len(peaks) != len(optimizer.param_groups):
         raise UserError(
-            f"scheduler: base_lrs: found {len(held['base_lrs'])} rates, expected"
-            f" {len(optimizer.param_groups)}{OTHER}"
+            f"scheduler: base_lrs: found {len(peaks)} rates, expected {len(optimizer.param_groups)}{OTHER}"
         )
-    scheduler.load_state_dict(
-        {**scheduler.state_dict(), **{name: held[name] for name in OF_SCHEDULER if name in held}}
-    )
+    for group, peak in zip(optimizer.param_groups, peaks):
+        group["initial_lr"] = peak
     precision.load_state(resumed.get("scaler"))
 
 

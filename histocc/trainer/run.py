@@ -24,7 +24,7 @@ from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, check_last_save, opened_outputs
-from histocc.trainer.schedule import Schedule, linear_schedule
+from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
 from histocc.trainer.training import (
     DROPOUT,
@@ -91,9 +91,8 @@ def train(
 
     # The optimizer, and where the resumed run was.
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
-    scheduler = linear_schedule(optimizer, schedule.warmup, schedule.length)
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
-    run = loop.Run(model, task, optimizer, scheduler, world, precision, seed, max_bad_steps=most_bad)
+    run = loop.Run(model, task, optimizer, world, precision, seed, schedule.factor, max_bad_steps=most_bad)
     with model_memory():
         if resumed:
             restore(resumed, run)

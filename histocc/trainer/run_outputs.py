@@ -147,7 +147,10 @@ class RunState:
         )
         return {
             **weights,
-            "scheduler": run.scheduler.state_dict(),
+            "scheduler": {
+                "base_lrs": [group["initial_lr"] for group in run.optimizer.param_groups],
+                "last_epoch": step,
+            },
             "scaler": run.number_format.state(),
             "step": step,
             **self.fixed,

@@ -1,6 +1,5 @@
 """Learning rate of a step: linear warm-up, then linear decay."""
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -20,31 +19,10 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     return (total_steps - step) / (total_steps - warmup_steps)
 
 
-def linear_schedule(optimizer: torch.optim.Optimizer, warmup_steps: int, total_steps: int):
-    """`linear_factor` as a torch scheduler. Its state is the peak rate and the step, so it can continue with
-    another number of total steps.
-    """
-    return _LinearSchedule(optimizer, lambda step: linear_factor(step, warmup_steps, total_steps))
-
-
-class _LinearSchedule(torch.optim.lr_scheduler.LambdaLR):
-    """Sets the rate of the step that it continues from: the optimizer's state holds that of the schedule
-    before.
-    """
-
-    def step(self, epoch: int | None = None) -> None:
-        if self.last_epoch:
-            super().step(epoch)
-            return
-        with warnings.catch_warnings():  # float16 often skips the first step of the optimizer
-            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-            super().step(epoch)
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        super().load_state_dict(state_dict)
-        for group, base, factor in zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas):
-            group["lr"] = base * factor(self.last_epoch)
-        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Sets the learning rate of each group to `factor` times its peak, "initial_lr"."""
+    for group in optimizer.param_groups:
+        group["lr"] = factor * group["initial_lr"]
 
 
 def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
@@ -86,6 +64,10 @@ class Schedule:
     warmup: int
     stop: int
     rate: float
+
+    def factor(self, step: int) -> float:
+        """Of the peak rate, for optimizer step `step` (0-based)."""
+        return linear_factor(step, self.warmup, self.length)
 
     def warnings(self) -> list[str]:
         """What is likely not meant."""

@@ -30,6 +30,7 @@ with a default for plain loaders:
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,22 +65,26 @@ class Run:
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
         task: what is computed of a batch; see `Task`.
-        optimizer, scheduler: the scheduler's `step` is called after each optimizer step.
+        optimizer: whose groups have an "initial_lr" where there is a `schedule`.
         world: the processes; a single one by default.
         precision: float32 where it is None.
         seed: makes dropout a function of (seed, step, rank), so that nothing but the step has to be known to
             resume; None leaves torch's generators alone.
         clip_norm: largest norm of the gradient of a step.
+        schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
+        scheduler: any torch scheduler, for callers of the engine; its `step` is called after each optimizer
+            step.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
     """
 
     model: nn.Module
     task: Task
     optimizer: torch.optim.Optimizer
-    scheduler: Any
     world: World
     precision: Precision | None = None
     seed: int | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Any = None
     clip_norm: float = CLIP_NORM
     max_bad_steps: int = 20
 

@@ -118,15 +118,21 @@ def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
 def make_optimizer(
     model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained, all tensors in one pass. fast: names of parameters that are a group of
-    their own, and the factor on their rate.
+    """AdamW over what is trained, all tensors in one pass; "initial_lr" of a group is its peak rate.
+
+    Args:
+        rate: the peak.
+        fast: names of parameters that are a group of their own, and the factor on their rate.
     """
     names, factor = fast
     rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
     groups: list[dict[str, Any]] = [{"params": rest}]
     if names:
         groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
-    return torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
 
 
 def choose_batch_size(
