@@ -119,23 +119,11 @@ class World:
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
-        return self.vote_to_stop()()
-
-    def vote_to_stop(self) -> Callable[[], bool]:
-        """Sends whether this rank was asked to stop, and does not wait. What it returns says whether any was,
-        waiting for those that have not been here yet.
-        """
-        asked = torch.tensor(float(bool(self.stop)), dtype=torch.float64)
-        if not self.backend:
-            return lambda: bool(asked)
-        work: Any = dist.all_reduce(asked, group=self.control, async_op=True)
-
-        def answer() -> bool:
+        asked = torch.tensor(float(bool(self.stop)))
+        if self.backend:
             with stacks.waiting():
-                work.wait()
-            return bool(asked > 0)
-
-        return answer
+                dist.all_reduce(asked, group=self.control)
+        return bool(asked > 0)
 
     def differing(self, value: Any) -> list[int]:
         """Ranks whose plain Python `value` is not that of rank 0: the same list on all."""

@@ -81,36 +81,6 @@ class StopPoll:
         return self.agreed
 
 
-class StopVote(StopPoll):
-    """The same without a wait: each call asks, and returns the answer to the question of the call before. One
-    message of a few bytes a call. All ranks call it equally often.
-    """
-
-    def __init__(self, world: World):
-        super().__init__(None)
-        self.world = world
-        self._answer: Callable[[], bool] | None = None
-
-    def __call__(self) -> bool:
-        with phase("asking to stop"):
-            if not self.agreed:
-                self._read()
-                self._answer = self.world.vote_to_stop()
-                if not self.world.backend:  # a process alone has its answer at once
-                    self._read()
-        return self.agreed
-
-    def _read(self) -> None:
-        if self._answer is None:
-            return
-        asked, self._answer = self._answer(), None
-        self.agreed = self.agreed or asked
-
-    def close(self) -> None:
-        """Reads the last answer, so that no message is under way."""
-        self._read()
-
-
 class StepHooks:
     """What happens between two optimizer steps: log, validate, save. Every rank calls it at every step.
 

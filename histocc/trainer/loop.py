@@ -28,7 +28,7 @@ from histocc.runtime.progress import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll, StopVote
+from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
 from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
 from histocc.trainer.schedule import set_learning_rate
@@ -98,11 +98,6 @@ def train(
         if step == before:
             raise TrainingError("the data loader gave no batch")
     peers.close()
-    if isinstance(stop, StopVote):
-        agreed = stop.agreed
-        stop.close()
-        if step == last and not hooks.unfinished:  # who asks to stop now comes too late
-            stop.agreed = agreed
     return step
 
 
@@ -231,7 +226,7 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
     precision, optimizer = run.number_format, run.optimizer
     precision.unscale(optimizer)
     trained = [p for p in run.model.parameters() if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in trained])
+    total = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
     nn.utils.clip_grads_with_norm_(trained, run.clip_norm, total)
     norm = full_tensor(total)
     done = torch.isfinite(norm)

@@ -20,7 +20,7 @@ from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
-from histocc.trainer.hooks import Callbacks, Steps, StopPoll, StopVote
+from histocc.trainer.hooks import Callbacks, Steps, StopPoll
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, check_last_save, opened_outputs
@@ -107,7 +107,7 @@ def train(
     state = RunState(settings, training, run, plan, resumed)
     with opened_outputs(settings, training, world, state, steps) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
-        stop = StopVote(world)
+        stop = StopPoll(world.stop_agreed)
         callbacks = Callbacks(save, log.row, step_done, stop)
         intervals = settings.intervals.intervals(training.epoch_name)
         with memory():
