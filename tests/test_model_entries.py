@@ -162,7 +162,7 @@ def test_the_state_of_other_parameters_is_said(tmp_path):
 
 
 def test_shapes_of_what_is_trained_are_those_of_the_optimizer():
-    _, optimizer, _ = trained()
+    _, optimizer = trained()
     shapes = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"]]
     found = trained_shapes(CONFIG, FORMATTER, len(CODES), False)
     assert found[0] == (None, 4) and found[1] == (None, 32) and found[2:] == shapes[2:]

@@ -195,7 +195,7 @@ def test_what_is_none_is_not_given(coder, tmp_path, monkeypatch):
         and args.device == "cpu"
     )
     assert (args.language, args.language_col, args.target_cols, args.save_path) == (
-        "unk",
+        None,
         "lang",
         ["hisco_1"],
         str(tmp_path / "out"),
