@@ -19,7 +19,7 @@
 #
 # From the environment:
 #   CUDA_VISIBLE_DEVICES  GPUs to use; empty: none
-#   MODEL_SIZE            tiny, small or base
+#   MODEL_SIZE            ngrams, tiny, small or base
 #   SCRIPT                training script to start instead of histocc's; one that says
 #                         DATA_FLAG = "--flag" gets DATA there, whatever it is
 #   MASTER_PORT           port of the processes (default: a free one)

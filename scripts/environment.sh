@@ -112,7 +112,7 @@ plan_venv() {
   ! venv_is_broken || deed="make it with ${base:-Python 3.11 or newer (not found here: install it first)}"
   wanted=$(cat "$REPO/$1")
   say "  --print-only installs nothing; a start would $deed and install $1: ${wanted//$'\n'/, }" \
-    "  Not known before that: which columns the data have, and whether torch can use the devices"
+    "  Not known before that: whether torch can use the devices"
 }
 
 pip_failed() {

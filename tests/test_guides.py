@@ -71,7 +71,6 @@ OF_OTHERS = {
     "--slurm",
     "--guides",
     "--print-only",
-    "--plain",
     "--lint",
     "--all",
 }

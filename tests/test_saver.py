@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from helpers import REPO, TINY, run, write_rows
 
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
@@ -158,6 +159,35 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
     (tmp_path / "run.lock").mkdir()
     with pytest.raises(UserError, match="found a folder, expected a file"), run_lock(str(tmp_path)):
         pass
+
+
+SLOW_DISK = """
+import sys, time
+sys.path.insert(0, {repo!r})
+import train_mixer
+from histocc.runtime import checkpoint
+
+write = checkpoint.save
+
+def slowly(*args):
+    time.sleep(9)
+    return write(*args)
+
+checkpoint.save = slowly
+sys.exit(train_mixer.main())
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_every_checkpoint_may_take_longer_than_the_time_limit(tmp_path):
+    write_rows(tmp_path / "train.csv", 24)
+    write_rows(tmp_path / "val.csv", 6, 500)
+    (tmp_path / "slow.py").write_text(SLOW_DISK.format(repo=str(REPO)))
+    flags = ["--train-data", tmp_path / "train.csv", "--val-data", tmp_path / "val.csv", *TINY]
+    flags += ["--batch-size", 4, "--save-dir", tmp_path / "run", "--save-interval", 1, "--max-steps", 2]
+    output = run(tmp_path / "slow.py", *flags, "--timeout-minutes", 0.1, processes=2)
+    assert output.count("Saved ") == 2 and checkpoint.step_of(str(tmp_path / "run" / "last.bin")) == 2
 
 
 def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):

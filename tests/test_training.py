@@ -119,9 +119,8 @@ def curves(files, tmp_path_factory):
 
 
 class TestAnyNumberOfProcesses:
-    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none. In
-    one process the rows of a step stay together, in the others they are cut into micro-batches of similar
-    length. "sharded" trains in three processes with FSDP, continues in two with DDP, and ends in two with
+    """Total batch 12 on 25 rows: the last step of each epoch has one row, and all ranks but one have none.
+    "sharded" trains in three processes with FSDP, continues in two with DDP, and ends in two with
     FSDP.
     """
 

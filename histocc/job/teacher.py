@@ -109,7 +109,7 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     asked = settings.teaching
     if not asked.teacher or settings.eval_only:
         return data
-    unlabelled = _unlabelled(settings, world, data)
+    unlabelled = _unlabelled(settings, world)
     questions = taught.Questions(data, unlabelled)
     world.note("looking for the teacher's answers")
     key, digest = world.run_on_main("teacher", lambda: _key(asked, questions, settings))
@@ -138,7 +138,7 @@ def _wait_seconds(settings: Settings) -> float:
     return 60 * settings.asked["timeout_minutes"]
 
 
-def _unlabelled(settings: Settings, world: World, data: PreparedData) -> PreparedData | None:
+def _unlabelled(settings: Settings, world: World) -> PreparedData | None:
     """The prepared rows of --unlabelled; None where there are none. All ranks. Raises UserError."""
     files = settings.teaching.unlabelled
     if not files:

@@ -174,7 +174,7 @@ def published_model(file: str, content: dict, given: Given) -> Loaded:
         raise UserError(
             f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint"
         )
-    codes = published_codes(file, found, given)
+    codes = published_codes(found, given)
     outputs = len(codes) if found.outputs is None else found.outputs
     if not codes and found.outputs is None:
         raise UserError(
@@ -204,7 +204,7 @@ def published_model(file: str, content: dict, given: Given) -> Loaded:
     return model, formatter, state
 
 
-def published_codes(file: str, found: Published, given: Given) -> list[str]:
+def published_codes(found: Published, given: Given) -> list[str]:
     """Codes of the linear outputs: those of --key, those that the file or key.json beside it names, or the
     HISCO key where it fits.
     """

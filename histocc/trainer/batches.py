@@ -97,13 +97,12 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         whole = self.rows.batch(share, epoch)
         parts = plan.micro_batches(batch)
         pieces = cut_by_width(self.rows.widths(whole), parts, plan.micro_batch_size)
-        counts = {"global_count": plan.batch_rows(batch)}
         return [
             {
                 **self.rows.piece(whole, kept),
                 "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
                 "rows": torch.from_numpy(share[kept]),
-                **counts,
+                "global_count": plan.batch_rows(batch),
                 "last_micro_batch": number == parts - 1,
             }
             for number, piece in enumerate(pieces)

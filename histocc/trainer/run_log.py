@@ -50,7 +50,7 @@ OWN_COLUMNS = (
 
 
 def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
+    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.task`."""
     losses = [name for name in task_columns if name.startswith("loss")]
     return (
         *("step", "epoch", "samples"),

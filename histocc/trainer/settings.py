@@ -65,7 +65,7 @@ class IntervalSettings:
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """How the processes compute; none of it decides the result."""
+    """How the processes compute."""
 
     device: str
     parallel: str

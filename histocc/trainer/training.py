@@ -34,7 +34,7 @@ class Training:
 
     Args:
         model: bare, on its device, with the weights that it starts or continues from.
-        task: what is computed of a batch; see `histocc.trainer.loop`.
+        task: what is computed of a batch; see `histocc.trainer.task`.
         train, val: rows; None for a run that is not validated.
         entries: what its checkpoints hold beside what those of any run do: enough to use the model.
         fingerprint: of the rows; a run is resumed on the same alone.
