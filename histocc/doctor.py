@@ -12,6 +12,7 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import socket
@@ -29,17 +30,15 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import arguments, entrypoint
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.launcher import is_first_of_machine
 from histocc.runtime.machine import FAULT, GB, OK, WARNING, Finding, findings
 from histocc.runtime.parallel import wrap
 from histocc.runtime.world import (
     World,
     close_world,
-    end_process,
     init_world,
+    is_first_of_machine,
     is_first_rank,
     launcher_environment,
-    lost_contact,
 )
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.text import encode
@@ -52,6 +51,7 @@ SLOWER = 1.3  # times the median: a rank that all others wait for
 SKEW_SECONDS = 2.0
 REDUCED_MB = 32
 PATIENCE_SECONDS = 5.0
+MISSING_SECONDS = 2.5  # within which processes whose time is up say so
 
 
 # ---- all processes together; every function here is called on all ranks
@@ -229,6 +229,7 @@ class Report:
 
     def __init__(self, as_json: bool):
         self.as_json, self.found, self.doing = as_json, {}, "starting"
+        self.ends = math.inf  # time.monotonic() at which time is up
         self._said = threading.Lock()
 
     def add(self, place: str, found: list[Finding]) -> None:
@@ -281,29 +282,20 @@ REACH = (
 )
 
 
-def who_is_missing(world: World | None) -> tuple[str, bool]:
-    """(what is known of the ranks that do not answer, whether this is the first rank that is left to say
-    it).
-    """
-    if world is None or world.heartbeat is None:
-        return "", is_first_of_machine()  # nobody has met: the others may not even run
-    silent, doing = world.heartbeat.listen()
-    text = "".join(
-        f"; rank {other} does not answer, last reported activity: {doing.get(other, 'nothing')}"
-        for other in silent
-    )
-    return text, all(other in silent for other in range(world.rank))
-
-
 def watch(report: Report, worlds: list[World], seconds: float) -> None:
     """Ends this process when time is up; the first rank that is left says where it hung and who is
     missing.
     """
+    report.ends = time.monotonic() + seconds
 
     def end() -> None:
-        time.sleep(seconds)
-        who, speaks = who_is_missing(worlds[0] if worlds else None)
+        while (left := report.ends - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
+        missing, speaks = [], is_first_of_machine()  # nobody has met: the others may not even run
+        if worlds and worlds[0].backend:
+            missing, speaks = worlds[0].missing(MISSING_SECONDS)
         if speaks:
+            who = "".join(f"; rank {rank} does not answer" for rank in missing)
             report.add(
                 "all processes",
                 [Finding(report.doing, FAULT, f"no answer within {seconds:.0f} s{who}", REACH)],
@@ -318,6 +310,8 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
     """All ranks."""
     leads = world.local_rank == 0
     report.doing = "this machine"
+    left = world.gather(report.ends - time.monotonic())
+    report.ends = time.monotonic() + min(left)  # the same moment on all: who does not come then is missing
     everyone = world.gather(
         (
             socket.gethostname(),
@@ -328,7 +322,6 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
         report.add(f"{host} (machine {number})", [Finding(**finding) for finding in those])
     for name, check in TOGETHER.items():
         report.doing = name
-        world.note(name)
         if world.backend or check is smoke_test:
             report.add(f"all {world.size} processes" if world.backend else "one process", [check(world)])
 
@@ -373,16 +366,16 @@ def run(argv: list[str] | None) -> None:
                 world_size=args.world_size,
                 local_rank=args.local_rank,
                 device=args.device,
-                timeout_minutes=args.timeout_minutes,
+                timeout_minutes=2 * args.timeout_minutes,  # time is up before
             )
         )
         examine(args, worlds[0], report)
     except (UserError, TrainingError, RuntimeError) as error:
         text = str(error).strip() or type(error).__name__
         speaks = is_first_rank() or bool(getattr(error, "said_by_all", False) and is_first_of_machine())
-        if worlds and lost_contact(error):
-            who, speaks = who_is_missing(worlds[0])
-            text += who
+        lost = entrypoint.lost_contact(error)
+        if worlds and lost:
+            _, speaks = worlds[0].missing(0.0)
         report.add(
             "all processes",
             [
@@ -390,7 +383,7 @@ def run(argv: list[str] | None) -> None:
                     report.doing,
                     FAULT,
                     text,
-                    REACH if lost_contact(error) else "the message says what failed",
+                    REACH if lost else "the message says what failed",
                 )
             ],
         )
@@ -403,7 +396,7 @@ def run(argv: list[str] | None) -> None:
     gc.collect()
     if worlds and not report.has_fault:
         close_world(worlds[0])
-    end_process(int(report.has_fault))
+    entrypoint.end_process(int(report.has_fault))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from histocc.runtime.call_arguments import (
 )
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
-from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.torch_settings import device_of, settings_of_torch
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
@@ -535,27 +535,21 @@ class OccCANINE:
         return self
 
     def _train(self, args, device: torch.device) -> None:
-        stop = StopRequest()
-        stop.limit(args.stop_after)
-        listening = (
-            stop.listening()
-            if threading.current_thread() is threading.main_thread()
-            else contextlib.nullcontext()
-        )
-        world = World(device=device, stop=stop)
-        try:
-            with (
-                listening,
-                settings_of_torch(),
-                torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
-            ):
-                train_files, val_files = job_data.dataset_files(args.dataset)
-                settings, data = job_data.prepared(args, world, train_files, val_files)
-                train.run_as_asked(settings, world, data)
-        except Stopped:
-            stop.acted = True
-        finally:
-            gc.collect()
+        world = World(device=device)
+        with listening() as stop:
+            stop.limit(args.stop_after)
+            try:
+                with (
+                    settings_of_torch(),
+                    torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
+                ):
+                    train_files, val_files = job_data.dataset_files(args.dataset)
+                    settings, data = job_data.prepared(args, world, train_files, val_files)
+                    train.run_as_asked(settings, world, data)
+            except Stopped:
+                stop.acted = True
+            finally:
+                gc.collect()
         trains = not (args.prepare_only or args.eval_only or args.dry_run)
         if trains and stop.acted:
             warnings.warn(

@@ -16,11 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import REPO, environment
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from histocc.runtime.device import check_one_process_per_gpu
+from histocc.runtime.entrypoint import errors_end_all_ranks
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.world import World, choose_device, errors_end_all_ranks, init_world, launcher_environment
+from histocc.runtime.world import World, choose_device, init_world, launcher_environment
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -403,22 +403,6 @@ def test_other_ranks_wait_in_silence(launched, capsys, monkeypatch, error, code)
     assert waited[-1] == ("exit", code)
 
 
-def test_the_launchers_report_names_the_error(launched, monkeypatch, tmp_path):
-    """torchrun reads it from the file that it names."""
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    launched(1)
-    end_with(UserError("of all ranks"))
-    assert not file.exists()  # that of rank 0 is the one
-    end_with(UserError("no column 'x'", said_by_all=True))
-    assert ProcessFailure(1, 1, 2, str(file)).message == "no column 'x'"
-    with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
-        _ = 1 / 0
-    assert "ZeroDivisionError: division by zero" in ProcessFailure(1, 1, 1, str(file)).message
-
-
 def test_other_errors_keep_their_traceback():
     with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
         _ = 1 / 0
@@ -432,8 +416,8 @@ def test_a_launcher_that_is_process_1_is_there(tmp_path):
         pytest.skip("no namespace of processes can be made here")
     script = tmp_path / "script.py"
     script.write_text(
-        "from histocc.runtime.watchdog import die_with_launcher\nimport os\n"
-        "print('launcher', os.getppid(), bool(die_with_launcher()))\n"
+        "from histocc.runtime.world import die_with_launcher, launcher_id\nimport os\n"
+        "die_with_launcher()\nprint('launcher', os.getppid(), launcher_id().split()[1])\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--no-python"]
     done = subprocess.run(
@@ -443,4 +427,4 @@ def test_a_launcher_that_is_process_1_is_there(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0 and "launcher 1 True" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "launcher 1 1" in done.stdout, done.stdout + done.stderr

@@ -78,7 +78,6 @@ SLEEPER = """
 import os, signal, time
 from histocc.runtime.world import init_world
 world = init_world(True, device="cpu", timeout_minutes=1)
-world.note("falling asleep")
 time.sleep(1.5)
 os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -96,10 +95,7 @@ def test_a_peer_that_hangs_is_named():
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert (
-        code == 1
-        and "rank 1 does not answer, last reported activity: falling asleep" in found["this machine"]["text"]
-    )
+    assert code == 1 and "rank 1 does not answer" in found["this machine"]["text"]
 
 
 def test_wrong_flags_end_with_2():

@@ -102,7 +102,7 @@ import os, sys, time
 sys.path[:0] = ["{repo}"]
 import torch
 from histocc.runtime import forked
-from histocc.runtime.signals import Stopped, StopRequest
+from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.world import World
 
 forked.usable_cores = lambda: 8
@@ -111,9 +111,8 @@ x = torch.rand(512, 512)
 x @ x  # the parent has threads now
 print("sums", *forked.Forked(2, lambda: None).each(lambda number: float((x @ x).sum()) > 0), flush=True)
 
-request = StopRequest()
-with request.listening():
-    world = World(stop=request)
+with listening() as request:
+    world = World()
     try:
         shared = forked.Forked(2, world.give_up_if_asked)
         shared.each(lambda number: time.sleep(60) if number else print("waits", flush=True))

@@ -1,17 +1,13 @@
-"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory, its profile, and
-peers that die silently.
-"""
+"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory, its profile."""
 
 import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from histocc.runtime import compiling, heartbeat
+from histocc.runtime import compiling
 from histocc.runtime.device_clock import DeviceClock
 from histocc.runtime.world import World, choose_device
 from histocc.trainer import batch_size
@@ -154,39 +150,3 @@ def test_what_compiles_for_gpus_is_asked_for(monkeypatch):
     )
     monkeypatch.setenv("CC", "bash")
     assert compiling.missing_compiler(GPU) is None
-
-
-@pytest.fixture
-def beats(monkeypatch):
-    """Three processes' heartbeats at a store, the first of which watches, and what it found."""
-    for name, value in {"BEAT_SECONDS": 0.02, "LOOK_SECONDS": 0.2, "LOOKS": 4}.items():
-        monkeypatch.setattr(heartbeat, name, value)
-    store, found, came = dist.HashStore(), [], threading.Event()
-    three = [heartbeat.Heartbeat(store, rank, 3) for rank in range(3)]
-    for each in three[1:]:
-        each.watch(lambda *_: None)
-    three[0].watch(lambda *silent: (found.append(silent), came.set()))
-    yield three, found, came
-    for each in three:
-        each.stop()
-
-
-def test_a_process_that_gets_nowhere_notices_who_is_silent(beats):
-    (own, dead, other), found, came = beats
-    dead.note("step 7: forward and backward pass")
-    own.note("step 8: waiting")
-    assert not came.wait(1.5)  # all beat
-    dead._ended.set()  # as when its process is killed
-    assert came.wait(20) and found[0][0] == [1] and found[0][1][1] == "step 7: forward and backward pass"
-
-
-@pytest.mark.full
-def test_who_gets_on_asks_nobody_and_who_leaves_is_not_missed(beats):
-    (own, dead, other), found, came = beats
-    other.stop()
-    own.note("waiting for the last save")
-    assert not came.wait(1.5)  # the one that left is silent, and that is no bad sign
-    dead._ended.set()
-    for step in range(40):
-        own.note(f"step {step}")
-        assert not came.wait(0.05)

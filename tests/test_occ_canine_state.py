@@ -24,7 +24,7 @@ from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import OccCANINE
 from histocc.predict import coder as coder_module
 from histocc.runtime.errors import UserError
-from histocc.runtime.signals import Stopped
+from histocc.runtime.signals import Stopped, stop_request
 
 # ---- copies
 
@@ -216,9 +216,9 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
         if how == "error":
             raise RuntimeError("out of memory")
         if how == "signal":
-            world.stop.signal = signal.SIGINT
+            stop_request().signal = signal.SIGINT
         if how in ("signal", "stop_after"):
-            world.stop.deadline = 0.0
+            stop_request().deadline = 0.0
             raise Stopped
 
     monkeypatch.setattr(occ_canine.train, "run_as_asked", ends)

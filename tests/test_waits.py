@@ -8,19 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
 from helpers import FINETUNE, REPO, TINY, environment, write_rows
 
-from histocc.runtime import watchdog
+from histocc.runtime import entrypoint, signals
 from histocc.runtime import world as distributed
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.heartbeat import Heartbeat
-from histocc.runtime.launcher import launcher_environment, processes_here
-from histocc.runtime.signals import Stopped, StopRequest
-from histocc.runtime.world import World
+from histocc.runtime.signals import Stopped
+from histocc.runtime.world import World, launcher_environment, processes_here
 from histocc.trainer import loggers
 from histocc.trainer.loading import Loader
 
@@ -128,26 +127,32 @@ def test_a_signal_ends_joining(silent_port):
 
 def test_who_works_for_all_is_waited_for_as_long_as_it_shows_life(monkeypatch):
     store = torch.distributed.HashStore()
-    monkeypatch.setattr(distributed, "LOOKS_PER_BEAT", 1)
-    heart = Heartbeat(store, 1, 1)
-    heart.size = 2
-    world = World(rank=1, size=2, backend="gloo", store=store, heartbeat=heart, patience=0.6)
-    store.set("heartbeat/0", "1|preparing data")
-    with pytest.raises(
-        TrainingError, match="rank 0 has given no sign of life for .* last reported activity: preparing data"
-    ) as error:
-        world._answer("result", 0)
+    world = World(rank=1, size=2, backend="gloo", store=store, time_limit=0.5)
+    with pytest.raises(TrainingError, match="rank 0 has given no sign of life for ") as error:
+        world._answer("name", 0)
     assert error.value.said_by_all
-    beats = iter(range(2, 100))
-    monkeypatch.setattr(
-        distributed.time,
-        "sleep",
-        lambda seconds: (
-            store.set("heartbeat/0", f"{(beat := next(beats))}|preparing data")
-            or (beat == 30 and store.set("result", "{}"))
-        ),
-    )
-    assert world._answer("result", 0) == {}
+    monkeypatch.setattr(distributed, "ALIVE_SECONDS", 0.1)
+    leader, done = World(size=2, backend="gloo", store=store), threading.Event()
+    threading.Thread(target=leader._say_alive, args=("name", done)).start()
+    threading.Timer(1.5, lambda: (store.set("name/0", "{}"), done.set())).start()
+    assert world._answer("name", 0) == {}
+
+
+def test_who_does_not_come_is_missing():
+    """Each rank a thread here; the store of the last one does not answer."""
+    store, found = torch.distributed.HashStore(), {}
+
+    def asks(rank, seconds, store):
+        found[rank] = World(rank=rank, size=4, backend="gloo", store=store).missing(seconds)
+
+    ranks = [threading.Thread(target=asks, args=(rank, 1.0, store)) for rank in (0, 2)]
+    ranks.append(threading.Thread(target=asks, args=(3, 0.0, None)))
+    for rank in ranks:
+        rank.start()
+        time.sleep(0.2)
+    for rank in ranks:
+        rank.join()
+    assert found == {0: ([1, 3], True), 2: ([1, 3], False), 3: ([0, 1, 2], True)}
 
 
 # ---- batches
@@ -180,9 +185,9 @@ def no_wait_for_workers_at_the_end(monkeypatch):
     gc.collect()
 
 
-def loader(what, *, limit=60.0, stop=None, alone=True, workers=2):
+def loader(what, *, limit=60.0, alone=True, workers=2):
     rows = Rows(what)
-    return Loader(rows, range(len(rows)), limit, stop, alone, num_workers=workers)
+    return Loader(rows, range(len(rows)), limit, alone, num_workers=workers)
 
 
 def test_batches_come_in_order():
@@ -213,12 +218,14 @@ def test_a_worker_that_never_answers(monkeypatch):
         TrainingError, match=r"have not answered for .* \(--timeout-minutes\); --num-workers 0"
     ):
         list(loader("hangs", limit=0.5))
-    stop = StopRequest()
-    stop.limit(0.0)
-    with pytest.raises(Stopped):
-        list(loader("hangs", stop=stop))
-    with pytest.raises(TrainingError, match="asked to stop while the processes that load data do not answer"):
-        list(loader("hangs", stop=stop, alone=False))
+    with signals.listening() as stop:
+        stop.limit(0.0)
+        with pytest.raises(Stopped):
+            list(loader("hangs"))
+        with pytest.raises(
+            TrainingError, match="asked to stop while the processes that load data do not answer"
+        ):
+            list(loader("hangs", alone=False))
 
 
 def test_a_worker_that_stops_while_it_hands_over_a_batch(monkeypatch):
@@ -356,15 +363,15 @@ def test_a_logger_that_raises_or_exits_costs_a_line(does, words, capsys):
 
 @pytest.mark.parametrize("does", [{"takes": hangs}, {"closes": hangs}])
 def test_a_logger_that_never_comes_back_delays_no_stop(does, capsys, monkeypatch):
-    monkeypatch.setattr(watchdog, "abandoned", [])
+    monkeypatch.setattr(entrypoint, "abandoned", [])
     made = in_thread(**does)
     made.row({"step": 1})  # comes back, though the logger never does
     made.close(time.monotonic() + 0.3)
-    assert "not finished in time" in given_up(made, capsys) and watchdog.abandoned == ["--log-wandb"]
+    assert "not finished in time" in given_up(made, capsys) and entrypoint.abandoned == ["--log-wandb"]
 
 
 def test_a_logger_that_hangs_is_given_up_while_the_run_goes_on(capsys, monkeypatch):
-    monkeypatch.setattr(watchdog, "abandoned", [])
+    monkeypatch.setattr(entrypoint, "abandoned", [])
     monkeypatch.setattr(loggers, "PATIENCE_SECONDS", 0.2)
     made = in_thread(takes=hangs)
     for step in range(4):
@@ -376,7 +383,7 @@ def test_a_logger_that_hangs_is_given_up_while_the_run_goes_on(capsys, monkeypat
 
 
 def test_a_logger_with_too_many_rows_before_it_is_given_up(capsys, monkeypatch):
-    monkeypatch.setattr(watchdog, "abandoned", [])
+    monkeypatch.setattr(entrypoint, "abandoned", [])
     monkeypatch.setattr(loggers, "MOST_WAITING", 2)
     made = in_thread(takes=hangs)
     for step in range(6):

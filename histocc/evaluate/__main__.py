@@ -420,7 +420,6 @@ def baseline_figures(
 
     if not args.baseline:
         return None
-    world.note("fitting the baseline")
     return world.run_on_main("baseline", fit)
 
 

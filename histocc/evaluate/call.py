@@ -14,7 +14,6 @@ from histocc.evaluate.markdown import figures_of
 from histocc.predict.tables import as_table
 from histocc.runtime.arguments import flag
 from histocc.runtime.errors import UserError
-from histocc.runtime.signals import StopRequest
 from histocc.runtime.torch_settings import device_of, settings_of_torch
 from histocc.runtime.world import World
 
@@ -129,7 +128,7 @@ def evaluate(
     with contextlib.ExitStack() as held:
         folder = output or held.enter_context(tempfile.TemporaryDirectory())
         args = get_args_parser().parse_args([*flags, "--output", os.fspath(folder)])
-        world = World(device=device_of(args.device), stop=StopRequest())
+        world = World(device=device_of(args.device))
         if not verbose:
             held.enter_context(contextlib.redirect_stdout(None))
         with settings_of_torch(), torch.random.fork_rng([]):

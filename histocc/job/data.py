@@ -190,7 +190,6 @@ def prepared(
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
-    world.note("preparing data")
     settings, folder = world.run_on_main("prepare", first)
     data = preparing.on_every_node(
         settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes

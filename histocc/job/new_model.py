@@ -52,7 +52,6 @@ def ngram_config(
         counted["found"] = TextNgrams(data, asked.max_len, world.give_up_if_asked).weights(most)
         return len(counted["found"][0])
 
-    world.note("counting n-grams")
     rows = world.run_on_main("n-grams", count)
     return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted.get("found")
 
@@ -129,7 +128,6 @@ def start_ngrams(
             ngrams_of(model).idf.copy_(torch.from_numpy(counted[1]))
         return fit() if fit else 0.0
 
-    world.note("fitting n-grams")
     seconds = world.run_on_main("fit of n-grams", first)
     own = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
     model.load_state_dict(world.broadcast(own if world.is_main else None, 0), strict=False)

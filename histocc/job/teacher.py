@@ -111,7 +111,6 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
         return data
     unlabelled = _unlabelled(settings, world)
     questions = taught.Questions(data, unlabelled)
-    world.note("looking for the teacher's answers")
     key, digest = world.run_on_main("teacher", lambda: _key(asked, questions, settings))
     folder = os.path.join(_root(data), key)
     leaders = world.node_leaders()
@@ -148,7 +147,6 @@ def _unlabelled(settings: Settings, world: World) -> PreparedData | None:
         settings.folder.save_path,
         _wait_seconds(settings),
     )
-    world.note("preparing unlabelled texts")
     folder = world.run_on_main(
         "prepare unlabelled texts",
         lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked, seconds),
@@ -198,7 +196,6 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
     """Makes the answers and the prepared folder with them. digest: of the teacher that rank 0 has. All
     ranks.
     """
-    world.note("asking the teacher")
     pieces, formatter = folder + ".answers", settings.formatter
     leaders = world.node_leaders()
     askers = leaders if world.device.type == "cpu" else list(range(world.size))

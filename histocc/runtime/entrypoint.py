@@ -1,29 +1,44 @@
 """The frame that a command runs in: its arguments, its processes, its messages and its exit code."""
 
 import argparse
+import atexit
+import contextlib
 import gc
+import multiprocessing
+import os
+import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from textwrap import shorten
+from typing import NoReturn
 
-from histocc.runtime import console, progress, stacks, watchdog
+import torch.distributed as dist
+
+from histocc.runtime import console, progress, signals, stacks
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError
-from histocc.runtime.heartbeat import say_who_is_missing
 from histocc.runtime.machine_errors import as_user_error
-from histocc.runtime.signals import Stopped, stop_request
-from histocc.runtime.world import (
-    World,
-    close_world,
-    end_process,
-    errors_end_all_ranks,
-    init_world,
-    is_first_rank,
-    lost_contact,
-)
+from histocc.runtime.signals import Stopped, stop_asked
+from histocc.runtime.world import World, close_world, init_world, is_first_rank
 
+# how long a silent rank waits for rank 0 to say what is wrong, which may start later; and where rank 0 itself
+# has found it
+PEER_PATIENCE_SECONDS, HEARD_PATIENCE_SECONDS = 20.0, 2.0
+# Ranks whose wait has reached the time limit come to say so within this share of it, and at most so many
+# seconds: torchrun kills after 30.
+MISSING_SHARE, MISSING_SECONDS = 0.1, 10.0
 # for exit functions of libraries, at the end of a run and where it was stopped
 CLOSE_SECONDS = 60.0
 STOP_SECONDS = 2.0
+
+# Libraries that may have left threads, processes and exit functions behind.
+libraries: list[str] = []
+# Calls of libraries that never came back: the interpreter's own ending would wait for them.
+abandoned: list[str] = []
 
 
 def add_process_arguments(
@@ -104,10 +119,8 @@ def start(
         except SystemExit as ended:
             code = ended.code
         # with arguments of a caller, the process is the caller's
-        if end or watchdog.libraries and argv is None:
-            end_process(
-                code or 0, 0.0 if watchdog.abandoned else STOP_SECONDS if stop_request() else CLOSE_SECONDS
-            )
+        if end or libraries and argv is None:
+            end_process(code or 0, 0.0 if abandoned else STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
     if code:
         sys.exit(code)
 
@@ -126,17 +139,15 @@ def _started(
             gc.freeze()
             gc.enable()
         args = parser.parse_args(argv)
-        stop = stop_request()
-        stop.limit(getattr(args, "stop_after", None))
-        console.give_up_when(lambda: bool(stop))
-        with stop.listening():
+        console.give_up_when(stop_asked)
+        with signals.listening() as stop:
+            stop.limit(getattr(args, "stop_after", None))
             world = init_world(
                 args.distributed,
                 world_size=args.world_size,
                 local_rank=args.local_rank,
                 device=args.device,
                 timeout_minutes=args.timeout_minutes,
-                stop=stop,
             )
             progress.show(world.is_main and not args.quiet)
             try:
@@ -144,12 +155,102 @@ def _started(
             except Stopped:
                 stop.acted = True
                 world.print(f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}")
-            except BaseException as error:
-                if world.heartbeat is not None:
-                    if world.size > 1 and lost_contact(error):
-                        say_who_is_missing(world.heartbeat, error)
-                    world.heartbeat.fall_silent()
+            except Exception as error:
+                if world.size > 1 and lost_contact(error):
+                    end_without_others(world, error)
                 raise
             gc.collect()
             close_world(world)
     return stop.exit_code if stop.acted else 0, bool(world.backend)
+
+
+def lost_contact(error: BaseException) -> bool:
+    """Whether an exception says that a collective failed because another process did not take part."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError)
+        and re.search(
+            r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer",
+            str(error),
+            re.IGNORECASE,
+        )
+        is not None
+    )
+
+
+def end_without_others(world: World, error: Exception) -> NoReturn:
+    """After a collective has failed: at the time limit names who is missing, else that the connection is
+    lost; the first rank of those that are left says it. Exit code 1. Does not return.
+
+    A launcher names the process that has ended, and ends all others then: it must find that one first.
+    """
+    reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
+    files = stacks.written()  # the time limit is up
+    late = bool(files) or re.search("timed out", str(error), re.IGNORECASE) is not None
+    missing, speaks = world.missing(min(MISSING_SECONDS, MISSING_SHARE * world.time_limit) if late else 0.0)
+    if speaks:
+        if not late:
+            what = "the connection to another process is lost; its own message, or the launcher's, says why"
+        elif missing:
+            ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            what = f"{ranks} did not come within the time limit (--timeout-minutes)"
+        else:
+            what = "all processes wait for each other until the time limit (--timeout-minutes)"
+        print(
+            f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
+            " (without --overwrite) continues from the newest, or starts over where there is none."
+            + (files and f"\n  {files}"),
+            file=sys.stderr,
+            flush=True,
+        )
+    until = time.monotonic() + (0.0 if late else HEARD_PATIENCE_SECONDS)
+    while not stop_asked() and time.monotonic() < until:
+        time.sleep(0.05)
+    os._exit(1)
+
+
+def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
+    """Ends a process that has done its work and left its process group. Does not return.
+
+    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
+    a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
+    and processes of libraries.
+    exit_seconds: what functions registered with atexit may take; 0: they are not called.
+    """
+    if exit_seconds:
+        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+        calls.start()
+        calls.join(exit_seconds)
+    for process in multiprocessing.active_children():
+        process.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
+
+
+@contextlib.contextmanager
+def errors_end_all_ranks() -> Generator[None]:
+    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
+
+    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
+    gone. Where a process group is still there, the process ends without leaving it: NCCL would wait in it for
+    those that are stuck in a collective.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        known = as_user_error(error)  # what is one already, too
+        if known is None:
+            if not dist.is_initialized():
+                raise
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
+        code = 2 if isinstance(known, UserError) else 1
+        if is_first_rank() or known.said_by_all:
+            print(f"error: {known}", file=sys.stderr, flush=True)
+        else:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
+            time.sleep(HEARD_PATIENCE_SECONDS if known.heard_from_main else PEER_PATIENCE_SECONDS)
+        if dist.is_initialized():
+            end_process(code)
+        sys.exit(code)

@@ -20,8 +20,7 @@ from histocc.runtime import progress
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.machine_errors import how_it_ended
 from histocc.runtime.signals import Stopped, leave_to_parent
-from histocc.runtime.watchdog import die_with
-from histocc.runtime.world import World
+from histocc.runtime.world import World, die_with
 
 LOOK_SECONDS, JOIN_SECONDS = 0.05, 10.0
 

@@ -30,13 +30,13 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and by what. `listening` is for the main thread."""
+    """Whether this process was asked to stop, and by what."""
 
     def __init__(self):
         self.signal: int | None = None
         self.acted = False  # whether the run was stopped, rather than ended by itself
         self.deadline: float | None = None  # time.monotonic() of --stop-after
-        self._started, self._since, self._listens = time.monotonic(), 0.0, False
+        self._started, self._since = time.monotonic(), 0.0
 
     def limit(self, minutes: float | None) -> None:
         """Asks to stop by itself so long after this request was made."""
@@ -55,40 +55,8 @@ class StopRequest:
         """0, or 130 after Ctrl-C, as shells expect."""
         return 130 if self.signal == signal.SIGINT else 0
 
-    @contextlib.contextmanager
-    def listening(self) -> Generator[None]:
-        """Takes the signals, and gives them back at the end; where `start_listening` took them, leaves it at
-        that.
-        """
-        if self._listens:
-            yield
-            return
-        self._listens = True
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
-        before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
-        wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(
-            target=self._read, args=(reader, os.getpid()), name="stop signals", daemon=True
-        ).start()
-        try:
-            with stacks.at_sigusr2():
-                yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            writer.close()
-            self._listens = False
-
-    def _read(self, reader: socket.socket, owner: int) -> None:
-        with reader:
-            while numbers := reader.recv(64):
-                for number in numbers:
-                    if number in SIGNALS and os.getpid() == owner:
-                        self._take(number)
-
-    def _take(self, number: int) -> None:
+    def take(self, number: int) -> None:
+        """A signal has come."""
         now = time.monotonic()
         if self.signal is None:
             self.signal, self._since = number, now
@@ -96,12 +64,69 @@ class StopRequest:
             os._exit(128 + number)  # files are replaced by renames: none is half-written
 
 
+_current: list[StopRequest] = []  # of this process; empty where nobody listens
+
+
+def stop_request() -> StopRequest:
+    """That of `listening`; outside of it one that nobody makes."""
+    return _current[0] if _current else StopRequest()
+
+
+def stop_asked() -> bool:
+    """Whether this process was asked to stop."""
+    return bool(stop_request())
+
+
+@contextlib.contextmanager
+def listening() -> Generator[StopRequest]:
+    """Takes the signals, where this is the main thread, and gives them back at the end. Inside of another
+    `listening`, that one's request.
+    """
+    if _current:
+        yield _current[0]
+        return
+    request, current = StopRequest(), _current  # whose name is gone when the interpreter itself ends this
+    current.append(request)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    try:
+        with _signals_to(request) if in_main_thread else contextlib.nullcontext():
+            yield request
+    finally:
+        current.clear()
+
+
+@contextlib.contextmanager
+def _signals_to(request: StopRequest) -> Generator[None]:
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before = {number: signal.signal(number, _nothing) for number in SIGNALS if not _is_left_alone(number)}
+    wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    arguments = (reader, request, os.getpid())
+    threading.Thread(target=_read, args=arguments, name="stop signals", daemon=True).start()
+    try:
+        with stacks.at_sigusr2():
+            yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        writer.close()
+
+
+def _read(reader: socket.socket, request: StopRequest, owner: int) -> None:
+    with reader:
+        while numbers := reader.recv(64):
+            for number in numbers:
+                if number in SIGNALS and os.getpid() == owner:
+                    request.take(number)
+
+
 def _is_left_alone(number: int) -> bool:
     """nohup has SIGHUP ignored: what it starts outlives its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
-_early: list[Any] = []  # the request of `start_listening`, and what keeps it listening
+_for_good: list[Any] = []  # keeps `start_listening` from being undone
 
 
 def start_listening() -> None:
@@ -110,14 +135,8 @@ def start_listening() -> None:
     """
     gc.disable()
     occupy_closed_descriptors()
-    request = StopRequest()
-    _early[:] = [request, request.listening()]
-    _early[1].__enter__()
-
-
-def stop_request() -> StopRequest:
-    """The request that `start_listening` made, or a new one."""
-    return _early[0] if _early else StopRequest()
+    _for_good.append(listening())
+    _for_good[0].__enter__()
 
 
 def _nothing(number: int, frame: object) -> None:

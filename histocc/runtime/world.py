@@ -1,79 +1,217 @@
-"""The processes of a run: who this process is, and everything the processes say to each other outside DDP and
-FSDP.
+"""The processes of a run: who this process is among them, and everything that they say to each other
+outside DDP and FSDP.
 
-No other module calls a collective but `reduction`, for gradients;
-`launcher` alone reads RANK, LOCAL_RANK and WORLD_SIZE.
-All of it works in one process too, where it costs nothing.
+No other module reads RANK, LOCAL_RANK and WORLD_SIZE, or calls a collective. All of it works in one process
+too, where it costs nothing.
 """
 
-import atexit
 import contextlib
+import ctypes
 import json
 import math
-import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from histocc.runtime import machine_errors, stacks
+from histocc.runtime import stacks
 from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.heartbeat import Heartbeat, end_without
-from histocc.runtime.launcher import (
-    is_first_rank,
-    launcher_environment,
-    own_mistake,
-    processes_here,
-)
-from histocc.runtime.signals import Stopped, StopRequest
-from histocc.runtime.watchdog import die_with_launcher, limited
+from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
 LEAST_TORCH = (2, 10)
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 # How often a waiting rank looks at the store: at first more often, since most work is short.
 FIRST_POLL_SECONDS, POLL_GROWTH, POLL_SECONDS = 0.002, 1.2, 0.1
-LOOKS_PER_BEAT = 20  # … and, of these, how often at the heartbeat of the one that it waits for
-PEER_PATIENCE_SECONDS = (
-    20.0  # how long a silent rank waits for rank 0 to say what is wrong; rank 0 may start later
-)
+ALIVE_SECONDS = 1.0  # how often a rank that works for all says that it lives
+STOP_SECONDS = 10.0  # how long a rank that was asked to stop waits for one that says so no more
+LEAVING_SECONDS = 10.0  # how long rank 0 may stay for the others to read what it has said
+STORE_SECONDS = 5.0  # for an answer of the store, which may be out of reach
 JOINING_SECONDS = 5.0  # torch's own limits come first: they say more
 NOT_MET = (
     "Both must be set alike on all machines, rank 0 must run on that one, and the firewall let the port"
     " through."
 )
-HEARD_PATIENCE_SECONDS = 2.0  # the same where rank 0 itself has found it
+
+
+# ---- what a launcher says of this process
+
+
+def as_typed() -> str:
+    """What a launcher starts this command by: a script, or -m and a module with its command."""
+    if sys.argv[0].startswith("histocc "):  # the command `histocc`
+        return f"-m {sys.argv[0]}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.startswith("histocc."):
+        return f"-m {spec.name.removesuffix('.__main__')}"
+    return os.path.basename(sys.argv[0]) or "finetune.py"
+
+
+def launcher_environment(
+    distributed: bool, world_size: int | None, local_rank: int | None
+) -> tuple[int, int, int]:
+    """(rank, local rank, world size) from the launcher's variables and the flags that must agree with them.
+
+    Raises UserError where they are missing, incomplete or contradict each other.
+    """
+    values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
+    # so scripts for the older launcher say that there is none
+    local_rank = None if local_rank == -1 else local_rank
+    if "LOCAL_RANK" not in values and local_rank is not None and values:
+        values["LOCAL_RANK"] = str(local_rank)  # launchers from before torchrun pass it as a flag alone
+    if not values:
+        if distributed:
+            raise UserError(
+                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it"
+                f" with\n  torchrun --nproc_per_node=2 {as_typed()}"
+                " --distributed …\nor leave --distributed out to run in one process."
+            )
+        if world_size not in (None, 1):
+            raise UserError(
+                f"--world-size {world_size} needs a launcher that starts {world_size} processes: "
+                f"torchrun --nproc_per_node={world_size} …"
+            )
+        return 0, 0, 1
+    missing = [name for name in LAUNCHER_VARIABLES if name not in values]
+    if missing:
+        raise own_mistake(
+            f"{', '.join(missing)} not set, but {', '.join(values)} is. A launcher such as torchrun sets "
+            "all three; unset them to run in one process."
+        )
+    try:
+        rank, local, size = (int(values[name]) for name in LAUNCHER_VARIABLES)
+    except ValueError:
+        raise own_mistake(
+            "RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers; they are "
+            + ", ".join(f"{k}={v[:30]!r}" for k, v in values.items())
+        ) from None
+    if world_size is not None and world_size != size:
+        raise UserError(
+            f"--world-size {world_size} contradicts WORLD_SIZE={size} of the launcher. "
+            "Leave --world-size out, or start that many processes."
+        )
+    if local_rank is not None and local_rank != local:
+        raise UserError(
+            f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank"
+            " out."
+        )
+    if not 0 <= rank < size or not 0 <= local < size:
+        raise own_mistake(
+            f"RANK={rank} and LOCAL_RANK={local} do not fit WORLD_SIZE={size}: ranks run from 0 to "
+            "WORLD_SIZE - 1"
+        )
+    return rank, local, size
+
+
+def processes_here(local: int) -> int:
+    """How many processes of the job this machine has, by LOCAL_WORLD_SIZE; where that is not set, at least
+    those up to LOCAL_RANK."""
+    found = os.environ.get("LOCAL_WORLD_SIZE") or str(local + 1)
+    if not found.isdecimal() or len(found) > 9 or int(found) <= local:
+        raise own_mistake(
+            f"LOCAL_WORLD_SIZE={found[:30]!r} is not the number of processes on this machine, above "
+            f"LOCAL_RANK={local}"
+        )
+    return int(found)
+
+
+def own_mistake(message: str) -> UserError:
+    """What is wrong with this process alone, which it says itself."""
+    return UserError(message, said_by_all=True)
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0 by the launcher's variables, before there is a `World`."""
+    return os.environ.get("RANK", "0") in ("", "0")
+
+
+def is_first_of_machine() -> bool:
+    """Whether the launcher made this process the first on its machine, known before the processes have
+    met.
+    """
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def launcher_id() -> str:
+    """What tells torchrun's agent, which starts this process again after a failure, from every other process
+    there ever was: its host, number and start; "" without torchrun.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    parent = os.getppid()
+    started = ""
+    with (
+        contextlib.suppress(OSError, IndexError),  # another system than Linux
+        open(f"/proc/{parent}/stat", encoding="utf-8") as file,
+    ):
+        started = file.read().rpartition(")")[2].split()[19]
+    return f"{socket.gethostname()} {parent} {started}"
+
+
+def die_with_launcher() -> None:
+    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal
+    then.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    parent = os.getppid()
+    if parent == 1 and not _is_torchrun(parent):  # it died before the call, and init has this process
+        os._exit(1)
+    die_with(parent)
+
+
+def die_with(parent: int) -> None:
+    """Asks the system (Linux) to kill this process when its parent dies."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError):
+        return  # another system
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
+def _is_torchrun(process: int) -> bool:
+    """By its command line: in a container torchrun may be process 1."""
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return b"torch" in file.read()
+    except OSError:
+        return False
+
+
+# ---- who this process is, and the collectives
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the processes of the run. Made once, by `init_world`, and handed down."""
+    """Who this process is among the processes of the run. Made once, by `init_world`, and handed down.
+
+    backend: of the default process group, for tensors on `device`; None: there is none. control: the group
+    for tensors on the CPU; None: the default one. store: what the processes write for each other. time_limit:
+    seconds that one waits for another.
+    """
 
     rank: int = 0
     local_rank: int = 0
     size: int = 1
     local_size: int = 1
     device: torch.device = torch.device("cpu")
-    backend: str | None = None  # None: no process group
-    launcher: str = ""  # the process that started this one, where that may start it again
-    store: Any = field(default=None, repr=False, compare=False)
-    # a group of CPU tensors; None: the default one
+    backend: str | None = None
     control: Any = field(default=None, repr=False, compare=False)
-    stop: StopRequest = field(default_factory=StopRequest, repr=False, compare=False)
-    heartbeat: Heartbeat | None = field(default=None, repr=False, compare=False)
-    # seconds that others wait for a silent rank
-    patience: float = field(default=math.inf, repr=False, compare=False)
+    store: Any = field(default=None, repr=False, compare=False)
+    time_limit: float = field(default=math.inf, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -88,15 +226,6 @@ class World:
         """Rank 0 only; flushed, so that the line is in the log when a job dies."""
         if self.is_main:
             print(*words, sep=sep, flush=True)
-
-    def print_here(self, text: str) -> None:
-        """On any rank, with its number where there are others; flushed."""
-        print(text if self.size == 1 else f"rank {self.rank}: {text}", flush=True)
-
-    def note(self, doing: str) -> None:
-        """Notes what this rank does next, for the message if it dies in it."""
-        if self.heartbeat is not None:
-            self.heartbeat.note(doing)
 
     # ---- collectives: every rank calls them, in the same order ----
 
@@ -119,7 +248,7 @@ class World:
 
     def stop_agreed(self) -> bool:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
-        asked = torch.tensor(float(bool(self.stop)))
+        asked = torch.tensor(float(stop_asked()))
         if self.backend:
             with stacks.waiting():
                 dist.all_reduce(asked, group=self.control)
@@ -192,9 +321,9 @@ class World:
     def run_on(self, name: str, leaders: list[int], work: Callable[[], Any]) -> list[Any]:
         """Runs `work` on the ranks `leaders` and returns their results, in that order, on every rank.
 
-        Who waits polls the store instead of entering a collective, so that long work never meets the time
-        limit of collectives; results of any kind then come through the CPU. A `UserError` of a leader is
-        raised on every rank. Each `name` may be used once in a run.
+        Who waits polls the store instead of entering a collective: long work meets no time limit as long as
+        its process says that it lives. Results of any kind then come through the CPU. A `UserError` of a
+        leader is raised on every rank. Each `name` may be used once in a run.
         """
         if not self.backend:
             return [work()]
@@ -203,6 +332,8 @@ class World:
         if self.rank in leaders:
             answer = {"failed": True}
             stacks.stop_timer()  # the others wait as long as this process lives
+            done = threading.Event()
+            threading.Thread(target=self._say_alive, args=(key, done), name=name, daemon=True).start()
             try:
                 result = work()
                 answer = {"result": result is not None}
@@ -211,10 +342,11 @@ class World:
             except Stopped:
                 answer = {"stopped": True}
             finally:
+                done.set()
                 self.store.set(f"{key}/{self.rank}", json.dumps(answer))
                 if "failed" in answer:  # an exception of another kind passes through
                     self._leave_together(key + "/seen")
-        answers = [self._answer(f"{key}/{leader}", leader) for leader in leaders]
+        answers = [self._answer(key, leader) for leader in leaders]
         if all("result" in answer for answer in answers):
             return [
                 self.broadcast(result, leader) if answer["result"] else None
@@ -230,42 +362,40 @@ class World:
             raise SystemExit(1)
         raise UserError(said, heard_from_main=True)
 
-    def _answer(self, key: str, leader: int) -> dict[str, Any]:
-        """What `leader` has put into the store. Raises TrainingError where it works no more: it is waited for
-        as long as it beats.
-        """
-        with stacks.waiting():
-            return self._awaited(key, leader)
+    def _say_alive(self, key: str, done: threading.Event) -> None:
+        with contextlib.suppress(dist.DistError):  # the store is gone: the wait for it says so
+            while not done.wait(ALIVE_SECONDS):
+                self.store.add(f"{key}/{self.rank}/alive", 1)
 
-    def _awaited(self, key: str, leader: int) -> dict[str, Any]:
-        looks, beat, since, wait = 0, None, time.monotonic(), FIRST_POLL_SECONDS
-        while not self.store.check([key]):
-            if self.stop:  # only one rank may have got the signal: tell who works
-                self.store.set("histocc/stop", "1")
-            if (looks % LOOKS_PER_BEAT == 0 or self.stop) and self.heartbeat is not None:
-                if (now := self.heartbeat.of(leader)) != beat:
-                    beat, since = now, time.monotonic()
+    def _answer(self, key: str, leader: int) -> dict[str, Any]:
+        """What `leader` has put into the store. Raises TrainingError where it has shown no sign of life for
+        the time limit: a launcher ends this process, too, as soon as it has died.
+        """
+        said, alive, since, wait = f"{key}/{leader}", 0, time.monotonic(), FIRST_POLL_SECONDS
+        with stacks.waiting():
+            while not self.store.check([said]):
+                if stop_asked():  # only one rank may have got the signal: tell who works
+                    self.store.set("histocc/stop", "1")
+                if (now := self.store.add(f"{said}/alive", 0)) != alive:
+                    alive, since = now, time.monotonic()
                     stacks.set_timer()
-                elif self.heartbeat.has_ended(leader) and not self.store.check([key]):
-                    raise TrainingError(_silent("does not answer any more", leader, beat), said_by_all=True)
-            if time.monotonic() - since > self.patience:
-                silence = (
-                    f"has given no sign of life for {time.monotonic() - since:,.0f} s (--timeout-minutes)"
-                )
-                files = stacks.written()
-                raise TrainingError(
-                    _silent(silence, leader, beat) + (files and f"; {files}"), said_by_all=True
-                )
-            looks += 1
-            time.sleep(wait)
-            wait = min(POLL_GROWTH * wait, POLL_SECONDS)
-        return json.loads(self.store.get(key))
+                silent = time.monotonic() - since
+                if silent > (min(STOP_SECONDS, self.time_limit) if stop_asked() else self.time_limit):
+                    files = stacks.written()
+                    raise TrainingError(
+                        f"rank {leader} has given no sign of life for {silent:,.0f} s (--timeout-minutes)"
+                        + (files and f"; {files}"),
+                        said_by_all=True,
+                    )
+                time.sleep(wait)
+                wait = min(POLL_GROWTH * wait, POLL_SECONDS)
+        return json.loads(self.store.get(said))
 
     def stop_asked_anywhere(self) -> bool:
-        """Whether this rank, or one that waits for it in `led`, was asked to stop. For the rank that
+        """Whether this rank, or one that waits for it in `run_on`, was asked to stop. For the rank that
         works.
         """
-        return bool(self.stop) or (self.store is not None and self.store.check(["histocc/stop"]))
+        return stop_asked() or (self.store is not None and self.store.check(["histocc/stop"]))
 
     def give_up_if_asked(self) -> None:
         """Raises Stopped where `stop_asked_anywhere`."""
@@ -277,14 +407,32 @@ class World:
         if not self.is_main:
             self.store.add(key, 1)
             return
-        until = time.monotonic() + PEER_PATIENCE_SECONDS / 2
+        until = time.monotonic() + LEAVING_SECONDS
         while self.store.add(key, 0) < self.size - 1 and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
 
+    def missing(self, seconds: float) -> tuple[list[int], bool]:
+        """(ranks that do not call this within `seconds`, whether this one was the first that did). For ranks
+        whose wait for the others has failed, or has lasted too long: who hangs, or is gone, does not call it.
+        """
+        came, order = {self.rank}, [1]  # where the store is out of reach, all others are
 
-def _silent(what: str, rank: int, beat: str | None) -> str:
-    said = Heartbeat.last_words({0: beat or "nothing"})[0]
-    return f"rank {rank} {what}; last reported activity: {said}"
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                self.store.set(f"waited/{self.rank}", "")
+                order[0] = self.store.add("waited", 1)
+                until = time.monotonic() + seconds
+                while len(came) < self.size and time.monotonic() < until:
+                    time.sleep(POLL_SECONDS)
+                    came.update(rank for rank in range(self.size) if self.store.check([f"waited/{rank}"]))
+
+        asking = threading.Thread(target=ask, name="who is missing", daemon=True)
+        asking.start()
+        asking.join(seconds + STORE_SECONDS)
+        return [rank for rank in range(self.size) if rank not in came], order[0] == 1
+
+
+# ---- joining the others, and leaving them
 
 
 def init_world(
@@ -294,7 +442,6 @@ def init_world(
     local_rank: int | None = None,
     device: str = "auto",
     timeout_minutes: float = 30.0,
-    stop: StopRequest | None = None,
 ) -> World:
     """Reads the launcher's variables and joins the other processes. All ranks.
 
@@ -307,40 +454,15 @@ def init_world(
             " environment"
         )
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
-    launcher = die_with_launcher()
+    die_with_launcher()
     local_size = processes_here(local)
     chosen = choose_device(device, local, local_size)
-    stop = StopRequest() if stop is None else stop  # an open request is false
+    limit = 60 * timeout_minutes
     if size == 1 and not distributed:
-        return World(device=chosen, stop=stop, patience=60 * timeout_minutes)
-    with limited(
-        60 * timeout_minutes + JOINING_SECONDS,
-        stop,
-        f"rank {rank}: the other processes, at MASTER_ADDR="
-        f"{os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}",
-        NOT_MET,
-    ):
+        return World(device=chosen, time_limit=limit)
+    with limit_of_joining(rank, limit + JOINING_SECONDS):
         rank, size, store, control = join(rank, local, size, local_size, chosen, timeout_minutes)
-    heartbeat = Heartbeat(store, rank, size, stop.__bool__, range(rank - local, rank - local + local_size))
-    world = World(
-        rank,
-        local,
-        size,
-        local_size,
-        chosen,
-        backend_of(chosen),
-        launcher,
-        store,
-        control,
-        stop,
-        heartbeat,
-        60 * timeout_minutes,
-    )
-    if world.backend == "nccl":  # a host that waits for its device and that for a dead peer sees no exception
-        heartbeat.watch(
-            lambda silent, doing: end_without(heartbeat, silent, doing, "it gives no sign of life")
-        )
-    return world
+    return World(rank, local, size, local_size, chosen, backend_of(chosen), control, store, limit)
 
 
 def backend_of(device: torch.device) -> str:
@@ -381,6 +503,39 @@ def join(
     return rank, size, own_store, control
 
 
+@contextlib.contextmanager
+def limit_of_joining(rank: int, seconds: float) -> Generator[None]:
+    """Ends this process where what is inside takes longer (exit code 2), or when it is asked to stop
+    meanwhile: torch waits there without looking at signals, and nothing has to be saved yet.
+    """
+    done = threading.Event()
+    others = (
+        f"rank {rank}: the other processes, at MASTER_ADDR={os.environ.get('MASTER_ADDR')},"
+        f" MASTER_PORT={os.environ.get('MASTER_PORT')}"
+    )
+
+    def watch() -> None:
+        until = time.monotonic() + seconds
+        while not done.wait(POLL_SECONDS):
+            if stop_asked():
+                stop = stop_request()
+                said = (
+                    f"Stopped by {stop.reason} while it waited for {others}. The same command starts again."
+                )
+                print(said, flush=True)
+                os._exit(stop.exit_code)
+            if time.monotonic() > until:
+                said = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}"
+                print(said, file=sys.stderr, flush=True)
+                os._exit(2)
+
+    threading.Thread(target=watch, name="limit of joining", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
 def check_rank_is_single(store: Any, rank: int) -> None:
     """Raises UserError where another process of the job has the same RANK. torchrun gives each once, and its
     store outlives attempts.
@@ -413,42 +568,8 @@ def not_met(rank: int, error: Exception) -> UserError:
 
 def close_world(world: World) -> None:
     """Leaves the process group. Call it when no DDP object is alive any more, after `gc.collect()`."""
-    if world.heartbeat is not None:
-        world.heartbeat.stop()
     if world.backend and dist.is_initialized():
         dist.destroy_process_group()
-
-
-def lost_contact(error: BaseException) -> bool:
-    """Whether an exception says that a collective failed because another process did not take part."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError)
-        and re.search(
-            r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer",
-            str(error),
-            re.IGNORECASE,
-        )
-        is not None
-    )
-
-
-def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
-    """Ends a process that has done its work and left its process group. Does not return.
-
-    The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
-    a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
-    and processes of libraries.
-    exit_seconds: what functions registered with atexit may take; 0: they are not called.
-    """
-    if exit_seconds:
-        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
-        calls.start()
-        calls.join(exit_seconds)
-    for process in multiprocessing.active_children():
-        process.kill()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)  # as sys.exit does with a text
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
@@ -465,43 +586,3 @@ def current_world(device: torch.device | str = "cpu") -> World:
         torch.device(device),
         dist.get_backend(),
     )
-
-
-def tell_launcher(message: str) -> None:
-    """Writes what torchrun shows of this process in its report, when it has failed."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
-
-
-@contextlib.contextmanager
-def errors_end_all_ranks() -> Generator[None]:
-    """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
-
-    The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
-    gone. Where a process group is still there, the process ends without leaving it: NCCL would wait in it for
-    those that are stuck in a collective.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        known = machine_errors.as_user_error(error)  # what is one already, too
-        if known is None:
-            if not isinstance(error, SystemExit):
-                tell_launcher(traceback.format_exc())
-            if not dist.is_initialized():
-                raise
-            if not isinstance(error, SystemExit):
-                traceback.print_exc()
-            end_process(error.code or 0 if isinstance(error, SystemExit) else 1)
-        code = 2 if isinstance(known, UserError) else 1
-        if is_first_rank() or known.said_by_all:
-            tell_launcher(str(known))
-            print(f"error: {known}", file=sys.stderr, flush=True)
-        else:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
-            time.sleep(HEARD_PATIENCE_SECONDS if known.heard_from_main else PEER_PATIENCE_SECONDS)
-        if dist.is_initialized():
-            end_process(code)
-        sys.exit(code)

@@ -131,9 +131,7 @@ class BatchLoader:
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loader_arguments: Any):
         self.dataset, self.plan, world = dataset, dataset.plan, world or World()
         self.sampler = BatchSampler(self.plan)
-        self.loader = Loader(
-            dataset, self.sampler, world.patience, world.stop, world.size == 1, **loader_arguments
-        )
+        self.loader = Loader(dataset, self.sampler, world.time_limit, world.size == 1, **loader_arguments)
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""

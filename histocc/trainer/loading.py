@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from histocc.runtime import machine_errors, stacks
 from histocc.runtime.errors import TrainingError
-from histocc.runtime.signals import Stopped, StopRequest, leave_to_parent
+from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
 from histocc.runtime.torch_private import loading_processes
 
 STOP_SECONDS = 5.0  # for a batch, once the run is to stop
@@ -29,9 +29,9 @@ _CANNOT_HAND_OVER = 75  # exit code of a loading process
 class Loader:
     """torch's DataLoader whose workers are waited for no longer than `limit_seconds`.
 
-    stop: ends a wait, too. In a process that is `alone` the iteration then raises Stopped, and everything
-    can be saved; others of the job already wait for this step, so the process ends with TrainingError, as
-    it does for a worker that fails, dies or never answers. arguments: those of DataLoader.
+    A request to stop ends a wait, too. In a process that is `alone` the iteration then raises Stopped, and
+    everything can be saved; others of the job already wait for this step, so the process ends with
+    TrainingError, as it does for a worker that fails, dies or never answers. arguments: those of DataLoader.
     """
 
     def __init__(
@@ -39,13 +39,11 @@ class Loader:
         dataset: Dataset[Any],
         sampler: Iterable[Any],
         limit_seconds: float,
-        stop: StopRequest | None,
         alone: bool,
         **arguments: Any,
     ):
         self.workers = arguments.get("num_workers", 0)
         self.limit_seconds = limit_seconds
-        self.stop = stop
         self.alone = alone
         if self.workers:
             arguments["timeout"] = min(LOOK_SECONDS, limit_seconds)
@@ -98,7 +96,7 @@ class Loader:
                 self._waited(time.monotonic() - heard)
 
     def _waited(self, seconds: float) -> None:
-        if self.stop:
+        if stop_asked():
             if self.alone:
                 raise Stopped
             raise _own_error(
@@ -160,9 +158,7 @@ class _Guard:
             since = self._since
             seconds = 0.0 if since is None else time.monotonic() - since
             limit = (
-                min(self.loader.limit_seconds, STOP_SECONDS)
-                if self.loader.stop
-                else self.loader.limit_seconds
+                min(self.loader.limit_seconds, STOP_SECONDS) if stop_asked() else self.loader.limit_seconds
             )
             if seconds > limit + LOOK_SECONDS:
                 self.killed = True

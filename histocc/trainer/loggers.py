@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from histocc.runtime import console, watchdog
+from histocc.runtime import console, entrypoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import OwnFiles
 from histocc.trainer import curves
@@ -202,7 +202,7 @@ class InThread:
     def _give_up(self, reason: str, hangs: bool = False) -> None:
         self.given_up = True
         if hangs:
-            watchdog.abandoned.append(self.name)
+            entrypoint.abandoned.append(self.name)
         print(
             f"WARNING: {self.name}: {reason}. The run continues without it; logs.csv has every row.",
             flush=True,
@@ -228,7 +228,7 @@ class Loggers:
             for kind, wanted in ((TensorBoard, settings.tensorboard), (WandB, settings.log_wandb))
             if wanted
         ]
-        watchdog.libraries += [kind.name for kind in kinds]
+        entrypoint.libraries += [kind.name for kind in kinds]
         self.threads = [InThread(kind.name, lambda kind=kind: kind(settings, run)) for kind in kinds]
         failed = {thread.name: thread.opened(stop) for thread in self.threads}
         for flag, reason in failed.items():

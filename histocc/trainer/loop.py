@@ -181,7 +181,6 @@ def accumulate_gradients(
         torch.manual_seed(derived_seed(run.seed, step, run.world.rank))
     first, is_last, samples = True, False, 0.0
     while not is_last:
-        run.world.note(f"step {step + 1:,}: waiting for data")
         with phase("data"):
             batch = meter.time_data(lambda: next_batch(batches, stop))
         if batch is None:
@@ -190,7 +189,6 @@ def accumulate_gradients(
             meter.discard_step()
             run.optimizer.zero_grad(set_to_none=True)
             return None
-        run.world.note(f"step {step + 1:,}: forward and backward pass")
         moved = to_device(batch, run.world.device)
         first, is_last = False, batch.get("last_micro_batch", True)
         with no_sync(run.model, sync=is_last):
@@ -294,7 +292,6 @@ def own_totals(
     """
     raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
     totals: dict[str, Tensor | float] = {}
-    world.note("validation")
     count = len(batches) if isinstance(batches, Sized) else None
     with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
         unread = iter(batches)

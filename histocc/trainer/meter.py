@@ -154,7 +154,6 @@ class Meter:
         """
         known = math.isfinite(rate) and rate > 0
         if known and self.matmul_rate is not None:
-            world.note("measuring the rate of matrix products")
             measured, self.matmul_rate = self.matmul_rate(), None
             self.all_matmul_rates = world.sum_over_ranks({"rate": measured})["rate"]
         share = rate / self.all_matmul_rates if known and self.all_matmul_rates else None

@@ -11,7 +11,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.file_sums import SUMS
 from histocc.runtime.parallel import load_optimizer_state
-from histocc.runtime.world import World
+from histocc.runtime.world import World, launcher_id
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import FolderSettings, RunSettings
@@ -49,7 +49,7 @@ def find_resumable(
         found, here["state"] = _newest_here(folder, newest_good)
         return found
 
-    leaders, launchers = world.node_leaders(), set(world.gather(world.launcher))
+    leaders, launchers = world.node_leaders(), set(world.gather(launcher_id()))
     answers = dict(zip(leaders, world.run_on("resume", leaders, newest)))
     # a restart by the launcher starts nothing over
     found = {

@@ -15,6 +15,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
+from histocc.runtime.signals import stop_request
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
@@ -139,8 +140,8 @@ def say_end(
     """Where the run ended, why, and how it continues. All ranks."""
     without = " without --overwrite" if folder.overwrite else ""
     if stop.agreed:
-        reason = next(filter(None, world.gather(world.stop.reason)), "a signal")
-        world.stop.acted = True
+        stop_request().acted = True
+        reason = next(filter(None, world.gather(stop_request().reason)), "a signal")
         world.print(
             f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The"
             f" same command{without} continues."

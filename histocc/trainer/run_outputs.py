@@ -12,7 +12,7 @@ from histocc.runtime.errors import TrainingError
 from histocc.runtime.lock import run_lock
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.parallel import is_sharded, unwrap, whole
-from histocc.runtime.world import World
+from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop, run_files
 from histocc.trainer.hooks import Steps
 from histocc.trainer.loggers import LoggedRun, Loggers
@@ -39,7 +39,7 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
             return own.free_names(stacks.NAME.format(rank) for rank in range(world.size))
 
         paths = world.run_on_main("lock", take)
-        held.enter_context(stacks.in_folder(paths, world.rank, world.patience))
+        held.enter_context(stacks.in_folder(paths, world.rank, world.time_limit))
         yield
 
 
@@ -132,7 +132,7 @@ class RunState:
             "total_batch": plan.global_batch_size,
             "steps_per_epoch": plan.steps_per_epoch,
             "fingerprint": training.fingerprint,
-            "launchers": sorted(set(world.gather(world.launcher))),
+            "launchers": sorted(set(world.gather(launcher_id()))),
             "run": self.name,
         }
 

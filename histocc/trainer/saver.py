@@ -48,7 +48,6 @@ class Saver:
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
         """Returns the error, "" where there is none."""
-        self.world.note(f"saving at step {step:,}")
         started = time.monotonic()
         state = self.state(step, position)
         self.number += 1
