@@ -10,7 +10,6 @@ import torch
 from helpers import REPO, environment
 
 from histocc import doctor
-from histocc.runtime import machine
 from histocc.runtime.world import World
 
 DOCTOR = [sys.executable, "-W", "ignore", "-m", "histocc.doctor"]
@@ -118,35 +117,35 @@ def test_wrong_flags_end_with_2():
     ],
 )
 def test_gpus_that_are_there_and_not_used(monkeypatch, device, cuda, hidden, level, remedy):
-    monkeypatch.setattr(machine, "_nvidia_smi", lambda: ["570.1", "570.1"])
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: ["570.1", "570.1"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    found = machine.gpus(device)
+    found = doctor.gpus(device)
     assert found.level == level and remedy in found.remedy
-    monkeypatch.setattr(machine, "_nvidia_smi", list)  # and where there are none
-    assert machine.gpus(device).level == ("fault" if device == "cuda" else "ok")
+    monkeypatch.setattr(doctor, "_nvidia_smi", list)  # and where there are none
+    assert doctor.gpus(device).level == ("fault" if device == "cuda" else "ok")
 
 
 def test_old_torch_little_memory_and_more_threads_than_cores(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.6.0")
-    assert machine.versions().level == "fault" and "2.10" in machine.versions().remedy
-    monkeypatch.setattr(machine, "_meminfo", lambda: {"MemAvailable": 1_000_000})
-    assert machine.memory().level == "warning" and machine.memory().text.startswith("1.0 GB")
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: range(8))
+    assert doctor.versions().level == "fault" and "2.10" in doctor.versions().remedy
+    monkeypatch.setattr(doctor, "_meminfo", lambda: {"MemAvailable": 1_000_000})
+    assert doctor.memory().level == "warning" and doctor.memory().text.startswith("1.0 GB")
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: range(8))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert machine.cores(World(local_size=1, size=1)).level == "ok"
-    found = machine.cores(World(local_size=4, size=4))
+    assert doctor.cores(World(local_size=1, size=1)).level == "ok"
+    found = doctor.cores(World(local_size=4, size=4))
     assert found.level == "warning" and "OMP_NUM_THREADS=2" in found.remedy
 
 
 @pytest.mark.parametrize("free, level", [(0.5e9, "fault"), (5e9, "warning"), (50e9, "ok")])
 def test_space_for_checkpoints(monkeypatch, tmp_path, free, level):
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    monkeypatch.setattr(machine.os, "fsync", lambda number: None)
-    found = machine.disk(str(tmp_path))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    monkeypatch.setattr(doctor.os, "fsync", lambda number: None)
+    found = doctor.disk(str(tmp_path))
     assert found.level == level and bool(found.remedy) == (level != "ok")
 
 
@@ -204,8 +203,8 @@ def test_what_is_found_among_the_processes(find, world, level, text):
 
 def test_a_fault_is_said_once(capsys):
     report = doctor.Report(as_json=False)
-    fault = machine.Finding("disk", "fault", "full", "make room")
-    report.add("here", [machine.Finding("memory", "ok", "enough"), fault])
+    fault = doctor.Finding("disk", "fault", "full", "make room")
+    report.add("here", [doctor.Finding("memory", "ok", "enough"), fault])
     report.say()
     report.say()
     said = capsys.readouterr().out
