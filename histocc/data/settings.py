@@ -145,6 +145,8 @@ def columns_of(
                 raise UserError(
                     f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
                     f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
+                    + ", and --language-col lang with it"
+                    * ("lang" in header)
                 )
             if families:
                 kind, target_cols = families[0]

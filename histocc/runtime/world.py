@@ -7,6 +7,7 @@ too, where it costs nothing.
 
 import contextlib
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -200,7 +201,7 @@ class World:
 
     backend: of the default process group, for tensors on `device`; None: there is none. control: the group
     for tensors on the CPU; None: the default one. store: what the processes write for each other. time_limit:
-    seconds that one waits for another.
+    seconds that one waits for another. calls: numbers those of `run_on`, alike on all ranks.
     """
 
     rank: int = 0
@@ -212,6 +213,7 @@ class World:
     control: Any = field(default=None, repr=False, compare=False)
     store: Any = field(default=None, repr=False, compare=False)
     time_limit: float = field(default=math.inf, repr=False, compare=False)
+    calls: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -323,11 +325,11 @@ class World:
 
         Who waits polls the store instead of entering a collective: long work meets no time limit as long as
         its process says that it lives. Results of any kind then come through the CPU. A `UserError` of a
-        leader is raised on every rank. Each `name` may be used once in a run.
+        leader is raised on every rank.
         """
         if not self.backend:
             return [work()]
-        key = f"histocc/run_on/{name}"
+        key = f"histocc/run_on/{next(self.calls)}/{name}"
         own_error = result = None
         if self.rank in leaders:
             answer = {"failed": True}

@@ -93,7 +93,9 @@ def _step_lines(run: Banner) -> list[str]:
         f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: "
         + ", ".join(f"{n} → {steps:,}" for n, steps in on.items())
         + ")",
-        f"Epochs: {run.settings.schedule.num_epochs} ({schedule.total:,} steps)",
+        f"Epochs: {run.settings.schedule.num_epochs} ({schedule.total:,} steps"
+        + f"; stops at step {schedule.stop:,}, --max-steps" * (schedule.stop < schedule.total)
+        + ")",
         f"Learning rate: {schedule.rate:g} ({_scaling(run)}; warm-up over {schedule.warmup:,}"
         f" step{'s' * (schedule.warmup != 1)})" + run.about_rate,
         *schedule.warnings(),

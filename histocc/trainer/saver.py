@@ -44,16 +44,12 @@ class Saver:
     ):
         self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
         self.failed, self.seconds = "", 0.0
-        self.number = 0  # of the save
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
         """Returns the error, "" where there is none."""
         started = time.monotonic()
         state = self.state(step, position)
-        self.number += 1
-        self.failed = self.world.run_on_main(
-            f"checkpoint {self.number}", lambda: self._write(step, names, state, started)
-        )
+        self.failed = self.world.run_on_main("saving", lambda: self._write(step, names, state, started))
         self.seconds = time.monotonic() - started
         return self.failed
 
