@@ -32,8 +32,8 @@ from histocc.model.thresholds import PUBLISHED
 from histocc.predict import arguments as predict_arguments
 from histocc.runtime import arguments, entrypoint, machine_errors, outputs
 from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
+from histocc.runtime.checksums import SUMS, sums_of, with_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS, sums_of, with_sums
 from histocc.text_rules import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.

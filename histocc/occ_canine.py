@@ -46,10 +46,10 @@ from histocc.runtime.call_arguments import (
     optional,
     thresholds,
 )
+from histocc.runtime.device import device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped, listening
-from histocc.runtime.torch_settings import device_of, settings_of_torch
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from histocc.job.initial_weights import transfer_linear_rows
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.outputs import LIST, OwnFiles
@@ -461,10 +462,7 @@ def linear_state(rows: int, start: float, width: int = 2, dtype=torch.float32) -
 def test_transfer_of_the_rows_that_both_keys_hold():
     state, weights = linear_state(3, 0, dtype=torch.float64), linear_state(4, 100)
     assert (
-        checkpoint.transfer_linear_rows(
-            state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}
-        )
-        == 2
+        transfer_linear_rows(state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}) == 2
     )
     assert state["linear_decoder.weight"].tolist() == [[106, 107], [2, 3], [102, 103]]
     assert (
@@ -485,5 +483,5 @@ def test_transfer_of_the_rows_that_both_keys_hold():
 )
 def test_nothing_to_transfer(weights, old_key):
     state = linear_state(2, 0)
-    assert checkpoint.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
+    assert transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
     assert same(state, linear_state(2, 0))

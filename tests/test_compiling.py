@@ -9,7 +9,7 @@ from histocc.formatter import hisco_blocky5
 from histocc.job.settings import Settings
 from histocc.job.train import train
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime import compiling
+from histocc.runtime import device
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 
@@ -53,7 +53,7 @@ def test_layers_compute_the_same(monkeypatch):
         "compile",
         lambda module, **flags: (seen.append(module), layer_compile(module, backend="eager", **flags)),
     )
-    compiling.compile_layers(compiled)
+    device.compile_layers(compiled)
     # outer layers, stack, decoder
     assert len(seen) == 4 + 3 and list(compiled.state_dict()) == list(plain.state_dict())
     torch._dynamo.utils.counters.clear()
@@ -74,4 +74,4 @@ def test_a_missing_compiler_is_said(monkeypatch):
     ):
         train(settings, World(), None)
     monkeypatch.setenv("CXX", "bash")
-    assert compiling.missing_compiler(torch.device("cpu")) is None
+    assert device.missing_compiler(torch.device("cpu")) is None

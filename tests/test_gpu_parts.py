@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from histocc.runtime import compiling
-from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime import device
+from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World, choose_device
 from histocc.trainer import batch_size
 from histocc.trainer.hooks import Meter
@@ -145,8 +145,6 @@ def test_cudnns_attention_is_off_on_gpus(monkeypatch):
 def test_what_compiles_for_gpus_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert (
-        compiling.missing_compiler(GPU) == "a C compiler (no-such-compiler: not there; apt-get install gcc)"
-    )
+    assert device.missing_compiler(GPU) == "a C compiler (no-such-compiler: not there; apt-get install gcc)"
     monkeypatch.setenv("CC", "bash")
-    assert compiling.missing_compiler(GPU) is None
+    assert device.missing_compiler(GPU) is None

@@ -26,8 +26,8 @@ from histocc.model.canine import CanineConfig
 from histocc.model.checkpoint_schema import build
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
+from histocc.runtime.checksums import SUMS, with_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS, with_sums
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, resume

@@ -18,9 +18,8 @@ from histocc.formatter import hisco_blocky5
 from histocc.occ_canine import settings_of_torch
 from histocc.predict.coder import DECODERS, Coder
 from histocc.runtime import device
-from histocc.runtime.device import choose_device
+from histocc.runtime.device import choose_device, device_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.torch_settings import device_of
 
 TEXTS = [
     "wine merchant",

@@ -13,8 +13,8 @@ from histocc.evaluate.__main__ import JSON, MARKDOWN, get_args_parser, run
 from histocc.evaluate.markdown import figures_of
 from histocc.predict.tables import as_table
 from histocc.runtime.arguments import flag
+from histocc.runtime.device import device_of, settings_of_torch
 from histocc.runtime.errors import UserError
-from histocc.runtime.torch_settings import device_of, settings_of_torch
 from histocc.runtime.world import World
 
 GROUPS = {"digits": "by_digits", "language": "by_language", "major_group": "by_major_group"}

@@ -23,7 +23,7 @@ from histocc.model import model_io
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checksums
-from histocc.runtime.compiling import compile_layers
+from histocc.runtime.device import compile_layers
 from histocc.runtime.input_files import opened
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed

@@ -1,6 +1,8 @@
 """What a new run starts from: random weights, or those of --initial-checkpoint with the key and the text rule
 that belong to them."""
 
+from typing import Any
+
 from histocc.data import keys
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
@@ -190,7 +192,7 @@ def load_initial_weights(
     )
     if not same_key and not asked.only_encoder and linear:
         own = model.state_dict()
-        kept = checkpoint.transfer_linear_rows(own, linear, first_key, key)
+        kept = transfer_linear_rows(own, linear, first_key, key)
         model.load_state_dict(own)
         new = [name for name in new if not name.startswith(OF_CODES)]
         world.print(
@@ -235,3 +237,26 @@ def notes_on_formatter(first: dict, formatter: BlockyFormatter) -> list[str]:
         flags = f"--block-size {size}" + " --use-within-block-sep" * separated
         return [f"its decoder writes codes in other blocks than this run: {flags} keeps it"]
     return []
+
+
+def transfer_linear_rows(
+    model_state: dict[str, Any], weights: dict[str, Any], old_key: dict[str, Any], new_key: dict[str, Any]
+) -> int:
+    """Rows of the linear decoder for codes that both keys hold, copied in place; returns how many."""
+    shared = [code for code in new_key if code in old_key]
+    if not shared or "linear_decoder.weight" not in weights:
+        return 0
+    new, old = [new_key[code] for code in shared], [old_key[code] for code in shared]
+    names = [
+        name
+        for name in ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")
+        if name in weights and name in model_state
+    ]
+    if any(
+        weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key)
+        for name in names
+    ):
+        return 0
+    for name in names:
+        model_state[name][new] = weights[name][old].to(model_state[name])
+    return len(shared)

@@ -17,8 +17,8 @@ from histocc.model import encoder_sizes
 from histocc.model.canine import CanineConfig
 from histocc.model.checkpoint_schema import CHARS, CONFIG, CONFIG_JSON, LARGEST, MODEL
 from histocc.runtime import checkpoint
+from histocc.runtime.checksums import SUMS, without_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS, without_sums
 from histocc.runtime.schema import Check, apart, described, floats, kind, mapping, maybe, require
 from histocc.text_rules import AS_IS, ASCII_LOWER
 

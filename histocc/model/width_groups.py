@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from histocc.model.layers import product
-from histocc.runtime.padding import best_cuts
 from histocc.text import padded_width
+from histocc.trainer.plan import best_cuts
 
 MOST_GROUPS = 4
 LEAST_ROWS = 12  # of a batch, for each group that it is cut into

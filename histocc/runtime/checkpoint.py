@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from histocc.runtime.checksums import SUMS, sums_of, with_sums, without_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS, sums_of, with_sums, without_sums
 from histocc.runtime.machine_errors import as_user_error
 from histocc.runtime.outputs import LIST, OwnFiles, kind_of, write_atomic
 
@@ -244,26 +244,3 @@ def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> l
         [f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())]
         for part in (own, weights)
     ]
-
-
-def transfer_linear_rows(
-    model_state: dict[str, Any], weights: dict[str, Any], old_key: dict[str, Any], new_key: dict[str, Any]
-) -> int:
-    """Rows of the linear decoder for codes that both keys hold, copied in place; returns how many."""
-    shared = [code for code in new_key if code in old_key]
-    if not shared or "linear_decoder.weight" not in weights:
-        return 0
-    new, old = [new_key[code] for code in shared], [old_key[code] for code in shared]
-    names = [
-        name
-        for name in ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")
-        if name in weights and name in model_state
-    ]
-    if any(
-        weights[name].shape[1:] != model_state[name].shape[1:] or len(weights[name]) != len(old_key)
-        for name in names
-    ):
-        return 0
-    for name in names:
-        model_state[name][new] = weights[name][old].to(model_state[name])
-    return len(shared)

@@ -1,12 +1,20 @@
-"""Which device a process has, and how fast it is."""
+"""Which device a process has, how fast it is, how long something took on it, what compiles for it; and
+torch's settings, which a call from Python leaves as they were.
+"""
 
+import contextlib
 import os
+import shutil
 import socket
 import time
+from collections import deque
+from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch import nn
 
+from histocc.runtime.call_arguments import is_text, shown
 from histocc.runtime.errors import UserError
 from histocc.runtime.machine_errors import is_out_of_memory
 from histocc.runtime.products import linear
@@ -142,3 +150,116 @@ def _product_seconds(pair: torch.Tensor) -> float:
     linear(pair[0], pair[1])  # as models multiply
     synchronize(pair.device)
     return max(time.perf_counter() - started, 1e-9)
+
+
+def device_of(given: str | torch.device | None) -> torch.device:
+    """Raises ValueError for what is no device, UserError for one that is not there."""
+    if not (given is None or is_text(given) or isinstance(given, torch.device)):
+        raise ValueError(
+            f"device: found {shown(given)}, expected None, 'auto', 'cpu', 'cuda', 'cuda:N' or a torch.device"
+        )
+    name, sign, number = str("auto" if given is None else given).partition(":")
+    if (
+        name not in ("auto", "cpu", "cuda", accelerator())
+        or sign
+        and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0")
+    ):
+        raise ValueError(f"device: found {str(given)!r}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    if sign and name == "cuda" and int(number) >= max(1, torch.cuda.device_count()):
+        raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
+    with settings_of_torch():
+        device = choose_device(name, 0, 1)
+    if device.type == "cuda" and sign:
+        device = torch.device("cuda", int(number))
+        torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def settings_of_torch() -> Generator[None]:
+    """Afterwards torch has the settings that it had: threads, the precision of matrix products, cuDNN's
+    attention. A run sets them."""
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+
+
+class DeviceClock:
+    """How long something took on the device that works: adds up `seconds` between pairs of moments.
+
+    On a GPU they are moments of its own queue: what the host does while the queue is not empty takes no time.
+    Events are read when they are over, so nothing waits for the device but `synchronize`. device: None for
+    the host's own clock.
+    """
+
+    def __init__(self, device: torch.device | None = None):
+        self.seconds = 0.0
+        self._on_gpu = device is not None and device.type == "cuda"
+        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def now(self) -> Any:
+        """A moment, for `add`."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, since: Any, until: Any) -> None:
+        if not self._on_gpu:
+            self.seconds += until - since
+            return
+        self._open.append((since, until))
+        self._read()
+
+    def synchronize(self) -> None:
+        """Waits until the device has done all that it was given, and reads all events."""
+        if self._on_gpu:
+            self.now().synchronize()
+            self._read()
+
+    def _read(self) -> None:
+        while self._open and self._open[0][1].query():
+            since, until = self._open.popleft()
+            self.seconds += since.elapsed_time(until) / 1000
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Each member of a ModuleList in `model` is compiled by `torch.compile` when it works for the first time.
+    The model is changed in place, and state dicts keep their names.
+
+    All layers of a kind share the result, for any number of rows and positions, so that compiling takes a
+    minute instead of growing with the model.
+    """
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for layer in layers:
+            layer.compile(dynamic=True)  # pyright: ignore[reportUnknownMemberType]
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What torch.compile lacks on `device`, in words; None where nothing does."""
+    if device.type == "cpu":
+        compiler = os.environ.get("CXX", "g++")
+        return (
+            None
+            if shutil.which(compiler)
+            else f"a C++ compiler ({compiler} is not there; apt-get install g++)"
+        )
+    try:
+        import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
+    except ImportError:
+        return "the package triton (pip install triton)"
+    # triton builds what starts its kernels
+    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
+    return (
+        None
+        if any(map(shutil.which, compilers))
+        else f"a C compiler ({', '.join(compilers)}: not there; apt-get install gcc)"
+    )

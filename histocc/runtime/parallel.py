@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
@@ -51,9 +51,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
     # these take seconds, so only where they are used
-    from torch.distributed.device_mesh import (
-        init_device_mesh,
-    )
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     # nothing changes logits in place
@@ -86,17 +84,13 @@ def is_sharded(model: nn.Module) -> bool:
     return hasattr(model, "set_requires_gradient_sync")
 
 
-@contextlib.contextmanager
-def no_sync(model: nn.Module, sync: bool) -> Generator[None]:
+def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[None]:
     """Keeps the gradients of this process to itself while micro-batches are still to come (`sync` False).
     FSDP shares them out at once: kept back, they would lie whole on every process.
     """
-    with (
-        model.no_sync()
-        if isinstance(model, DistributedDataParallel) and not sync
-        else contextlib.nullcontext()
-    ):
-        yield
+    if isinstance(model, DistributedDataParallel) and not sync:
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

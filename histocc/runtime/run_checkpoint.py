@@ -10,7 +10,6 @@ from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.schema import (
     described,
-    floats,
     kind,
     listing,
     mapping,
@@ -159,67 +158,6 @@ def check_agreement(file: str, expected: dict[str, tuple[Any, Any]]) -> None:
             raise UserError(
                 f"{file}: {entry}: found {found}, expected {wanted}, as the other entries have it"
             )
-
-
-def check_optimizer(file: str, state: dict[str, Any], trained: list[tuple[int | None, ...]]) -> None:
-    """Raises UserError unless the state of the optimizer in a checkpoint is that of parameters of these
-    shapes; None is any size.
-    """
-    numbers = [number for group in state["optimizer"]["param_groups"] for number in group["params"]]
-    if numbers != list(range(len(trained))):
-        raise UserError(
-            f"{file}: optimizer: param_groups: found {len(numbers):,} parameters, expected those "
-            "of the model that are trained, "
-            f"0 … {len(trained) - 1}"
-        )
-    check_optimizer_state(file, state["optimizer"]["state"], trained)
-
-
-def check_optimizer_state(file: str, state: dict[int, Any], trained: list[tuple[int | None, ...]]) -> None:
-    """Raises UserError unless `state` is AdamW's of parameters of these shapes: of all of them, or of none
-    before the first step."""
-    require(
-        file,
-        kind(
-            f"the states of all {len(trained):,} trained parameters, or none",
-            lambda value: not value or value.keys() == set(range(len(trained))),
-        ),
-        state,
-        "optimizer: state",
-    )
-    memory: set[int] = set()
-    for number, entry in state.items():
-        where = f"optimizer: state: {number}"
-        means = floats(None)
-        require(
-            file,
-            mapping({"step": floats(()), "exp_avg": means, "exp_avg_sq": floats(None, least=0)}),
-            entry,
-            where,
-        )
-        for name in ("exp_avg", "exp_avg_sq"):
-            found, wanted = tuple(entry[name].shape), trained[number]
-            if (
-                len(found) != len(wanted)
-                or any(size not in (None, there) for there, size in zip(found, wanted))
-                or found != entry["exp_avg"].shape
-            ):
-                raise UserError(
-                    f"{file}: {where}: {name}: found {described(entry[name])}, expected "
-                    f"{['any number' if size is None else size for size in wanted]} as its parameter has"
-                )
-        if float(entry["step"]) < 0 or any(
-            entry[name].requires_grad or not entry[name].is_contiguous() for name in entry
-        ):
-            raise UserError(
-                f"{file}: {where}: found a state of another kind, expected one that AdamW has left"
-            )
-        places = {entry[name].untyped_storage().data_ptr() for name in ("step", "exp_avg", "exp_avg_sq")}
-        if len(places) < 3 or places & memory:
-            raise UserError(
-                f"{file}: {where}: found tensors that share their memory, expected each by itself"
-            )
-        memory |= places
 
 
 class Newest:

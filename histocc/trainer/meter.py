@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from histocc.runtime.device_clock import DeviceClock
+from histocc.runtime.device import DeviceClock
 from histocc.runtime.parallel import StragglerTimer
 from histocc.runtime.world import World
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from histocc.runtime.padding import best_cuts
 from histocc.runtime.rng import derived_seed, mix
 
 _ROUNDS = 6
@@ -179,3 +178,21 @@ class BatchSampler:
 
     def __len__(self) -> int:
         return max(0, self.plan.steps_per_epoch - self.first_batch)
+
+
+def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
+    """Samples of different widths in groups with little padding: which of the edges between widths bound at
+    most `groups` groups with the fewest positions, padding and all.
+
+    widths: ascending; edges[i]: samples narrower than widths[i]. A group is as wide as its widest.
+    """
+    best = {0: (0, [0])}  # widths covered → (positions, cuts)
+    for _ in range(groups):
+        more = dict(best)
+        for begin, (positions, cuts) in best.items():
+            for end in range(begin + 1, len(widths) + 1):
+                cost = positions + (edges[end] - edges[begin]) * widths[end - 1]
+                if end not in more or cost < more[end][0]:
+                    more[end] = (cost, [*cuts, end])
+        best = more
+    return best[len(widths)][1]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from histocc.runtime import checkpoint
+from histocc.runtime.checksums import SUMS
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import SUMS
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer.plan import BatchPlan

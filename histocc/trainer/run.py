@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from histocc.runtime import checkpoint
-from histocc.runtime.compiling import missing_compiler
+from histocc.runtime.device import missing_compiler
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
 from histocc.runtime.precision import Precision

@@ -21,7 +21,7 @@ from torch import nn
 
 from histocc.runtime import arguments, checkpoint, run_checkpoint
 from histocc.runtime.arguments import Parser
-from histocc.runtime.compiling import compile_layers
+from histocc.runtime.device import compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.outputs import OwnFiles, save_path_problem
 from histocc.runtime.precision import Precision

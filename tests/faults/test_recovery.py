@@ -11,8 +11,8 @@ from harness import Job, assert_gone, assert_same_end, workers
 from helpers import REPO, run
 
 from histocc.runtime import checkpoint, run_checkpoint
+from histocc.runtime.checksums import sums_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.file_sums import sums_of
 
 pytestmark = pytest.mark.processes
 
