@@ -1,9 +1,7 @@
 """Rows with one code joined into rows with two, and the losses for them: in arrays, batches and runs."""
 
 import json
-import os
 import pickle
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -35,7 +33,6 @@ from histocc.formatter import make_formatter
 from histocc.job import recipe
 from histocc.job.settings import Settings
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
-from histocc.runtime import checkpoint
 from histocc.text import LANGUAGES
 from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.plan import BatchPlan
@@ -510,33 +507,6 @@ class TestRuns:
             and "--join-rows was 0.8, now it is 0.5" in output
         )
         assert "--many-codes-weight was 2.5, now it is 1.0" in output
-
-    def test_a_run_of_a_version_without_the_flags_is_resumed_with_best_fit(self, runs, tmp_path):
-        """The curve is that of best-fit, whatever the default of new runs."""
-        folder, common = runs
-        shutil.copytree(folder / "best", tmp_path / "old")
-        for name in os.listdir(tmp_path / "old"):
-            if name.endswith(".bin") and name != "4.bin":
-                (tmp_path / "old" / name).unlink()
-        state = torch.load(tmp_path / "old" / "4.bin", weights_only=True)
-        for name in ("block_loss", "many_codes_weight", "join_rows"):
-            del state["args"][name]
-        checkpoint.replace(str(tmp_path / "old" / "last.bin"), state)
-        (tmp_path / "old" / "4.bin").unlink()
-        for flags, words in (
-            (["--block-loss", "one-to-one"], "--block-loss was 'best-fit', now it is 'one-to-one'"),
-            (["--join-rows", 0.3], "--join-rows was 0.0, now it is 0.3"),
-        ):
-            assert words in run(
-                TRAIN_MIXER, *common, "--batch-size", 12, *flags, "--save-dir", tmp_path / "old", code=2
-            )
-        run(TRAIN_MIXER, *common, "--batch-size", 12, "--save-dir", tmp_path / "old")
-        assert trained_args(tmp_path / "old")["block_loss"] == BEST_FIT
-        last, again = (
-            torch.load(path / "last.bin", weights_only=True) for path in (folder / "best", tmp_path / "old")
-        )
-        assert last["step"] == again["step"] == 6
-        assert all(torch.equal(value, again["model"][name]) for name, value in last["model"].items())
 
     @pytest.mark.full
     def test_a_new_run_takes_the_loss_of_its_initial_decoder(self, runs, tmp_path):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from launching import FAST_PYTHON, REPO, TOOLS, write_executable, write_table
+from launching import FAST_PYTHON, JOB, REPO, SOURCED, TOOLS, write_executable, write_table
 
 
 @pytest.fixture
@@ -65,3 +65,13 @@ def folder(tmp_path) -> str:
     write_table(tmp_path / "both" / "train.csv", "occ1,OCC1950_1")
     write_table(tmp_path / "both" / "val.parquet", "occ1,OCC1950_1")  # only its name is looked at
     return str(tmp_path / "both")
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Variables of a SLURM job that was submitted in a copy of the checkout, where ./output is nobody's."""
+    for name in (*SOURCED, "requirements.txt"):
+        copy = tmp_path / "checkout" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPO / name, copy)
+    return JOB | {"SLURM_SUBMIT_DIR": str(tmp_path / "checkout")}

@@ -15,12 +15,12 @@ SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
 
 
 @pytest.mark.parametrize("shell", ["dash", "zsh", "bash --posix"])
-def test_other_shells_start_a_launcher(plan, data, shell):
+def test_other_shells_start_a_launcher(plan, data, shell, job):
     words = shell.split()
     if shutil.which(words[0]) is None:
         pytest.skip(f"{words[0]} is not installed")
     words[0] = shutil.which(words[0])
-    for script, variables in ((LAUNCH, {}), (MULTI, {}), (SLURM, JOB)):
+    for script, variables in ((LAUNCH, {}), (MULTI, {}), (SLURM, job)):
         done = plan(script, data, shell=tuple(words), **variables)
         assert printed_command(done) == printed_command(plan(script, data, **variables))
 

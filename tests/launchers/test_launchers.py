@@ -275,24 +275,24 @@ def test_the_slurm_job_is_for_slurm_and_for_the_folder_of_histocc(plan, data):
     assert "/ is not the folder of histocc" in elsewhere.stderr
 
 
-def test_the_slurm_job_says_what_it_will_run(plan, data):
+def test_the_slurm_job_says_what_it_will_run(plan, data, job):
     more = {"SLURM_JOB_NODELIST": "gpu[1-4]", "SLURM_CPUS_PER_TASK": "12", "SLURM_RESTART_COUNT": "1"}
-    done = plan(SLURM, "3", data, **JOB, **more)
+    done = plan(SLURM, "3", data, **job, **more)
     names = ("nnodes", "master-addr", "master-port", "nproc-per-node")
     assert [option(printed_command(done), name) for name in names] == ["4", "gpu1", "29511", "3"]
     assert "--node-rank" not in done.stdout and "OMP_NUM_THREADS=4\n" in done.stdout
     assert "Job:         17 on 4 node(s): gpu[1-4], start number 2" in done.stdout
     array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}
-    done = plan(SLURM, "3", data, "--", "--save-path", "run%a", **JOB, **array)
+    done = plan(SLURM, "3", data, "--", "--save-path", "run%a", **job, **array)
     assert after(printed_command(done), "--save-path") == "run2" and "Job:         15_2 on" in done.stdout
 
 
-def test_overwrite_counts_for_the_first_start_of_a_job(plan, data, tmp_path):
-    first = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **JOB)
-    again = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **JOB, SLURM_RESTART_COUNT="1")
+def test_overwrite_counts_for_the_first_start_of_a_job(plan, data, tmp_path, job):
+    first = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **job)
+    again = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **job, SLURM_RESTART_COUNT="1")
     assert "--overwrite" in printed_command(first) and "--overwrite is left out" in again.stdout
     assert printed_command(again) == [word for word in printed_command(first) if word != "--overwrite"]
-    plan(SLURM, data, "--", "--overwrite", **JOB, SLURM_RESTART_COUNT="1")
+    plan(SLURM, data, "--", "--overwrite", **job, SLURM_RESTART_COUNT="1")
     (tmp_path / "m.toml").write_text("overwrite = true\n")
-    message = plan(SLURM, data, "--", "--config", str(tmp_path / "m.toml"), code=2, **JOB).stderr
+    message = plan(SLURM, data, "--", "--config", str(tmp_path / "m.toml"), code=2, **job).stderr
     assert message.startswith("error: overwrite in a config would start over after every requeue")
