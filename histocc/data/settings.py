@@ -142,11 +142,11 @@ def columns_of(
             header = read_header(path, args.delimiter)[0]
             families = keys.find_target_columns(header)
             if len(families) > 1:
+                language = ", and --language-col lang with it" if "lang" in header else ""
                 raise UserError(
                     f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
                     f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
-                    + ", and --language-col lang with it"
-                    * ("lang" in header)
+                    f"{language}"
                 )
             if families:
                 kind, target_cols = families[0]

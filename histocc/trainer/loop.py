@@ -223,9 +223,9 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """
     precision, optimizer = run.number_format, run.optimizer
     precision.unscale(optimizer)
-    trained = [p for p in run.model.parameters() if p.grad is not None]
-    total = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-    nn.utils.clip_grads_with_norm_(trained, run.clip_norm, total)
+    parameters = list(run.model.parameters())  # those without a gradient do not count
+    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total)
     norm = full_tensor(total)
     done = torch.isfinite(norm)
     bad = precision.optimizer_step(optimizer, done)
@@ -355,6 +355,6 @@ def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | 
             for name in first["sums"]
         },
         "count": first["count"],
-        "skipped": first.get("skipped", 0),
+        "skipped": first["skipped"],
         "seconds_data": 0.0,
     }
