@@ -17,9 +17,7 @@ from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.trainer import loop, training
-from histocc.trainer.hooks import Intervals, StepHooks, Steps
-from histocc.trainer.meter import Meter
-from histocc.trainer.schedule import linear_factor
+from histocc.trainer.schedule import Steps, linear_factor
 
 FOREVER = 10**6  # steps of a schedule
 
@@ -62,7 +60,17 @@ class Training:
     def train(self, steps: int, precision: Precision | None = None) -> None:
         """Takes `steps` steps, all within an epoch."""
         batches = self.loaders["train"].at(0, self.step % (self.plan.steps_per_epoch - steps))
-        hooks = StepHooks(self.world, Meter(), Steps(stop=self.step + steps), Intervals(log=None))
-        task = MixerTask(self.loss)
-        run = loop.Run(self.model, task, self.optimizer, self.world, precision, 1, self.schedule)
-        self.step = loop.train_one_epoch(run, batches, hooks, self.step)
+        run = loop.Run(
+            self.model,
+            MixerTask(self.loss),
+            self.optimizer,
+            self.world,
+            precision,
+            1,
+            self.schedule,
+            steps=Steps(stop=self.step + steps),
+            log_interval=None,
+        )
+        state = loop.State(self.step)
+        loop.train_one_epoch(run, batches, state)
+        self.step = state.step

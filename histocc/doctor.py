@@ -51,8 +51,6 @@ from histocc.runtime.world import (
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.text import encode
 from histocc.trainer import loop
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
-from histocc.trainer.meter import Meter
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 GB = 1e9
@@ -426,10 +424,16 @@ def smoke_test(world: World) -> Finding:
     losses: list[float] = []
     started = time.perf_counter()
     for part in range(2):
-        run = loop.Run(model, MixerTask(loss), optimizer, world, seed=part)
-        callbacks = Callbacks(log=lambda row: losses.append(row["train_loss"]))
-        hooks = StepHooks(world, Meter(), Steps(), Intervals(SMOKE_STEPS // 2), callbacks)
-        loop.train_one_epoch(run, [batch] * (SMOKE_STEPS // 2), hooks)
+        run = loop.Run(
+            model,
+            MixerTask(loss),
+            optimizer,
+            world,
+            seed=part,
+            log_interval=SMOKE_STEPS // 2,
+            log=lambda row: losses.append(row["train_loss"]),
+        )
+        loop.train_one_epoch(run, [batch] * (SMOKE_STEPS // 2), loop.State())
     seconds = time.perf_counter() - started
     # any changed bit changes them, but for rare accidents; float32
     sums = [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in raw_model.parameters()]

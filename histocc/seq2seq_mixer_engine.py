@@ -11,6 +11,7 @@ float [B, C] or the indices of each row's codes, int [B, K] with −1 for none. 
 batches are whole steps of their own.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sized
 from typing import Any, cast
@@ -26,11 +27,11 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.precision import Precision
+from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
-from histocc.trainer.meter import Meter
 from histocc.trainer.run_log import RunLog, log_columns
+from histocc.trainer.schedule import Steps
 
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
@@ -176,41 +177,47 @@ def train_one_epoch(
     epoch: int = 0,
     log_interval: int | None = 100,
     stop_step: int | None = None,
-    seed: int | None = None,
-    step_done: Callable[[], object] | None = None,
-    stop: StopPoll | None = None,
-    max_bad_steps: int = 20,
-    precision: Precision | None = None,
     distributed: bool = False,
     is_main_process: bool = True,
     world: World | None = None,
+    **options: Any,
 ) -> int:
     """Trains on the batches of `data_loader` and returns the number of optimizer steps done so far. All
     ranks.
 
-    current_step: optimizer steps done before; stop_step: return there. A line is printed every `log_interval`
-    steps. The others are as in `histocc.trainer.loop`. Called alone it runs in one process; `distributed`
-    joins the process group that exists.
+    Called alone it runs in one process; `distributed` joins the process group that exists.
+
+    Args:
+        loss_fn: a criterion called like `LossMixer`.
+        scheduler: any torch scheduler, whose `step` is called after each optimizer step; or None.
+        current_step: optimizer steps done before.
+        log_interval: steps between two printed lines.
+        stop_step: return there; None: at the end of the batches.
+        options: as for `histocc.trainer.loop.Run`: seed, precision, stop, step_done, max_bad_steps, …
     """
     world = world or _world(device, distributed)
     length = len(data_loader) if isinstance(data_loader, Sized) else 0
-    steps = Steps(stop_step or current_step + length, current_step)
     task = MixerTask(loss_fn, model=unwrap(model))
+    steps = Steps(stop_step or current_step + length, current_step)
     log = RunLog(None, steps, log_columns(task.columns), world.is_main and is_main_process, bar=False)
-    callbacks = Callbacks(log=log.row, step_done=step_done, stop=stop)
-    meter = Meter(device=world.device)
-    hooks = StepHooks(world, meter, Steps(stop_step, current_step), Intervals(log_interval), callbacks)
     run = loop.Run(
         model,
         task,
         optimizer,
         world,
-        precision,
-        seed,
         scheduler=scheduler,
-        max_bad_steps=max_bad_steps,
+        flops=task.flops,
+        steps=Steps(stop_step, current_step),
+        log_interval=log_interval,
+        log=log.row,
+        **options,
     )
-    return loop.train_one_epoch(run, data_loader, hooks, current_step, epoch)
+    state = loop.State(current_step)
+    state.time_training(model, world.device)
+    with contextlib.suppress(Stopped):
+        loop.train_one_epoch(run, data_loader, state, epoch)
+    state.peers.close()
+    return state.step
 
 
 def evaluate(
@@ -220,12 +227,12 @@ def evaluate(
     device: torch.device | str,
     *,
     formatter: BlockyFormatter | None = None,
-    stop: StopPoll | None = None,
+    stop: Callable[[], bool] | None = None,
     precision: Precision | None = None,
     world: World | None = None,
-) -> dict[str, float] | None:
-    """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`; None where `stop`
-    said so on the way. All ranks.
+) -> dict[str, float]:
+    """Losses and accuracies over all rows of all ranks' `data_loader`s, see `MixerTask`. All ranks. Raises
+    Stopped if `stop`, a collective, says so on the way.
     """
     world = world or _world(device, False)
     return loop.evaluate(model, data_loader, MixerTask(loss_fn, formatter), world, precision, stop)
@@ -247,41 +254,41 @@ def train(
     stop_step: int | None = None,
     steps_per_epoch: int | None = None,
     formatter: BlockyFormatter | None = None,
-    save: Callable[[int, list[str], dict], None] | None = None,
     log: Callable[[dict], None] | None = None,
-    step_done: Callable[[], object] | None = None,
-    position: dict | None = None,
     save_each_epoch: bool = False,
-    seed: int | None = None,
-    stop: StopPoll | None = None,
-    max_bad_steps: int = 20,
-    precision: Precision | None = None,
     distributed: bool = False,
     is_main_process: bool = True,
     world: World | None = None,
+    state: loop.State | None = None,
+    **options: Any,
 ) -> int:
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
-    data_loaders: "data_loader_train" and, where there is something to validate on, "data_loader_val". The
-    others are as in `histocc.trainer.loop`, which this calls with a `MixerTask`.
+    Args:
+        data_loaders: "data_loader_train" and, if there is something to validate on, "data_loader_val".
+        loss_fn, scheduler, current_step: as in `train_one_epoch`.
+        state: of a run that is resumed, instead of `current_step`; brought up to date.
+        options: as for `histocc.trainer.loop.Run`: save, seed, precision, schedule, stop, step_done, …
     """
     world = world or _world(device, distributed)
+    task = MixerTask(loss_fn, formatter, model=unwrap(model))
     run = loop.Run(
         model,
-        MixerTask(loss_fn, formatter, model=unwrap(model)),
+        task,
         optimizer,
         world,
-        precision,
-        seed,
         scheduler=scheduler,
-        max_bad_steps=max_bad_steps,
+        flops=task.flops,
+        steps=Steps(total_steps, current_step, stop_step, steps_per_epoch),
+        log_interval=log_interval,
+        eval_interval=eval_interval,
+        save_interval=save_interval,
+        epoch_name=checkpoint.EPOCH if save_each_epoch else "",
+        log=log if is_main_process else None,
+        **options,
     )
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
-    steps = Steps(total_steps, current_step, stop_step, steps_per_epoch)
-    epochs = checkpoint.EPOCH if save_each_epoch else ""
-    intervals = Intervals(log_interval, eval_interval, save_interval, epochs)
-    callbacks = Callbacks(save, log if is_main_process else None, step_done, stop)
-    return loop.train(run, loaders, steps, intervals, callbacks, position)
+    return loop.train(run, loaders, state)
 
 
 def _world(device: torch.device | str, distributed: bool) -> World:

@@ -4,7 +4,6 @@ device can do.
 
 import json
 import math
-import time
 
 import pytest
 import torch
@@ -18,9 +17,7 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import products
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.precision import Precision
-from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask, forward
-from histocc.trainer.meter import Meter
 
 CPU = torch.device("cpu")
 CODES = 40
@@ -112,76 +109,38 @@ def test_empty_blocks_need_what_is_trained_of_them():
 # ---- the log
 
 
-class Counts:
-    def flops(self, batch):
-        return batch
-
-
-COUNTS = Counts()
-
-
-def take(meter, *batches, task=COUNTS, samples=4):
-    """A step of these micro-batches."""
-    for batch in batches:
-        meter.add({"loss": torch.tensor(1.0)})
-        meter.add_flops(task, batch)
-    meter.add_step(samples, torch.tensor(1.0), torch.tensor(True), torch.tensor(False))
-
-
-def test_the_rate_of_matrix_products_is_measured_once_and_off_the_clock(monkeypatch):
-    now, measured = [100.0], []
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def measure():
-        now[0] += 50.0
-        measured.append(now[0])
-        return 40.0
-
-    def row(meter, seconds, *batches):
-        take(meter, *batches)
-        now[0] += seconds
-        found = meter.row(World())
-        return [found[name] for name in ("model_flops_per_sec", "mfu", "samples_per_sec")]
-
-    meter = Meter(matmul_rate=measure)
-    assert row(meter, 2.0, 6.0, 4.0) == [5.0, 0.125, 2.0] and row(meter, 1.0, 10.0) == [10.0, 0.25, 4.0]
-    assert len(measured) == 1
-    assert row(Meter(matmul_rate=lambda: 0.0), 2.0, 8.0) == [4.0, None, 2.0]
-    meter = Meter(matmul_rate=lambda: pytest.fail("measured for nobody"))
-    assert row(meter, 2.0, math.nan) == [None, None, 2.0]  # a task that does not know
+def test_the_log_has_rates_over_all_processes(tmp_path):
+    """Three operations a sample and process, which multiplies matrices at a rate of 100."""
+    script = tmp_path / "rates.py"
+    script.write_text(CODE.format(repo=str(REPO)))
+    for processes in (None, 2):
+        output = run(script, processes=processes)
+        rows = json.loads(next(line for line in output.splitlines() if line.startswith("ROWS"))[5:])
+        for row in rows:
+            assert row["model_flops_per_sec"] / row["samples_per_sec"] == pytest.approx(3)
+            assert row["mfu"] == pytest.approx(row["model_flops_per_sec"] / (100 * (processes or 1)))
 
 
 CODE = """
-import json, sys, torch
-sys.path.insert(0, {repo!r} + "/tests")
+import json, sys
+sys.path[:0] = [{repo!r}, {repo!r} + "/tests"]
 from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import add_process_arguments, start
-from histocc.trainer.meter import Meter
-from test_flops import take
+from histocc.trainer import loop
+import test_toy_task as toy
+
+loop.matmul_rate = lambda device, dtype: 100.0
 
 def work(args, world):
-    mine = world.rank + 1
-    meter = Meter(matmul_rate=lambda: 100.0 * mine)
-    take(meter, 10.0 * mine, 40.0 * mine, samples=3)
-    row = meter.row(world)
+    rows, _ = toy.train(world)
+    names = ("model_flops_per_sec", "mfu", "samples_per_sec")
     if world.is_main:
-        print("ROW", json.dumps(row))
+        print("ROWS", json.dumps([{{name: row[name] for name in names}} for row in rows]))
 
 parser = make_parser("flops", "")
 add_process_arguments(parser)
 start(parser, work, ["--device", "cpu"])
 """
-
-
-@pytest.mark.processes
-def test_both_are_sums_over_the_processes(tmp_path):
-    script = tmp_path / "meter.py"
-    script.write_text(CODE.format(repo=str(REPO)))
-    for processes, flops, matmul in ((None, 50, 100), (2, 150, 300)):
-        output = run(script, processes=processes)
-        row = json.loads(next(line for line in output.splitlines() if line.startswith("ROW"))[4:])
-        assert row["model_flops_per_sec"] / row["samples_per_sec"] == pytest.approx(flops / 3)
-        assert row["mfu"] == pytest.approx(row["model_flops_per_sec"] / matmul)
 
 
 # ---- the rate of matrix products

@@ -11,7 +11,6 @@ from histocc.runtime import device
 from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World, choose_device
 from histocc.trainer import batch_size
-from histocc.trainer.hooks import Meter
 from histocc.trainer.profiling import PHASES, StepProfiler
 
 GPU = torch.device("cuda", 0)
@@ -66,19 +65,22 @@ def test_a_clock_counts_the_devices_time(queue):
 
 
 def test_data_that_comes_while_the_gpu_works_is_not_waited_for(queue):
-    meter = Meter(device=GPU)
+    clock = DeviceClock(GPU)
 
     def fetch():
+        started = clock.now()
         queue.at += 2.0
+        clock.add(started, clock.now())
 
-    meter.time_data(fetch)  # nothing to do before the first batch
+    fetch()  # nothing to do before the first batch
     queue.busy(5.0)
-    meter.time_data(fetch)  # ready long before the GPU is
+    fetch()  # ready long before the GPU is
     queue.busy(1.0)
     queue.at = 9.5  # the GPU was done at 8
-    meter.time_data(fetch)
+    fetch()
     queue.busy(1.0)
-    assert meter.row(World())["seconds_data"] == pytest.approx(4.0) and queue.at == 12.5
+    clock.synchronize()
+    assert clock.seconds == pytest.approx(4.0) and queue.at == 12.5
 
 
 def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):

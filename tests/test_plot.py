@@ -8,8 +8,8 @@ from helpers import TINY, run_inside, write_rows
 import train_mixer
 from histocc import plot
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.hooks import Steps
 from histocc.trainer.run_log import RunLog
+from histocc.trainer.schedule import Steps
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"

@@ -7,8 +7,8 @@ import pytest
 
 from histocc.runtime.console import duration
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.hooks import Steps
 from histocc.trainer.run_log import RunLog, flops_in_words
+from histocc.trainer.schedule import Steps
 
 VALUES = {
     "step": 1200,

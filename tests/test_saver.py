@@ -14,8 +14,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.lock import run_lock
 from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps
-from histocc.trainer.meter import Meter
+from histocc.trainer import loop
 from histocc.trainer.saver import Saver
 
 
@@ -57,54 +56,6 @@ def test_last_comes_first(saver, monkeypatch):
         os.makedirs(saver.own.folder)
         checkpoint.save(saver.own, ["4.bin", "best.bin", "last.bin"], {"model": {}})
     assert sorted(os.listdir(saver.own.folder)) == ["histocc.json", "last.bin"]
-
-
-def test_a_best_checkpoint_that_could_not_be_written_is_no_measure(saver, monkeypatch, said):
-    losses = iter([3.0, 1.0, 2.0, 2.5])
-    boundary = StepHooks(
-        World(),
-        Meter(),
-        Steps(stop=9),
-        Intervals(log=None, validate=1),
-        Callbacks(save=saver),
-        evaluate=lambda: {"val_loss": next(losses)},
-    )
-    write = checkpoint.save
-
-    def full(own, names, state):
-        if state["step"] == 2:
-            raise OSError(28, "No space left on device")
-        return write(own, names, state)
-
-    monkeypatch.setattr(checkpoint, "save", full)
-    for step in (1, 2, 3, 4):
-        boundary(step, 0, 0.1)
-    assert "WARNING: the checkpoint of step 2 could not be saved: " in said[1]
-    assert "best.bin: no space left on the device, 12 bytes needed" in said[1]
-    assert (
-        torch.load(os.path.join(saver.own.folder, "best.bin"), weights_only=True)["step"] == 3
-        and boundary.best_val_loss == 2.0
-    )
-
-
-@pytest.mark.parametrize(
-    "losses, best",
-    [([3.0, math.nan, 2.0, 2.5], 3), ([math.nan, 3.0, math.inf], 2), ([math.nan, 2.0, math.nan, 3.0], 2)],
-)
-def test_a_loss_that_is_no_number_is_never_the_best(saver, losses, best):
-    found = iter(losses)
-    boundary = StepHooks(
-        World(),
-        Meter(),
-        Steps(),
-        Intervals(log=None, validate=1),
-        Callbacks(save=saver),
-        evaluate=lambda: {"val_loss": next(found)},
-    )
-    for step, loss in enumerate(losses, 1):
-        boundary(step, 0, 0.1)
-        assert math.isfinite(loss) or boundary.best_val_loss is None or math.isfinite(boundary.best_val_loss)
-    assert torch.load(os.path.join(saver.own.folder, "best.bin"), weights_only=True)["step"] == best
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -197,9 +148,11 @@ def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
     def work(seconds):
         clock[0] += seconds
 
-    meter = Meter()
+    state = loop.State()
     work(2.0)
-    meter.untimed(lambda: work(50.0))
-    meter.samples += 12
+    state.stop_clock()
+    work(50.0)
+    state.start_clock()
     work(1.0)
-    assert meter.row(World())["samples_per_sec"] == 4.0
+    state.stop_clock()
+    assert state.sums["seconds"] == 3.0

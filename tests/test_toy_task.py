@@ -14,10 +14,11 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.world import World
 from histocc.trainer import loop
-from histocc.trainer.hooks import Callbacks, Intervals, Steps, StopPoll
 from histocc.trainer.run_log import log_columns
+from histocc.trainer.schedule import Steps
 
 ROWS, STEPS = 48, 24
+INTERVALS = {"log_interval": 5, "eval_interval": 8, "save_interval": 6}
 BEST_EARLY = 0.1  # validated on smaller numbers the loss is least at step 10 and grows from there
 
 
@@ -83,7 +84,7 @@ def train(
     stop=None,
     dropout=True,
     rows=None,
-    intervals=Intervals(log=5, validate=8, save=6),
+    intervals=INTERVALS,
     val_scale=1.0,
 ):
     """(rows of the log, what was saved last); the rows also stand in `rows`, the latter in `saved`, as they
@@ -105,11 +106,22 @@ def train(
         if checkpoint.BEST in names:
             kept["best"] = step
 
-    run = loop.Run(model, Toy(), optimizer, world, seed=3, scheduler=scheduler)
-    loaders = {"train": Loader(world), "val": Loader(world, val_scale)}
-    steps = Steps(STEPS, saved["step"] if saved else 0, STEPS)
-    callbacks = Callbacks(save=save, log=rows.append, stop=stop)
-    loop.train(run, loaders, steps, intervals, callbacks, saved["position"] if saved else None)
+    run = loop.Run(
+        model,
+        Toy(),
+        optimizer,
+        world,
+        seed=3,
+        scheduler=scheduler,
+        flops=lambda batch: 3.0 * len(batch["x"]),
+        steps=Steps(STEPS),
+        save=save,
+        log=rows.append,
+        stop=stop,
+        **intervals,
+    )
+    state = loop.State.resumed(saved["step"], saved["position"], world) if saved else None
+    loop.train(run, {"train": Loader(world), "val": Loader(world, val_scale)}, state)
     return rows, kept
 
 
@@ -150,7 +162,7 @@ def interrupted(ends, intervals):
 
         logged = []
         with contextlib.suppress(Killed):
-            train(World(), kept, StopPoll(ask), rows=logged, intervals=intervals, val_scale=BEST_EARLY)
+            train(World(), kept, ask, rows=logged, intervals=intervals, val_scale=BEST_EARLY)
         for row in logged:
             if row["step"] in rows:
                 assert figures(rows[row["step"]]) == figures(row)
@@ -170,7 +182,7 @@ def figures(row):
     save=st.integers(1, 9),
 )
 def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, log, validate, save):
-    intervals = Intervals(log=log, validate=validate, save=save)
+    intervals = {"log_interval": log, "eval_interval": validate, "save_interval": save}
     rows, whole = train(World(), intervals=intervals, val_scale=BEST_EARLY)
     again, resumed = interrupted(ends, intervals)
     assert same(whole, resumed) and resumed["step"] == STEPS and resumed["best"] == whole["best"]
@@ -181,9 +193,9 @@ def test_whenever_it_ends_the_resumed_run_is_the_whole_one(ends, log, validate, 
 def test_stopped_and_resumed_equals_uninterrupted(polls, step):
     rows, whole = train(World())
     asked = iter(range(100))
-    first, saved = train(World(), stop=StopPoll(lambda: next(asked) == polls))
+    first, saved = train(World(), stop=lambda: next(asked) == polls)
     assert saved["names"] == ["last.bin"] and saved["step"] == step
-    assert (saved["position"]["unfinished"] is None) == (step != 8)
+    assert saved["position"]["unfinished"] == (step == 8)
     second, resumed = train(World(), saved=saved)
     assert same(whole, resumed)
     assert list(map(figures, rows)) == list(map(figures, [*first, *second]))
@@ -199,7 +211,7 @@ import test_toy_task as toy
 def work(args, world):
     rows, kept = toy.train(world, dropout=False)
     if world.is_main:
-        kept = ("train_loss", "val_loss", "sign_acc")
+        kept = ("train_loss", "val_loss", "sign_acc", "samples", "skipped_steps")
         found = [{{name: row[name] for name in kept if name in row}} for row in rows]
         print("ROWS", json.dumps(found))
 
@@ -232,9 +244,9 @@ def told(**changes):
     for name, value in changes.items():
         setattr(Wrong, name, value)
     model, optimizer, scheduler = model_and_optimizer()
-    run = loop.Run(model, Wrong(), optimizer, World(), scheduler=scheduler)
+    run = loop.Run(model, Wrong(), optimizer, World(), scheduler=scheduler, steps=Steps(1))
     with pytest.raises(ValueError) as error:
-        loop.train(run, {"train": Loader(World()), "val": Loader(World())}, Steps(1))
+        loop.train(run, {"train": Loader(World()), "val": Loader(World())})
     return str(error.value)
 
 
@@ -262,9 +274,9 @@ def losses(function):
             "Wrong.losses returned loss, loss_absolute; Wrong.columns",
         ),
         ({"columns": "loss"}, "Wrong.columns must be a tuple of names, \"loss\" among them; found 'loss'"),
-        ({"columns": ("loss", "lr")}, "lr: the trainer's own"),
-        ({"columns": ("loss", "val_loss")}, "val_loss: the trainer's own"),
-        ({"columns": ("loss", "loss")}, "a name stands twice"),
+        ({"columns": ("loss", "lr")}, "lr: the loop's own"),
+        ({"columns": ("loss", "val_loss")}, "val_loss: the loop's own"),
+        ({"columns": ("loss", "loss")}, "a name is listed twice"),
         (
             {"metrics": losses(lambda e: dict.fromkeys(Toy.columns, e) | {"sign_acc": (e, e, e)})},
             "Wrong.metrics: 'sign_acc' must be [B], or a pair of sums [B] and counts [B]",
@@ -291,15 +303,25 @@ class Plain:
         return {"loss": batch["x"][:, 0], "part": (ones, 2 * ones)}
 
 
-def plain_run(train, val=None, steps=Steps(2), intervals=Intervals(log=1, epochs=checkpoint.EPOCH)):
+def plain_run(train, val=None, steps=2):
     """(rows of the log, names of saved files)"""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
     rows, names = [], []
-    callbacks = Callbacks(save=lambda step, due, position: names.extend(due), log=rows.append)
-    run = loop.Run(model, Plain(), optimizer, World(), scheduler=scheduler)
-    loop.train(run, {"train": train, "val": val}, steps, intervals, callbacks)
+    run = loop.Run(
+        model,
+        Plain(),
+        optimizer,
+        World(),
+        scheduler=scheduler,
+        steps=Steps(steps),
+        log_interval=1,
+        epoch_name=checkpoint.EPOCH,
+        save=lambda step, due, position: names.extend(due),
+        log=rows.append,
+    )
+    loop.train(run, {"train": train, "val": val})
     return rows, names
 
 
@@ -313,12 +335,12 @@ def test_weights_and_counts_below_one_are_weights_and_counts():
 
 
 def test_a_count_may_be_a_tensor():
-    rows, _ = plain_run([batch(global_count=torch.tensor(4))], steps=Steps(2))
+    rows, _ = plain_run([batch(global_count=torch.tensor(4))], steps=2)
     assert [row["samples"] for row in rows] == [4, 8] and rows[0]["train_loss"] is not None
 
 
 def test_epochs_are_those_of_the_loader():
-    assert plain_run([batch()] * 2, steps=Steps(5))[1] == [
+    assert plain_run([batch()] * 2, steps=5)[1] == [
         "epoch_1.bin",
         "last.bin",
         "epoch_2.bin",

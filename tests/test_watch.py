@@ -7,8 +7,8 @@ import pytest
 from histocc import watch
 from histocc.runtime.lock import run_lock
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.hooks import Steps
 from histocc.trainer.run_log import STATUS, RunLog
+from histocc.trainer.schedule import Steps
 
 ROW = {
     "epoch": 0,

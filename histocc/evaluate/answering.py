@@ -25,12 +25,10 @@ from histocc.model.thresholds import Thresholds
 from histocc.runtime import arguments
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.precision import Precision
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, MicroBatches
-from histocc.trainer.hooks import StopPoll
 from histocc.trainer.plan import BatchPlan
 
 # of models that do not say how they were trained
@@ -109,9 +107,7 @@ def answered(
 
     def share(part: int) -> tuple[dict[str, float], Collected]:
         loader = BatchLoader(MicroBatches(texts, plan, world.rank * number + part))
-        found = loop.own_totals(model, loader, task, world, stop=StopPoll(world.stop_agreed))
-        if found is None:
-            raise Stopped
+        found = loop.own_totals(model, loader, task, world, stop=world.stop_agreed)
         return {name: float(value) for name, value in found.items()}, outcomes.collected
 
     totals: Counter[str] = Counter()

@@ -27,11 +27,11 @@ from histocc.model.thresholds import Thresholds, places
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
+from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows
-from histocc.trainer.hooks import StopPoll
 from histocc.trainer.plan import BatchPlan
 
 MOST_TEXTS, MOST_ROWS = 2_000, 3_000  # that it is fitted on
@@ -224,7 +224,9 @@ def fit(
     )
     plan = BatchPlan(len(index), batch_size * world.size, world.size, batch_size)
     loader = BatchLoader(MicroBatches(SomeRows(rows, index), plan, world.rank), world)
-    if loop.evaluate(model, loader, task, world, precision, StopPoll(world.stop_agreed)) is None:
+    try:
+        loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
+    except Stopped:
         return None
     answers = task.gathered(world)
     if answers is None:

@@ -24,8 +24,8 @@ from histocc.runtime.rng import mix
 from histocc.seq2seq_mixer_engine import more_entries, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
 from histocc.trainer.batches import MicroBatches
+from histocc.trainer.loop import CLIP_NORM
 from histocc.trainer.schedule import linear_factor, set_learning_rate
-from histocc.trainer.task import CLIP_NORM
 
 MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
 MOST_SHOWN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step

@@ -60,19 +60,18 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
     train_rows, val_rows = build.make_rows(settings, world, data, config)
     build.train_seen_characters(model, train_rows, config, settings.model.freeze_encoder)
     linear = linear_rate(settings, model, resumed)
+    loss_fn = make_loss(settings.loss, settings.formatter, settings.teaching.distillation_temperature)
+    task = MixerTask(loss_fn, settings.formatter, model=model)
     training = Training(
         model,
-        MixerTask(
-            make_loss(settings.loss, settings.formatter, settings.teaching.distillation_temperature),
-            settings.formatter,
-            model=model,
-        ),
+        task,
         train_rows,
         val_rows,
         build.entries(settings, data, config, model.ngrams is not None),
         data.fingerprint,
         build.checksums_of_files(settings.noise),
         fast_parameters(model, linear),
+        task.flops,
         banner.about(settings, data, model),
         banner.about_rate(linear, model),
         lists=data.folder,

@@ -12,11 +12,9 @@ from histocc.model.ngrams import AUTO
 from histocc.model.published import Given
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.trainer import loop
-from histocc.trainer.hooks import StopPoll
 from histocc.trainer.run_log import validation_line
 from histocc.trainer.training import validation_loader
 
@@ -55,8 +53,6 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
     model.to(world.device, precision.dtype)
     task = MixerTask(make_loss(settings.loss, formatter), formatter)
     values = loop.evaluate(
-        model, validation_loader(settings, world, rows), task, world, precision, StopPoll(world.stop_agreed)
+        model, validation_loader(settings, world, rows), task, world, precision, world.stop_agreed
     )
-    if values is None:
-        raise Stopped
     world.print(validation_line({"step": state.get("step") or 0, **values}, COLUMNS))

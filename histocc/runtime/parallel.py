@@ -197,6 +197,9 @@ class StragglerTimer:
         """Waits for the device, so that `seconds` is complete."""
         self._clock.synchronize()
 
+    def reset(self) -> None:
+        self._clock.seconds = 0.0
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()

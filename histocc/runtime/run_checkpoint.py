@@ -25,16 +25,6 @@ MOST_GROUPS = 1024  # of parameters
 COUNT = whole(0, 2**62)
 RNG = mapping({"seed": whole(-(2**63), 2**63), "threads": whole(1, 1024), "processes": whole(1, 1 << 20)})
 ANY_FLOAT = real()  # of a log, where a loss may be infinite
-RUNNING = mapping(
-    {
-        "sums": mapping({}, rest=ANY_FLOAT),
-        "count": COUNT,
-        "seconds_data": real(0),
-        "skipped": COUNT,
-        "grad_norm": maybe(ANY_FLOAT),
-    },
-    rest=plain,
-)
 POSITION = mapping(
     {
         "epoch": COUNT,
@@ -43,16 +33,16 @@ POSITION = mapping(
         "steps_per_epoch": whole(1, 2**62),
         "fingerprint": text(100),
         "samples": COUNT,
-        "running": listing(RUNNING, 1, 1 << 20),
+        "sums": listing(mapping({}, rest=ANY_FLOAT), 1, 1 << 20),
+        "grad_norm": maybe(ANY_FLOAT),
         "launchers": listing(text(1000, empty=True)),
         "run": text(100),
         "best_val_loss": maybe(ANY_FLOAT),
-        "bad_in_row": COUNT,
-        "val_not_finite": COUNT,
+        "bad_steps": COUNT,
+        "bad_validations": COUNT,
         "finite_step": maybe(COUNT),
-        "before": COUNT,
         "files": mapping({}, rest=COUNT),
-        "unfinished": maybe(mapping({"step": COUNT, "epoch": COUNT, "learning_rate": real(0)})),
+        "unfinished": kind("true or false", lambda value: isinstance(value, bool)),
     },
     rest=plain,
 )
@@ -144,7 +134,6 @@ def check_resumable(file: str, state: dict[str, Any]) -> None:
             "scheduler: last_epoch": (state["scheduler"]["last_epoch"], step),
             "scheduler: base_lrs": (len(state["scheduler"]["base_lrs"]), len(groups)),
             "rng: seed": (state["rng"]["seed"], state["args"].get("seed", state["rng"]["seed"])),
-            "position: unfinished: step": ((position["unfinished"] or {"step": step})["step"], step),
         },
     )
 

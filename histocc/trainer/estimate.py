@@ -12,12 +12,10 @@ from histocc.runtime.console import duration
 from histocc.runtime.device import synchronize
 from histocc.runtime.outputs import folder_above
 from histocc.runtime.parallel import unwrap
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
-from histocc.trainer.meter import Meter
+from histocc.trainer.schedule import Steps
 from histocc.trainer.settings import RunSettings
 
 STEPS = 3  # that are measured, after one that is not
@@ -29,25 +27,19 @@ def estimate(
     settings: RunSettings,
     run: loop.Run,
     loaders: dict[str, BatchLoader],
-    steps: tuple[int, int],
     fitted_before: str,
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. steps: done, and where the run would end; fitted_before: what would be fitted before the first step.
-    All ranks.
+    data. fitted_before: what would be fitted before the first step. All ranks.
     """
     world = run.world
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
         torch.cuda.reset_peak_memory_stats(world.device)
-    stop = StopPoll(world.stop_agreed)
-    step_seconds, taken = _seconds_per_step(run, loaders["train"], stop)
-    if not stop.agreed:
-        _widest_rows(run, loaders["train"])
-    validation_seconds = _validation_seconds(run, loaders.get("val"), stop)
+    step_seconds, taken = _seconds_per_step(run, loaders["train"])
+    _widest_rows(run, loaders["train"])
+    validation_seconds = _validation_seconds(run, loaders.get("val"))
     peaks = world.gather(_peak_memory(world))
-    if stop.agreed:
-        raise Stopped
-    (start, last), intervals = steps, settings.intervals
+    start, last, intervals = run.steps.start, run.steps.last or 0, settings.intervals
     each = intervals.eval_interval
     left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
@@ -80,19 +72,18 @@ def estimate(
     world.print("\n".join(lines))
 
 
-def _seconds_per_step(run: loop.Run, loader: BatchLoader, stop: StopPoll) -> tuple[float, int]:
+def _seconds_per_step(run: loop.Run, loader: BatchLoader) -> tuple[float, int]:
     """(mean of some steps over batches of the epoch, those of the slowest process; how many). The weights
     that they change are thrown away.
     """
 
     def take(steps: int, first_batch: int) -> tuple[float, int]:
         batches = loader.at(0, first_batch)
-        callbacks = Callbacks(stop=stop)
-        hooks = StepHooks(run.world, Meter(), Steps(steps), Intervals(log=None), callbacks)
-        started = time.perf_counter()
-        done = loop.train_one_epoch(replace(run, seed=0), batches, hooks)
+        silent = replace(run, seed=0, steps=Steps(), log_interval=None, save_interval=None, epoch_name="")
+        state, started = loop.State(), time.perf_counter()
+        loop.train_one_epoch(silent, islice(batches, steps * loader.plan.micro_batches(0)), state)
         synchronize(run.world.device)
-        return (time.perf_counter() - started) / max(done, 1), done
+        return (time.perf_counter() - started) / max(state.step, 1), state.step
 
     take(1, 0)  # the first one is slow: it takes memory and chooses kernels
     return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
@@ -110,12 +101,12 @@ def _widest_rows(run: loop.Run, loader: BatchLoader) -> None:
     run.model.zero_grad(set_to_none=True)
 
 
-def _validation_seconds(run: loop.Run, loader: BatchLoader | None, stop: StopPoll) -> float:
+def _validation_seconds(run: loop.Run, loader: BatchLoader | None) -> float:
     if loader is None:
         return 0.0
     batches = min(VALIDATION_BATCHES, len(loader))
     started = time.perf_counter()
-    loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, stop)
+    loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, run.stop)
     synchronize(run.world.device)
     return max(run.world.gather((time.perf_counter() - started) / batches * len(loader)))
 

@@ -4,15 +4,16 @@ What is trained is a task, and what a batch is: see `histocc.trainer.task`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sized
-from dataclasses import replace
-from functools import partial
+import time
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from histocc.runtime.device import matmul_rate
+from histocc.runtime import checkpoint
+from histocc.runtime.device import DeviceClock, matmul_rate
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.parallel import (
     StragglerTimer,
@@ -28,77 +29,534 @@ from histocc.runtime.progress import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.hooks import Callbacks, Intervals, StepHooks, Steps, StopPoll
-from histocc.trainer.meter import Meter
 from histocc.trainer.profiling import phase
-from histocc.trainer.schedule import set_learning_rate
-from histocc.trainer.task import Run, Task, check_columns, checked_samples, forward_backward, to_device
+from histocc.trainer.schedule import Steps, set_learning_rate
+from histocc.trainer.task import Task, check_columns, checked_samples, global_count
 
-COUNT = " count"  # behind the name of a figure: what its sum is divided by
+CLIP_NORM = 1.0
+COUNT = " count"  # follows the name of a figure: what its sum is divided by
+GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
+MAX_BAD_VALIDATIONS = 2  # in a row without a finite loss; then the run ends
+MIN_DOUBTFUL_STEPS = 2  # in a row without a finite gradient; a single one may be due to a damaged row
 
 
-def train(
-    run: Run,
-    loaders: dict[str, Any],
-    steps: Steps,
-    intervals: Intervals = Intervals(),
-    callbacks: Callbacks = Callbacks(),
-    position: dict[str, Any] | None = None,
-) -> int:
-    """Trains from `steps.start` to `steps.last`. All ranks.
+class Diverged(TrainingError):
+    """The loss or the gradients are no longer finite. good_step: the last step known to be good, or None."""
+
+    def __init__(self, message: str, good_step: int | None):
+        super().__init__(message)
+        self.good_step = good_step
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained, with what, for how long, and what happens between two steps.
 
     Args:
-        loaders: "train" and, where there is something to validate on, "val": iterables of batches. One with a
+        model: as `histocc.runtime.parallel.wrap` returns it.
+        task: what is computed of a batch; see `histocc.trainer.task`.
+        optimizer: its groups have an "initial_lr" if there is a `schedule`.
+        world: the processes.
+        precision: the number format; float32 if None.
+        seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
+            None leaves torch's generators alone.
+        schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
+        scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
+        clip_norm: largest norm of the gradient of a step.
+        max_bad_steps: steps in a row without a finite gradient after which the run ends.
+        flops: floating point operations of a micro-batch's forward and backward pass, as the loader gave it;
+            for the columns model_flops_per_sec and mfu.
+        steps: where the run starts and ends.
+        log_interval, eval_interval, save_interval: optimizer steps between rows of the log, validations and
+            checkpoints; None: never.
+        epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
+        save: called on all ranks with the step, the names of the files due, and the position that a resumed
+            run takes up; returns the error, the same on all ranks, "" or None if there is none.
+        log: called on all ranks with a row of the log.
+        say: prints a warning, on rank 0.
+        step_done: called after each step.
+        stop: a collective, asked before each step and each batch of a validation: whether to stop.
+    """
+
+    model: nn.Module
+    task: Task
+    optimizer: torch.optim.Optimizer
+    world: World
+    precision: Precision | None = None
+    seed: int | None = None
+    schedule: Callable[[int], float] | None = None
+    scheduler: Any = None
+    clip_norm: float = CLIP_NORM
+    max_bad_steps: int = 20
+    flops: Callable[[dict[str, Any]], float] | None = None
+    steps: Steps = Steps()
+    log_interval: int | None = 100
+    eval_interval: int | None = None
+    save_interval: int | None = None
+    epoch_name: str = ""
+    save: Callable[[int, list[str], dict[str, Any]], str | None] | None = None
+    log: Callable[[dict[str, Any]], None] | None = None
+    say: Callable[[str], None] = print
+    step_done: Callable[[], object] | None = None
+    stop: Callable[[], bool] | None = None
+
+    @property
+    def number_format(self) -> Precision:
+        return self.precision or Precision("float32", self.world.device)
+
+
+@dataclass
+class State:
+    """How far a run is. `position` is what checkpoints keep of it.
+
+    sums: since the last row of the log, on this rank; what is the same on all ranks is counted on rank 0.
+    """
+
+    step: int = 0  # optimizer steps done
+    samples: float = 0  # trained on, by all ranks
+    sums: dict[str, Tensor | float] = field(default_factory=dict[str, Tensor | float])
+    grad_norm: Tensor | float | None = None  # before clipping, of the last step that was not skipped
+    best_val_loss: float | None = None
+    bad_steps: Tensor | int = 0  # in a row, without a finite gradient
+    bad_validations: int = 0  # in a row, without a finite loss
+    finite_step: int | None = None  # of the last validation with a finite loss
+    unfinished: bool = False  # the run was stopped inside the validation of this step
+    stopped: bool = False
+
+    def __post_init__(self):
+        self.time_training(None, torch.device("cpu"))
+
+    @classmethod
+    def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
+        """Of a run that continues from a checkpoint. On another number of ranks the first takes all sums."""
+        of_ranks: list[dict[str, float]] = position["sums"]
+        names = of_ranks[0]
+        if len(of_ranks) == world.size:
+            sums = of_ranks[world.rank]
+        else:
+            sums = {name: world.is_main * sum(part[name] for part in of_ranks) for name in names}
+            for name in ("seconds", "seconds_data", "seconds_peers"):  # these are means over the ranks
+                sums[name] *= world.size / len(of_ranks)
+        kept = ("samples", "grad_norm", "best_val_loss", "bad_steps", "bad_validations", "finite_step")
+        return cls(step, sums=dict(sums), unfinished=position["unfinished"], **{k: position[k] for k in kept})
+
+    def position(self, world: World) -> dict[str, Any]:
+        """For `resumed`, in plain Python types. All ranks."""
+        self.stop_clock()
+        sums = {name: float(value) for name, value in self.sums.items()}
+        return {
+            "samples": self.samples,
+            "sums": world.gather(sums),
+            "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
+            "best_val_loss": self.best_val_loss,
+            "bad_steps": int(self.bad_steps),
+            "bad_validations": self.bad_validations,
+            "finite_step": self.finite_step,
+            "unfinished": self.unfinished,
+        }
+
+    def add(self, name: str, value: Tensor | float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def time_training(self, model: nn.Module | None, device: torch.device) -> None:
+        """Begins to measure how long training takes, and of that the waits for data and for other ranks."""
+        self.data, self.peers = DeviceClock(device), StragglerTimer(model, device)
+        self.matmul_rate = 0.0  # of all ranks, once it is measured
+        self.started: float | None = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        """Adds the time since the clock was started to the sums: what follows is no training time."""
+        if self.started is None:
+            return
+        self.data.synchronize()
+        self.peers.synchronize()
+        self.add("seconds", time.perf_counter() - self.started)
+        self.add("seconds_data", self.data.seconds)
+        self.add("seconds_peers", self.peers.seconds)
+        self.data.seconds, self.started = 0.0, None
+        self.peers.reset()
+
+    def start_clock(self) -> None:
+        self.started = time.perf_counter()
+
+
+def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
+    """Trains from `state.step` to `run.steps.last`. All ranks.
+
+    Args:
+        loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
             method `at(epoch, first_batch)` starts in the middle of an epoch.
-        position: what `callbacks.save` was given by an earlier run, to continue where that stopped.
+        state: of a run that is resumed; brought up to date.
 
     Returns:
         The last optimizer step. There is a validation after it. A run that was asked to stop saves last.bin
-        between two steps.
+        between two steps, and `state.stopped` says so.
 
     Raises:
-        TrainingError: on all ranks alike, for a run that has diverged; see `histocc.trainer.hooks`.
+        Diverged: on all ranks alike.
         ValueError: for a task or batches that do not keep to their interface, by name.
     """
-    last = steps.last
+    state, last = state or State(run.steps.start), run.steps.last
     if last is None:
         raise ValueError("steps say neither how many there are in total nor where to stop")
-    world, position = run.world, position or {}
     check_columns(run.task)
-    stop = callbacks.stop or StopPoll(None)
-    step, per_epoch = steps.start, steps.per_epoch or steps_of_loader(loaders["train"], world)
-    steps = replace(steps, per_epoch=per_epoch)
-    peers = StragglerTimer(run.model, world.device)
-    running = _own_share(position.get("running") or [], world)
-    products = partial(matmul_rate, world.device, run.number_format.matmul_dtype)
-    meter = Meter(position.get("samples", 0), running, peers, world.device, products)
+    per_epoch = run.steps.per_epoch or steps_of_loader(loaders["train"], run.world)
+    run = replace(run, steps=replace(run.steps, per_epoch=per_epoch))
+    train_loader, val_loader = loaders["train"], loaders.get("val")
+    state.time_training(run.model, run.world.device)
+    try:
+        if state.unfinished:
+            between_steps(run, state, (state.step - 1) // per_epoch, val_loader)
+        while state.step < last:
+            before, (epoch, first_batch) = state.step, divmod(state.step, per_epoch)
+            batches = train_loader.at(epoch, first_batch) if hasattr(train_loader, "at") else train_loader
+            train_one_epoch(run, batches, state, epoch, val_loader)
+            if state.step == before:
+                raise TrainingError("the data loader gave no batch")
+    except Stopped:
+        state.stopped = True
+        save(run, state, [checkpoint.LAST])
+    finally:
+        state.peers.close()
+    return state.step
 
-    def validate() -> dict[str, Any] | None:
-        return evaluate(run.model, loaders["val"], run.task, world, run.number_format, stop)
 
-    hooks = StepHooks(
-        world,
-        meter,
-        steps,
-        intervals,
-        callbacks,
-        evaluate=validate if loaders.get("val") is not None else None,
-        position=position,
-    )
-    if position.get("unfinished"):
-        hooks(**position["unfinished"])
-    while step < last:
-        epoch, first_batch = divmod(step, per_epoch)
-        loader, before = loaders["train"], step
-        batches = loader.at(epoch, first_batch) if hasattr(loader, "at") else loader
-        step = train_one_epoch(run, batches, hooks, step, epoch)
-        if stop.agreed:
-            hooks.save_stopped(step)
-            break
-        if step == before:
-            raise TrainingError("the data loader gave no batch")
-    peers.close()
-    return step
+def train_one_epoch(
+    run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int = 0, val_loader: Any = None
+) -> None:
+    """Trains on `batches`, or until `run.steps.last`. All ranks.
+
+    The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
+    by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
+
+    Raises:
+        Stopped: on all ranks alike, if the run was asked to stop.
+        Diverged: on all ranks alike.
+        ValueError: for batches that end inside a step.
+    """
+    world, optimizer, precision = run.world, run.optimizer, run.number_format
+    run.model.train()
+    batches = iter(batches)
+    while run.steps.last is None or state.step < run.steps.last:
+        raise_if_stopped(run.stop)
+        if run.seed is not None:
+            torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
+
+        # The micro-batches of a step: the last one averages the gradients over the ranks.
+        sums: dict[str, Tensor | float] = {}
+        samples, is_last = 0.0, False
+        while not is_last:
+            with phase("data"):
+                started = state.data.now()
+                batch = next(batches, None)
+                state.data.add(started, state.data.now())
+            if batch is None:
+                if sums:
+                    raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
+                return
+            is_last = batch.get("last_micro_batch", True) if isinstance(batch, dict) else True
+            moved = to_device(batch, world.device)
+            with no_sync(run.model, sync=is_last):
+                added, samples = forward_backward(run.model, run.task, moved, precision, world.size)
+            for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
+                sums[name] = sums.get(name, 0.0) + value.detach().double()
+            if run.flops is not None:
+                state.add("flops", run.flops(batch))
+        state.peers.backward_done()
+
+        # The step.
+        if run.schedule is not None:
+            set_learning_rate(optimizer, run.schedule(state.step))
+        with phase("optimizer"):
+            norm, done, bad = optimizer_step(run)
+        if run.scheduler is not None:
+            run.scheduler.step()
+        state.step += 1
+        state.samples = as_int(state.samples + samples)
+        for name, value in sums.items():  # those of a step that was skipped are no figures
+            state.add(name, torch.where(done, value, 0.0))
+        state.add("count", world.is_main * samples * done.double())
+        state.add("samples", world.is_main * samples)
+        state.add("skipped_steps", world.is_main * bad.double())
+        state.grad_norm = norm if state.grad_norm is None else torch.where(done, norm, state.grad_norm)
+        state.bad_steps = (state.bad_steps + 1) * bad.long()
+
+        # What is due after it: log, validation, checkpoint.
+        if run.step_done is not None:
+            run.step_done()
+        with phase("log, validation, saving"):
+            between_steps(run, state, epoch, val_loader)
+
+
+def raise_if_stopped(stop: Callable[[], bool] | None) -> None:
+    """All ranks. stop: a collective. Raises Stopped."""
+    with phase("asking to stop"):
+        if stop is not None and stop():
+            raise Stopped
+
+
+def forward_backward(
+    model: nn.Module, task: Task, batch: dict[str, Any], precision: Precision, ranks: int = 1
+) -> tuple[dict[str, Tensor], float]:
+    """Forward and backward pass of a micro-batch: adds the gradients of its share of the step's mean loss.
+
+    ranks: that take part in the step. DDP and FSDP divide the gradients by their number, so the loss is
+    multiplied by it.
+
+    Returns:
+        The weighted sums of its losses, and the number of samples of the whole optimizer step.
+    """
+    with phase("forward"):
+        with precision.autocast():
+            losses = task.losses(model, batch)
+        samples = checked_samples(task, losses, batch)
+        weights = batch.get("weights")
+        sums = {
+            name: (values if weights is None else values * weights.to(values.dtype)).sum()
+            for name, values in losses.items()
+        }
+    count = global_count(batch, samples * ranks)
+    with phase("backward"):
+        precision.scale(sums["loss"] * (ranks / count)).backward()
+    return sums, count
+
+
+def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
+    """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
+
+    Returns:
+        The norm before clipping, whether the step was taken, and whether it was bad: not finite, and not
+        because the scaler of fp16 is still looking for its scale. All 0-d, on the device: nothing here waits
+        for it if the optimizer can skip by itself (torch's fused ones). After DDP and FSDP the norm is the
+        same on all ranks, so all of them skip together.
+    """
+    precision, optimizer = run.number_format, run.optimizer
+    precision.unscale(optimizer)
+    parameters = list(run.model.parameters())  # those without a gradient do not count
+    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total)
+    norm = full_tensor(total)
+    done = torch.isfinite(norm)
+    bad = precision.optimizer_step(optimizer, done)
+    optimizer.zero_grad(set_to_none=True)
+    return norm, done, bad
+
+
+def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
+    """Logs, validates and saves what is due after `state.step`. All ranks.
+
+    Raises:
+        Stopped: inside the validation; whoever resumes validates again, and then writes the row.
+        Diverged: on all ranks alike.
+    """
+    step, is_last = state.step, state.step == run.steps.last
+
+    def due(interval: int | None) -> bool:
+        return bool(interval) and step % (interval or 1) == 0
+
+    if due(GPU_CHECK_INTERVAL) or run.world.device.type == "cpu":
+        bad = int(state.bad_steps)
+        if bad >= run.max_bad_steps:
+            raise Diverged(
+                f"step {step:,}: the gradient was not finite in {bad} steps in a row (--max-bad-steps), which"
+                " changed nothing.",
+                max(step - bad - 1, state.finite_step or 0),
+            )
+    names = [checkpoint.name_of_step(step)] if due(run.save_interval) else []
+    if run.epoch_name and due(run.steps.per_epoch):
+        names.append(run.epoch_name.format(step // (run.steps.per_epoch or 1)))
+    found: dict[str, Any] = {}
+    best_before = state.best_val_loss
+    if val_loader is not None and (is_last or due(run.eval_interval)):
+        state.stop_clock()
+        state.unfinished, started = True, time.perf_counter()
+        found = evaluate(run.model, val_loader, run.task, run.world, run.precision, run.stop)
+        found["seconds_val"], state.unfinished = time.perf_counter() - started, False
+        if math.isfinite(found["val_loss"]):
+            state.bad_validations, state.finite_step = 0, step
+            if state.best_val_loss is None or not found["val_loss"] >= state.best_val_loss:
+                state.best_val_loss = found["val_loss"]
+                names.append(checkpoint.BEST)
+        else:
+            state.bad_validations += 1
+    if found or is_last or due(run.log_interval):
+        row = log_row(run, state, epoch) | found
+        if run.log is not None:
+            run.log(row)
+    if found and state.bad_validations >= (1 if is_last else MAX_BAD_VALIDATIONS):
+        bad = state.bad_validations
+        raise Diverged(
+            f"step {step:,}: the loss is {found['val_loss']:g} in "
+            + (f"{bad} validations in a row" if bad > 1 else "the last validation")
+            + ": the run has diverged.",
+            state.finite_step,
+        )
+    if names or is_last:
+        if is_last or names != [checkpoint.BEST]:
+            names.append(checkpoint.LAST)
+        # Weights in doubt do not take the place of earlier ones.
+        doubt = ""
+        if state.bad_validations:
+            doubt = "the loss of the last validation was not finite"
+        elif not found and int(state.bad_steps) >= MIN_DOUBTFUL_STEPS:
+            doubt = f"the last {int(state.bad_steps)} steps had no finite gradient"
+        if (not doubt or is_last) and save(run, state, names) and checkpoint.BEST in names:
+            state.best_val_loss = best_before
+        if doubt and run.world.is_main:
+            outcome = "may be unusable" if is_last else "not written"
+            run.say(f"WARNING: step {step:,}: {', '.join(names)} {outcome}: {doubt}")
+    if state.started is None:
+        state.start_clock()
+
+
+def save(run: Run, state: State, names: list[str]) -> str | None:
+    """A checkpoint under these names; the error if it failed. All ranks."""
+    position = state.position(run.world)
+    return None if run.save is None else run.save(state.step, names, position)
+
+
+def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
+    """Values for the log since the last row, over all ranks; starts the next row. All ranks."""
+    state.stop_clock()
+    world, total = run.world, run.world.sum_over_ranks(state.sums)
+    count = total.get("count", 0.0)
+    seconds = max(total["seconds"] / world.size, 1e-9)  # means over the ranks
+    row = {f"train_{name}": total[name] / count for name in total if name.startswith("loss") and count}
+    row |= {
+        "step": state.step,
+        "epoch": epoch,
+        "samples": state.samples,
+        "lr": run.optimizer.param_groups[0]["lr"],
+        "grad_norm": None if state.grad_norm is None or not count else float(state.grad_norm),
+        "samples_per_sec": total.get("samples", 0.0) / seconds,
+        "seconds_data": total["seconds_data"] / world.size,
+        "data_share": min(1.0, total["seconds_data"] / world.size / seconds),
+        "peer_share": (
+            min(1.0, total["seconds_peers"] / world.size / seconds) if state.peers.measures else None
+        ),
+        "skipped_steps": int(total.get("skipped_steps", 0)),
+    }
+    flops = total.get("flops", math.nan)
+    if math.isfinite(flops) and flops > 0:
+        if not state.matmul_rate:
+            rate = matmul_rate(world.device, run.number_format.matmul_dtype)
+            state.matmul_rate = world.sum_over_ranks({"rate": rate})["rate"]
+        row["model_flops_per_sec"] = flops / seconds
+        row["mfu"] = row["model_flops_per_sec"] / state.matmul_rate
+    state.sums = {}
+    state.start_clock()
+    return row
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[dict[str, Any]],
+    task: Task,
+    world: World,
+    precision: Precision | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, float]:
+    """The task's figures over all samples of all ranks' `batches`. All ranks.
+
+    Returns:
+        {"val_loss": …} for losses and {name: …} for the others, nan if nothing was counted.
+
+    Raises:
+        Stopped: `stop` said so on the way.
+        ValueError: no rank has a sample, or the task does not keep to its interface.
+    """
+    return figures_of(own_totals(model, batches, task, world, precision, stop), world)
+
+
+def own_totals(
+    model: nn.Module,
+    batches: Iterable[dict[str, Any]],
+    task: Task,
+    world: World,
+    precision: Precision | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> dict[str, Tensor | float]:
+    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. All ranks.
+
+    Returns:
+        Weighted sums under the names of the figures; COUNT: of samples; name + COUNT: the denominator of a
+        ratio.
+    """
+    raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
+    totals: dict[str, Tensor | float] = {}
+    count = len(batches) if isinstance(batches, Sized) else None
+    with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
+        for batch in batches:
+            raise_if_stopped(stop)
+            batch = to_device(batch, world.device)
+            with number_format.autocast():
+                values: dict[str, Any] = dict(task.metrics(raw_model, batch))
+            samples = checked_samples(task, values, batch, "metrics")
+            weights = batch.get("weights")
+            weights = torch.ones(samples, device=world.device) if weights is None else weights
+            for name, value in list(values.items()):
+                if isinstance(value, tuple):
+                    values[name], values[name + COUNT] = value
+            values[COUNT] = torch.ones_like(weights)
+            for name, value in values.items():
+                totals[name] = totals.get(name, 0.0) + (value.double() * weights.double()).sum()
+            stage.add()
+    return totals
+
+
+def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
+    """What `evaluate` returns, from the totals of all ranks. All ranks. Raises ValueError."""
+    names = next(filter(None, world.gather(list(totals))), None)
+    if names is None:
+        raise ValueError("the loader of validation rows gave no batch on any rank")
+    total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
+    samples = total.pop(COUNT)
+    if not samples:
+        raise ValueError("the validation has no sample with a weight above 0")
+    figures: dict[str, float] = {}
+    for name, value in total.items():
+        if not name.endswith(COUNT):
+            count = total.get(name + COUNT, samples)
+            label = f"val_{name}" if name.startswith("loss") else name
+            figures[label] = value / count if count else math.nan
+    return figures
+
+
+def warm_up_wrapped_model(
+    model: nn.Module, task: Task, batch: dict[str, Any], world: World, precision: Precision, compiled: bool
+) -> None:
+    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
+    random state are set. All ranks.
+
+    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
+    more than two ranks in another order than one that was never interrupted. After this the layout no longer
+    depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
+    first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees
+    first.
+    """
+    if not is_wrapped(model) and not compiled:
+        return
+    batch = to_device(batch, world.device)
+    for _ in range(2):
+        forward_backward(model, task, batch, precision)
+    model.zero_grad(set_to_none=True)
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The batch with its tensors on `device`; pinned memory is copied while the device works. Raises
+    ValueError for what is no batch.
+    """
+    if not isinstance(batch, dict):
+        raise ValueError(f"a batch must be a dict, see histocc.trainer.task; got {type(batch).__name__}")
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+def as_int(count: float) -> float:
+    """An int if it is one: a sum of weights usually is."""
+    return int(count) if float(count).is_integer() else count
 
 
 def steps_of_loader(loader: Any, world: World) -> int:
@@ -114,247 +572,3 @@ def steps_of_loader(loader: Any, world: World) -> int:
             + ", ".join(map(str, lengths))
         )
     return lengths[0]
-
-
-def train_one_epoch(
-    run: Run, batches: Iterable[dict[str, Any]], hooks: StepHooks, step: int = 0, epoch: int = 0
-) -> int:
-    """Trains on `batches`. All ranks.
-
-    The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
-    by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
-
-    Args:
-        hooks: called after each step; says where to stop.
-        step: optimizer steps done before.
-
-    Returns:
-        The number of optimizer steps done so far.
-
-    Raises:
-        TrainingError: on all ranks alike, after `run.max_bad_steps` steps in a row without a finite gradient.
-        ValueError: for batches that end inside a step.
-    """
-    meter, stop = hooks.meter, hooks.callbacks.stop or StopPoll(None)
-    run.model.train()
-    unread = iter(batches)
-    while hooks.steps.last is None or step < hooks.steps.last:
-        if stop():
-            break
-        samples = accumulate_gradients(run, unread, meter, stop, step)
-        if samples is None:
-            break
-        if run.schedule is not None:
-            set_learning_rate(run.optimizer, run.schedule(step))
-        with phase("optimizer"):
-            norm, done, bad = optimizer_step(run)
-        meter.add_step(samples, norm, done, bad)
-        learning_rate = run.optimizer.param_groups[0]["lr"]
-        if run.scheduler is not None:
-            run.scheduler.step()
-        step += 1
-        hooks.count_bad_steps(bad, run.max_bad_steps, step)
-        if hooks.callbacks.step_done is not None:
-            meter.untimed(hooks.callbacks.step_done)
-        with phase("log, validation, saving"):
-            hooks(step, epoch, learning_rate)
-    return step
-
-
-def accumulate_gradients(
-    run: Run, batches: Iterator[dict[str, Any]], meter: Meter, stop: StopPoll, step: int
-) -> float | None:
-    """Forward and backward passes of a step's micro-batches; the last one averages the gradients over the
-    processes. All ranks.
-
-    Args:
-        step: optimizer steps done before.
-
-    Returns:
-        The number of samples of the step on all ranks; None at the end of the batches, and where this process
-        was asked to stop while its loader did not answer.
-
-    Raises:
-        ValueError: for batches that end inside a step.
-    """
-    if run.seed is not None:
-        torch.manual_seed(derived_seed(run.seed, step, run.world.rank))
-    first, is_last, samples = True, False, 0.0
-    while not is_last:
-        with phase("data"):
-            batch = meter.time_data(lambda: next_batch(batches, stop))
-        if batch is None:
-            if not first and not stop.agreed:
-                raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
-            meter.discard_step()
-            run.optimizer.zero_grad(set_to_none=True)
-            return None
-        moved = to_device(batch, run.world.device)
-        first, is_last = False, batch.get("last_micro_batch", True)
-        with no_sync(run.model, sync=is_last):
-            sums, samples = forward_backward(run.model, run.task, moved, run.number_format, run.world.size)
-        meter.add(sums)
-        meter.add_flops(run.task, batch)
-    meter.peers.backward_done()
-    return samples
-
-
-def next_batch(batches: Iterator[dict[str, Any]], stop: StopPoll | None) -> dict[str, Any] | None:
-    """The next one; None at the end, and where this process alone was asked to stop while its loader did not
-    answer (`stop` knows).
-    """
-    try:
-        return next(batches, None)
-    except Stopped:
-        if stop is None:
-            raise
-        stop.agreed = True  # nobody else has to
-        return None
-
-
-def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
-
-    Returns:
-        The norm before clipping, whether the step was taken, and whether it was bad: not finite, and not
-        because the scaler of fp16 is still looking for its scale. All 0-d, on the device: nothing here waits
-        for it where the optimizer can skip by itself (torch's fused ones). After DDP and FSDP the norm is the
-        same on all ranks, so all of them skip together.
-    """
-    precision, optimizer = run.number_format, run.optimizer
-    precision.unscale(optimizer)
-    parameters = list(run.model.parameters())  # those without a gradient do not count
-    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total)
-    norm = full_tensor(total)
-    done = torch.isfinite(norm)
-    bad = precision.optimizer_step(optimizer, done)
-    optimizer.zero_grad(set_to_none=True)
-    return norm, done, bad
-
-
-def warm_up_wrapped_model(
-    model: nn.Module,
-    task: Task,
-    batch: dict[str, Any],
-    world: World,
-    precision: Precision | None = None,
-    compiled: bool = False,
-) -> None:
-    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
-    random state are set. All ranks.
-
-    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
-    more than two ranks in another order than one that was never interrupted. After this the layout no longer
-    depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
-    first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees
-    first.
-    """
-    if not is_wrapped(model) and not compiled:
-        return
-    batch, precision = to_device(batch, world.device), precision or Precision("float32", world.device)
-    for _ in range(2):
-        forward_backward(model, task, batch, precision)
-    model.zero_grad(set_to_none=True)
-
-
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[dict[str, Any]],
-    task: Task,
-    world: World,
-    precision: Precision | None = None,
-    stop: StopPoll | None = None,
-) -> dict[str, float] | None:
-    """The task's figures over all samples of all ranks' `batches`. All ranks.
-
-    Returns:
-        {"val_loss": …} for losses and {name: …} for the others, nan where nothing was counted; None where
-        `stop` said so on the way.
-
-    Raises:
-        ValueError: where no rank has a sample, and for a task that does not keep to its interface.
-    """
-    totals = own_totals(model, batches, task, world, precision, stop)
-    return None if totals is None else figures_of(totals, world)
-
-
-def own_totals(
-    model: nn.Module,
-    batches: Iterable[dict[str, Any]],
-    task: Task,
-    world: World,
-    precision: Precision | None = None,
-    stop: StopPoll | None = None,
-) -> dict[str, Tensor | float] | None:
-    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. All ranks,
-    which ask each other whether to stop.
-    """
-    raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
-    totals: dict[str, Tensor | float] = {}
-    count = len(batches) if isinstance(batches, Sized) else None
-    with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
-        unread = iter(batches)
-        while (batch := next_batch(unread, stop)) is not None:
-            if stop is not None and stop():
-                return None
-            batch = to_device(batch, world.device)
-            with number_format.autocast():
-                found = task.metrics(raw_model, batch)
-            for name, value in _weighted(task, found, batch).items():
-                totals[name] = totals.get(name, 0.0) + value
-            stage.add()
-    return None if stop is not None and stop.agreed else totals  # its loader was stopped
-
-
-def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
-    """What `evaluate` returns, from the totals of all ranks. All ranks. Raises ValueError where there is no
-    sample.
-    """
-    names = next(filter(None, world.gather(list(totals))), None)
-    if names is None:
-        raise ValueError("the loader of validation rows gave no batch on any rank")
-    total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
-    samples = total.pop(COUNT)
-    if not samples:
-        raise ValueError("the validation has no sample with a weight above 0")
-    found = {name: value for name, value in total.items() if not name.endswith(COUNT)}
-    counts = {name: total.get(name + COUNT, samples) for name in found}
-    return {
-        ("val_" if name.startswith("loss") else "") + name: value / counts[name] if counts[name] else math.nan
-        for name, value in found.items()
-    }
-
-
-def _weighted(task: Task, found: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
-    """Weighted sums over a batch, under the names of the figures; COUNT: of samples; name + COUNT: the
-    denominator of a ratio."""
-    samples = checked_samples(task, found, batch, "metrics")
-    weights = batch.get("weights")
-    weights = torch.ones(samples, device=found["loss"].device) if weights is None else weights
-    values = {COUNT: torch.ones_like(weights)}
-    for name, value in found.items():
-        if isinstance(value, tuple):
-            value, values[name + COUNT] = value
-        values[name] = value
-    return {name: (value.double() * weights.double()).sum() for name, value in values.items()}
-
-
-def _own_share(running: list[dict[str, Any]], world: World) -> dict[str, Any] | None:
-    """This rank's sums of the log row that was open when the checkpoint was written; on another number of
-    ranks the first takes them all.
-    """
-    if not running:
-        return None
-    if len(running) == world.size:
-        return running[world.rank]
-    first = running[0]  # what all ranks count alike
-    return {
-        "sums": {
-            name: sum(part["sums"].get(name, 0.0) for part in running) if world.is_main else 0.0
-            for name in first["sums"]
-        },
-        "count": first["count"],
-        "skipped": first["skipped"],
-        "seconds_data": 0.0,
-    }

@@ -12,10 +12,10 @@ from histocc.runtime.checksums import SUMS
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World, launcher_id
+from histocc.trainer.loop import Run
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import FolderSettings, RunSettings
-from histocc.trainer.task import Run
 
 # What a resumed run takes of the groups of the optimizer; the rest is how they are made now.
 OF_GROUP = ("lr", "initial_lr", "betas", "eps", "weight_decay")

@@ -11,7 +11,7 @@ from torch import nn
 
 from histocc.runtime import checkpoint
 from histocc.runtime.device import missing_compiler
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
@@ -21,11 +21,11 @@ from histocc.trainer import loop
 from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.estimate import estimate
-from histocc.trainer.hooks import Callbacks, Steps, StopPoll
 from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
 from histocc.trainer.run_log import STOPPED
 from histocc.trainer.run_outputs import RunState, check_last_save, opened_outputs
-from histocc.trainer.schedule import Schedule
+from histocc.trainer.saver import Saver
+from histocc.trainer.schedule import Schedule, Steps
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
 from histocc.trainer.training import (
     DROPOUT,
@@ -93,7 +93,24 @@ def train(
     # The optimizer, and where the resumed run was.
     optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
     seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
-    run = loop.Run(model, task, optimizer, world, precision, seed, schedule.factor, max_bad_steps=most_bad)
+    intervals = settings.intervals
+    run = loop.Run(
+        model,
+        task,
+        optimizer,
+        world,
+        precision,
+        seed,
+        schedule.factor,
+        max_bad_steps=most_bad,
+        flops=training.flops,
+        steps=Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch),
+        log_interval=intervals.log_interval,
+        eval_interval=intervals.eval_interval,
+        save_interval=intervals.save_interval,
+        epoch_name=training.epoch_name if intervals.save_each_epoch else "",
+        stop=world.stop_agreed,
+    )
     with model_memory():
         if resumed:
             restore(resumed, run)
@@ -101,23 +118,41 @@ def train(
             resumed = {part: resumed[part] for part in ("args", "position", "step")}
     if settings.dry_run:
         with memory():
-            return estimate(settings, run, loaders, (start, schedule.stop), training.fitted_before)
+            return estimate(settings, run, loaders, training.fitted_before)
 
     # Train.
-    steps = Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch)
-    state = RunState(settings, training, run, plan, resumed)
-    with opened_outputs(settings, training, world, state, steps) as (log, save, step_done):
+    state = loop.State.resumed(start, resumed["position"], world) if resumed else loop.State()
+    content = RunState(settings, training, run, plan, resumed)
+    with opened_outputs(settings, training, world, content, run.steps) as (log, save, step_done):
         say_start(settings.schedule.num_epochs, world, resumed, plan)
-        stop = StopPoll(world.stop_agreed)
-        callbacks = Callbacks(save, log.row, step_done, stop)
-        intervals = settings.intervals.intervals(training.epoch_name)
-        with memory():
-            step = loop.train(run, loaders, steps, intervals, callbacks, state.position)
-        log.close(STOPPED if stop.agreed else "finished" if step == schedule.total else "at --max-steps")
+        run = replace(run, save=save, log=log.row, say=log.say, step_done=step_done)
+        try:
+            with memory():
+                step = loop.train(run, loaders, state)
+        except loop.Diverged as error:
+            raise TrainingError(f"{error} {way_back(save, world, error.good_step)}") from None
+        log.close(STOPPED if state.stopped else "finished" if step == schedule.total else "at --max-steps")
     check_last_save(save, step)
-    say_end(settings.folder, world, stop, step, schedule, save.seconds, "val" in loaders)
-    if not stop.agreed:
+    say_end(settings.folder, world, state, schedule, save.seconds, "val" in loaders)
+    if not state.stopped:
         use_model(training, model)
+
+
+def way_back(save: Saver, world: World, step: int | None) -> str:
+    """From where to start again: the newest checkpoint of `step` or of one before. All ranks."""
+    here = save.newest_until(step) if world.is_main and step is not None else None
+    newest = world.gather(here)[0]
+    remedy = "a lower --learning-rate (a third), or more --warmup-pct; with --fp16, --bf16 instead"
+    if newest:
+        return (
+            f"The last checkpoint that is known to be good is {newest[0]}, of step {newest[1]:,}. Give it as"
+            f" --initial-checkpoint, with another --save-path and {remedy}. If that does not help, look for"
+            " damaged rows in the data."
+        )
+    return (
+        f"No checkpoint is known to be good. Start over: --overwrite and {remedy}. If that does not help,"
+        " look for damaged rows in the data, or weights in --initial-checkpoint."
+    )
 
 
 def use_model(training: Training, model: nn.Module) -> None:
@@ -131,15 +166,14 @@ def use_model(training: Training, model: nn.Module) -> None:
 def say_end(
     folder: FolderSettings,
     world: World,
-    stop: StopPoll,
-    step: int,
+    state: loop.State,
     schedule: Schedule,
     save_seconds: float,
     validates: bool,
 ) -> None:
     """Where the run ended, why, and how it continues. All ranks."""
-    without = " without --overwrite" if folder.overwrite else ""
-    if stop.agreed:
+    step, without = state.step, " without --overwrite" if folder.overwrite else ""
+    if state.stopped:
         stop_request().acted = True
         reason = next(filter(None, world.gather(stop_request().reason)), "a signal")
         world.print(

@@ -14,7 +14,7 @@ from typing import Any
 from histocc.runtime.console import duration
 from histocc.runtime.outputs import OwnFiles, kind_of, write_text
 from histocc.runtime.progress import Stage
-from histocc.trainer.hooks import Steps
+from histocc.trainer.schedule import Steps
 
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
 LARGEST = 1 << 30  # bytes of a log

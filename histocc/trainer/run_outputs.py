@@ -14,12 +14,12 @@ from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.parallel import is_sharded, unwrap, whole
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop, run_files
-from histocc.trainer.hooks import Steps
 from histocc.trainer.loggers import LoggedRun, Loggers
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.profiling import StepProfiler
 from histocc.trainer.run_log import RunLog, log_columns
 from histocc.trainer.saver import Saver
+from histocc.trainer.schedule import Steps
 from histocc.trainer.settings import FolderSettings, RunSettings
 from histocc.trainer.training import Training
 

@@ -27,12 +27,10 @@ from histocc.runtime.outputs import OwnFiles, save_path_problem
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.schema import dense, mapping, plain, require
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import flags, loop, resume, run, run_files
 from histocc.trainer.batch_size import memory_advice, model_memory_advice
 from histocc.trainer.batches import Rows
-from histocc.trainer.hooks import StopPoll
 from histocc.trainer.run_log import log_columns, validation_line
 from histocc.trainer.run_outputs import held_folder
 from histocc.trainer.settings import RunSettings
@@ -199,9 +197,7 @@ def _validate(settings: RunSettings, world: World, training: Training, precision
     _load(training.model, weights, file)
     model = training.model.to(world.device)
     loader = validation_loader(settings, world, training.val)
-    values = loop.evaluate(model, loader, training.task, world, precision, StopPoll(world.stop_agreed))
-    if values is None:
-        raise Stopped
+    values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
     step = checkpoint.step_of(file) or 0
     world.print(validation_line({"step": step, **values}, log_columns(tuple(training.task.columns))))
     run.use_model(training, model)

@@ -11,7 +11,6 @@ from typing import Any
 from histocc.runtime.arguments import by_flag, settings_of
 from histocc.runtime.precision import PrecisionSettings
 from histocc.trainer.batch_size import AutoBatchSize, BatchSettings
-from histocc.trainer.hooks import Intervals
 from histocc.trainer.loggers import LoggerSettings
 from histocc.trainer.schedule import ScheduleSettings
 
@@ -52,15 +51,6 @@ class IntervalSettings:
     eval_interval: int
     save_interval: int
     save_each_epoch: bool
-
-    def intervals(self, epoch_name: str) -> Intervals:
-        """As the trainer takes them. epoch_name: of the checkpoint of an epoch, {} for its number."""
-        return Intervals(
-            self.log_interval,
-            self.eval_interval,
-            self.save_interval,
-            epoch_name if self.save_each_epoch else "",
-        )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Training:
         files: checksum of each file beside the rows that decides the result, by flag.
         fast: names of the parameters that have a learning rate of their own, and its factor on that of the
             rest. Names, since sharding replaces the parameters.
+        flops: of a micro-batch; see `histocc.trainer.loop.Run`.
         about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
         lists: folder of small files that are copied for the user to look at; "" for none.
         epoch_name: of the checkpoint of an epoch, {} for its number.
@@ -58,6 +59,7 @@ class Training:
     fingerprint: str = ""
     files: dict[str, int] = field(default_factory=dict[str, int])
     fast: tuple[Sequence[str], float] = ((), 1.0)
+    flops: Callable[[dict[str, Any]], float] | None = None
     about: list[str] = field(default_factory=list[str])
     about_rate: str = ""
     lists: str = ""
