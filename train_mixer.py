@@ -27,7 +27,7 @@ def run(args, world):
     settings, data = job_data.prepared(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.run_as_asked(settings, world, data)
+    train.train(settings, world, data)
 
 
 def main(argv=None):

@@ -102,9 +102,8 @@ def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank:
     from histocc.data.augment import Augmenter
     from histocc.data.dataset import RowEncoding, TextChanges, TextRows
     from histocc.formatter import make_formatter
-    from histocc.trainer.batches import MicroBatches
+    from histocc.trainer.batches import LENGTH_GROUP_ROWS, LENGTH_GROUPS, MicroBatches
     from histocc.trainer.plan import BatchPlan
-    from histocc.trainer.training import LENGTH_GROUP_ROWS, LENGTH_GROUPS
 
     data = PreparedData.open(folder)
     words = keys.read_words(os.path.join(folder, "words.csv"))

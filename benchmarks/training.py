@@ -16,8 +16,8 @@ from histocc.job.recipe import make_loss
 from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
-from histocc.trainer import loop, training
-from histocc.trainer.schedule import Steps, linear_factor
+from histocc.trainer import batches, loop
+from histocc.trainer.schedule import linear_factor, make_optimizer
 
 FOREVER = 10**6  # steps of a schedule
 
@@ -41,10 +41,9 @@ class Training:
     def make_loaders(self, config: dict, whole: bool = False) -> dict:
         """For the model of `config`; whole: a step is not cut into micro-batches of similar length."""
         train, val = build.make_rows(self.settings, self.world, self.data, config)
-        what = training.Training(self.model, MixerTask(self.loss), train, val)
-        plan = training.batch_plan(self.settings.batch, train, self.world)
+        plan = batches.batch_plan(self.settings.batch, train, self.world)
         plan = replace(plan, groups=1) if whole else plan
-        return training.make_loaders(self.settings, self.world, what, plan)
+        return batches.make_loaders(self.settings, self.world, train, val, plan)
 
     def train_seen_rows(self) -> None:
         """Of the embeddings of characters only those that occur are trained, as in a run."""
@@ -54,7 +53,7 @@ class Training:
     def use_rate(self, rate: float, warmup: int = 0) -> None:
         """A new optimizer, of one learning rate."""
         decay = self.settings.optimizer.weight_decay
-        self.optimizer = training.make_optimizer(self.model, decay, rate)
+        self.optimizer = make_optimizer(self.model, decay, rate)
         self.schedule = partial(linear_factor, warmup_steps=warmup, total_steps=FOREVER)
 
     def train(self, steps: int, precision: Precision | None = None) -> None:
@@ -68,7 +67,7 @@ class Training:
             precision,
             1,
             self.schedule,
-            steps=Steps(stop=self.step + steps),
+            stop_step=self.step + steps,
             log_interval=None,
         )
         state = loop.State(self.step)

@@ -30,7 +30,7 @@ from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.batches import Rows
-from histocc.trainer.training import Training
+from histocc.trainer.run import Training
 
 DATA_FLAG = "--config"  # to which the launchers give DATA
 TABLES = ("model", "task", "train", "val")

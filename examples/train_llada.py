@@ -29,7 +29,7 @@ from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
-from histocc.trainer.training import Training
+from histocc.trainer.run import Training
 
 DATA_FLAG = "--data_dir"  # to which the launchers give DATA
 OWN_CODE = [str(REPO / "histocc"), str(REPO / "examples")]

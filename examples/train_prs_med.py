@@ -30,7 +30,7 @@ from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
 from histocc.runtime.outputs import OwnFiles
 from histocc.trainer import curves, script
-from histocc.trainer.training import Training
+from histocc.trainer.run import Training
 
 DATA_FLAG = "--data_root"  # to which the launchers give DATA
 SHOWN, PICTURES = 8, "pictures.png"

@@ -545,7 +545,7 @@ class OccCANINE:
                 ):
                     train_files, val_files = job_data.dataset_files(args.dataset)
                     settings, data = job_data.prepared(args, world, train_files, val_files)
-                    train.run_as_asked(settings, world, data)
+                    train.train(settings, world, data)
             except Stopped:
                 stop.acted = True
             finally:

@@ -207,7 +207,7 @@ def train_one_epoch(
         world,
         scheduler=scheduler,
         flops=task.flops,
-        steps=Steps(stop_step, current_step),
+        stop_step=stop_step,
         log_interval=log_interval,
         log=log.row,
         **options,
@@ -251,8 +251,6 @@ def train(
     eval_interval: int | None = 1000,
     save_interval: int | None = 1000,
     *,
-    stop_step: int | None = None,
-    steps_per_epoch: int | None = None,
     formatter: BlockyFormatter | None = None,
     log: Callable[[dict], None] | None = None,
     save_each_epoch: bool = False,
@@ -268,10 +266,13 @@ def train(
         data_loaders: "data_loader_train" and, if there is something to validate on, "data_loader_val".
         loss_fn, scheduler, current_step: as in `train_one_epoch`.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
-        options: as for `histocc.trainer.loop.Run`: save, seed, precision, schedule, stop, step_done, …
+        options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision,
+            schedule, stop, step_done, …
     """
     world = world or _world(device, distributed)
     task = MixerTask(loss_fn, formatter, model=unwrap(model))
+    if save_each_epoch:
+        options["epoch_name"] = checkpoint.EPOCH
     run = loop.Run(
         model,
         task,
@@ -279,16 +280,15 @@ def train(
         world,
         scheduler=scheduler,
         flops=task.flops,
-        steps=Steps(total_steps, current_step, stop_step, steps_per_epoch),
+        total_steps=total_steps,
         log_interval=log_interval,
         eval_interval=eval_interval,
         save_interval=save_interval,
-        epoch_name=checkpoint.EPOCH if save_each_epoch else "",
         log=log if is_main_process else None,
         **options,
     )
     loaders = {name.removeprefix("data_loader_"): loader for name, loader in data_loaders.items()}
-    return loop.train(run, loaders, state)
+    return loop.train(run, loaders, state or loop.State(current_step))
 
 
 def _world(device: torch.device | str, distributed: bool) -> World:

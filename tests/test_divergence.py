@@ -18,7 +18,6 @@ from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, memory_advice, model_memory_advice
 from histocc.trainer.run import way_back
 from histocc.trainer.saver import Saver
-from histocc.trainer.schedule import Steps
 
 NAN = math.nan
 
@@ -66,7 +65,8 @@ class Run:
             torch.optim.SGD(self.model.parameters(), lr=0.0),
             World(),
             max_bad_steps=max_bad_steps,
-            steps=Steps(stop=stop_step or 1000, per_epoch=1000),
+            stop_step=stop_step or 1000,
+            steps_per_epoch=1000,
             log_interval=None,
             eval_interval=eval_interval,
             save_interval=save_interval,

@@ -12,8 +12,7 @@ from histocc.job import build
 from histocc.job import data as job_data
 from histocc.job.optimizer import LinearRate, fast_parameters
 from histocc.runtime.world import World
-from histocc.trainer.schedule import linear_factor, set_learning_rate
-from histocc.trainer.training import make_optimizer
+from histocc.trainer.schedule import linear_factor, make_optimizer, set_learning_rate
 
 
 @pytest.fixture(scope="module")

@@ -259,12 +259,12 @@ def test_devices_by_name(model):  # noqa: F811
 
 
 def test_settings_of_torch_come_back(coder, tmp_path, monkeypatch):
-    def run_as_asked(*_, **__):
+    def train(*_, **__):
         torch.set_float32_matmul_precision("high")
         torch.backends.cuda.enable_cudnn_sdp(False)
         raise UserError("ends")
 
-    monkeypatch.setattr(occ_canine.train, "run_as_asked", run_as_asked)
+    monkeypatch.setattr(occ_canine.train, "train", train)
     before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     with pytest.raises(UserError, match="ends"):
         coder.finetune(

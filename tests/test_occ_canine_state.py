@@ -221,7 +221,7 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
             stop_request().deadline = 0.0
             raise Stopped
 
-    monkeypatch.setattr(occ_canine.train, "run_as_asked", ends)
+    monkeypatch.setattr(occ_canine.train, "train", ends)
 
     def finetune():
         coder.finetune(write_rows(tmp_path / "data.csv", 20), other, target_cols=["hisco_1"], share_val=0)

@@ -22,7 +22,7 @@ import torch
 from histocc.runtime.entrypoint import start
 from histocc.trainer import script
 from histocc.trainer.batches import Rows
-from histocc.trainer.training import Training
+from histocc.trainer.run import Training
 
 class Numbers(Rows):
     fingerprint = "numbers"

@@ -15,7 +15,6 @@ from histocc.runtime import checkpoint
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.run_log import log_columns
-from histocc.trainer.schedule import Steps
 
 ROWS, STEPS = 48, 24
 INTERVALS = {"log_interval": 5, "eval_interval": 8, "save_interval": 6}
@@ -114,7 +113,7 @@ def train(
         seed=3,
         scheduler=scheduler,
         flops=lambda batch: 3.0 * len(batch["x"]),
-        steps=Steps(STEPS),
+        total_steps=STEPS,
         save=save,
         log=rows.append,
         stop=stop,
@@ -244,7 +243,7 @@ def told(**changes):
     for name, value in changes.items():
         setattr(Wrong, name, value)
     model, optimizer, scheduler = model_and_optimizer()
-    run = loop.Run(model, Wrong(), optimizer, World(), scheduler=scheduler, steps=Steps(1))
+    run = loop.Run(model, Wrong(), optimizer, World(), scheduler=scheduler, total_steps=1)
     with pytest.raises(ValueError) as error:
         loop.train(run, {"train": Loader(World()), "val": Loader(World())})
     return str(error.value)
@@ -315,7 +314,7 @@ def plain_run(train, val=None, steps=2):
         optimizer,
         World(),
         scheduler=scheduler,
-        steps=Steps(steps),
+        total_steps=steps,
         log_interval=1,
         epoch_name=checkpoint.EPOCH,
         save=lambda step, due, position: names.extend(due),

@@ -12,8 +12,7 @@ from histocc.model.width_groups import LEAST_ROWS, MOST_GROUPS, joined, parted, 
 from histocc.runtime.world import World
 from histocc.text import encode, padded_width
 from histocc.trainer.batch_size import BatchSettings
-from histocc.trainer.batches import Rows
-from histocc.trainer.training import batch_plan
+from histocc.trainer.batches import Rows, batch_plan
 
 
 def batch(rows=64, seed=0, longest=60):

@@ -29,7 +29,7 @@ from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.text_rules import ASCII_LOWER, cleaner
-from histocc.trainer.training import WEIGHTS
+from histocc.trainer.batches import WEIGHTS
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
 NOISE, DESCRIPTIONS, JOINED, NGRAMS, TEACHER = 2, 4, 5, 6, 7

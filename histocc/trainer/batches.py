@@ -8,9 +8,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from histocc.runtime.device import by_kind
+from histocc.runtime.errors import UserError
+from histocc.runtime.machine_errors import too_few_open_files
+from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
+from histocc.trainer.batch_size import BatchSettings
 from histocc.trainer.loading import Loader
 from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
+from histocc.trainer.settings import LoaderSettings, RunSettings
+
+# Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
+# trained.
+WEIGHTS, ORDER, DROPOUT = 0, 1, 3
+
+LENGTH_GROUPS = 4
+LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
 
 
 class Rows:
@@ -145,3 +158,48 @@ class BatchLoader:
     def __len__(self) -> int:
         """Optimizer steps from the position on."""
         return len(self.sampler)
+
+
+def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
+    """The batch arithmetic of the training rows."""
+    cut = rows.has_lengths and world.device.type not in rows.groups_in_model
+    return BatchPlan(
+        len(rows),
+        batch.total(world.size),
+        world.size,
+        batch.batch_size,
+        LENGTH_GROUPS if cut else 1,
+        by_kind(LENGTH_GROUP_ROWS, world.device),
+    )
+
+
+def make_loaders(
+    settings: RunSettings, world: World, train_rows: Rows, val_rows: Rows | None, plan: BatchPlan
+) -> dict[str, BatchLoader]:
+    """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
+    loader, order = settings.loader, derived_seed(settings.seed, ORDER)
+    train = MicroBatches(train_rows, plan, world.rank, order)
+    loaders = {"train": BatchLoader(train, world, **worker_arguments(loader))}
+    if val_rows is not None:
+        loaders["val"] = validation_loader(settings, world, val_rows)
+    if loader.num_workers:
+        tensors = sum(isinstance(value, torch.Tensor) for batch in train[0, 0] for value in batch.values())
+        on_their_way = (loader.prefetch_factor or 2) * tensors
+        if short := list(filter(None, world.gather(too_few_open_files(loader.num_workers, on_their_way)))):
+            raise UserError(short[0])
+    return loaders
+
+
+def validation_loader(settings: RunSettings, world: World, rows: Rows) -> BatchLoader:
+    """The loader of this rank's share of validation rows."""
+    at_once = int(settings.batch.batch_size)
+    plan = BatchPlan(len(rows), at_once * world.size, world.size, at_once)
+    return BatchLoader(MicroBatches(rows, plan, world.rank), world, **worker_arguments(settings.loader))
+
+
+def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
+    """As torch's DataLoader takes them."""
+    found: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
+    if loader.num_workers:
+        found |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    return found

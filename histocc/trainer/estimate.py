@@ -15,7 +15,6 @@ from histocc.runtime.parallel import unwrap
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
-from histocc.trainer.schedule import Steps
 from histocc.trainer.settings import RunSettings
 
 STEPS = 3  # that are measured, after one that is not
@@ -27,10 +26,13 @@ def estimate(
     settings: RunSettings,
     run: loop.Run,
     loaders: dict[str, BatchLoader],
+    start: int,
     fitted_before: str,
 ) -> None:
     """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data. fitted_before: what would be fitted before the first step. All ranks.
+    data.
+
+    start: steps done; fitted_before: what would be fitted before the first step. All ranks.
     """
     world = run.world
     if world.device.type == "cuda":  # what the search for the batch size has tried does not count
@@ -39,7 +41,7 @@ def estimate(
     _widest_rows(run, loaders["train"])
     validation_seconds = _validation_seconds(run, loaders.get("val"))
     peaks = world.gather(_peak_memory(world))
-    start, last, intervals = run.steps.start, run.steps.last or 0, settings.intervals
+    last, intervals = run.last_step or 0, settings.intervals
     each = intervals.eval_interval
     left, validations = last - start, last // each - start // each + (last % each > 0)
     validations *= "val" in loaders
@@ -79,7 +81,15 @@ def _seconds_per_step(run: loop.Run, loader: BatchLoader) -> tuple[float, int]:
 
     def take(steps: int, first_batch: int) -> tuple[float, int]:
         batches = loader.at(0, first_batch)
-        silent = replace(run, seed=0, steps=Steps(), log_interval=None, save_interval=None, epoch_name="")
+        silent = replace(
+            run,
+            seed=0,
+            total_steps=None,
+            stop_step=None,
+            log_interval=None,
+            save_interval=None,
+            epoch_name="",
+        )
         state, started = loop.State(), time.perf_counter()
         loop.train_one_epoch(silent, islice(batches, steps * loader.plan.micro_batches(0)), state)
         synchronize(run.world.device)

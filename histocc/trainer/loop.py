@@ -30,7 +30,8 @@ from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer.profiling import phase
-from histocc.trainer.schedule import Steps, set_learning_rate
+from histocc.trainer.run_log import SUMMED_COLUMNS
+from histocc.trainer.schedule import set_learning_rate
 from histocc.trainer.task import Task, check_columns, checked_samples, global_count
 
 CLIP_NORM = 1.0
@@ -66,7 +67,9 @@ class Run:
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch's forward and backward pass, as the loader gave it;
             for the columns model_flops_per_sec and mfu.
-        steps: where the run starts and ends.
+        total_steps: optimizer steps of the whole run.
+        stop_step: where it ends before that.
+        steps_per_epoch: None: as many as the loader has batches.
         log_interval, eval_interval, save_interval: optimizer steps between rows of the log, validations and
             checkpoints; None: never.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
@@ -89,7 +92,9 @@ class Run:
     clip_norm: float = CLIP_NORM
     max_bad_steps: int = 20
     flops: Callable[[dict[str, Any]], float] | None = None
-    steps: Steps = Steps()
+    total_steps: int | None = None
+    stop_step: int | None = None
+    steps_per_epoch: int | None = None
     log_interval: int | None = 100
     eval_interval: int | None = None
     save_interval: int | None = None
@@ -99,6 +104,10 @@ class Run:
     say: Callable[[str], None] = print
     step_done: Callable[[], object] | None = None
     stop: Callable[[], bool] | None = None
+
+    @property
+    def last_step(self) -> int | None:
+        return min((step for step in (self.total_steps, self.stop_step) if step is not None), default=None)
 
     @property
     def number_format(self) -> Precision:
@@ -181,7 +190,7 @@ class State:
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
-    """Trains from `state.step` to `run.steps.last`. All ranks.
+    """Trains from `state.step` to `run.last_step`. All ranks.
 
     Args:
         loaders: "train" and, if there is something to validate on, "val": iterables of batches. One with a
@@ -196,12 +205,12 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
         Diverged: on all ranks alike.
         ValueError: for a task or batches that do not keep to their interface, by name.
     """
-    state, last = state or State(run.steps.start), run.steps.last
+    state, last = state or State(), run.last_step
     if last is None:
-        raise ValueError("steps say neither how many there are in total nor where to stop")
+        raise ValueError("neither total_steps nor stop_step is given")
     check_columns(run.task)
-    per_epoch = run.steps.per_epoch or steps_of_loader(loaders["train"], run.world)
-    run = replace(run, steps=replace(run.steps, per_epoch=per_epoch))
+    per_epoch = run.steps_per_epoch or steps_of_loader(loaders["train"], run.world)
+    run = replace(run, steps_per_epoch=per_epoch)
     train_loader, val_loader = loaders["train"], loaders.get("val")
     state.time_training(run.model, run.world.device)
     try:
@@ -224,7 +233,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
 def train_one_epoch(
     run: Run, batches: Iterable[dict[str, Any]], state: State, epoch: int = 0, val_loader: Any = None
 ) -> None:
-    """Trains on `batches`, or until `run.steps.last`. All ranks.
+    """Trains on `batches`, or until `run.last_step`. All ranks.
 
     The loss of a step is the mean over all its samples, whichever rank holds them: each rank's sum is divided
     by their number everywhere. A step whose gradient is not finite changes nothing and is counted.
@@ -237,7 +246,7 @@ def train_one_epoch(
     world, optimizer, precision = run.world, run.optimizer, run.number_format
     run.model.train()
     batches = iter(batches)
-    while run.steps.last is None or state.step < run.steps.last:
+    while run.last_step is None or state.step < run.last_step:
         raise_if_stopped(run.stop)
         if run.seed is not None:
             torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
@@ -349,7 +358,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         Stopped: inside the validation; whoever resumes validates again, and then writes the row.
         Diverged: on all ranks alike.
     """
-    step, is_last = state.step, state.step == run.steps.last
+    step, is_last = state.step, state.step == run.last_step
 
     def due(interval: int | None) -> bool:
         return bool(interval) and step % (interval or 1) == 0
@@ -363,8 +372,8 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
                 max(step - bad - 1, state.finite_step or 0),
             )
     names = [checkpoint.name_of_step(step)] if due(run.save_interval) else []
-    if run.epoch_name and due(run.steps.per_epoch):
-        names.append(run.epoch_name.format(step // (run.steps.per_epoch or 1)))
+    if run.epoch_name and due(run.steps_per_epoch):
+        names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
     found: dict[str, Any] = {}
     best_before = state.best_val_loss
     if val_loader is not None and (is_last or due(run.eval_interval)):
@@ -434,7 +443,7 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
         "peer_share": (
             min(1.0, total["seconds_peers"] / world.size / seconds) if state.peers.measures else None
         ),
-        "skipped_steps": int(total.get("skipped_steps", 0)),
+        **{name: as_int(total.get(name, 0.0)) for name in SUMMED_COLUMNS},
     }
     flops = total.get("flops", math.nan)
     if math.isfinite(flops) and flops > 0:
@@ -563,7 +572,7 @@ def steps_of_loader(loader: Any, world: World) -> int:
     """Batches of an epoch, the same on every rank. All ranks. Raises ValueError."""
     if not isinstance(loader, Sized):
         raise ValueError(
-            'loaders["train"] has no length, and Steps.per_epoch does not say it; iterators are read once'
+            'loaders["train"] has no length, and steps_per_epoch is not given; iterators are read once'
         )
     lengths = world.gather(len(loader))
     if len(set(lengths)) > 1 or not lengths[0]:

@@ -11,8 +11,8 @@ from histocc.runtime import checkpoint
 from histocc.runtime.checksums import SUMS
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import load_optimizer_state
+from histocc.runtime.precision import Precision
 from histocc.runtime.world import World, launcher_id
-from histocc.trainer.loop import Run
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 from histocc.trainer.settings import FolderSettings, RunSettings
@@ -196,11 +196,10 @@ def set_threads(resumed: dict[str, Any] | None, world: World) -> None:
         )
 
 
-def restore(resumed: dict[str, Any], run: Run) -> None:
+def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision: Precision) -> None:
     """All but the weights, which are whole in a checkpoint and must be in the model before it is shared out.
     All ranks. Raises UserError where the checkpoint is of other parameters.
     """
-    optimizer, precision = run.optimizer, run.number_format
     load_optimizer_state(optimizer, _fitting(resumed["optimizer"], optimizer))
     peaks = resumed["scheduler"]["base_lrs"]  # of the first start
     if len(peaks) != len(optimizer.param_groups):

@@ -1,40 +1,104 @@
-"""A training run from a model and its rows to its last checkpoint: what every training script has in common,
-in one function.
-"""
+"""A run of any model: `set_up`, then the loop between `outputs`, then `finish`."""
 
+import contextlib
 import os
-from dataclasses import replace
-from functools import partial
+import uuid
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from histocc.runtime import checkpoint
+from histocc.runtime import checkpoint, console, stacks
 from histocc.runtime.device import missing_compiler
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.parallel import evaluating, unwrap, whole_weights, wrap
+from histocc.runtime.lock import run_lock
+from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.parallel import evaluating, is_sharded, unwrap, whole, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
-from histocc.runtime.world import World
-from histocc.trainer import loop
+from histocc.runtime.world import World, launcher_id
+from histocc.trainer import loop, resume, run_files
 from histocc.trainer.banner import Banner, say_banner, say_start
-from histocc.trainer.batch_size import memory_advice, model_memory_advice
-from histocc.trainer.estimate import estimate
-from histocc.trainer.resume import check_unchanged, nothing_to_do, restore
-from histocc.trainer.run_log import STOPPED
-from histocc.trainer.run_outputs import RunState, check_last_save, opened_outputs
-from histocc.trainer.saver import Saver
-from histocc.trainer.schedule import Schedule, Steps
-from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
-from histocc.trainer.training import (
+from histocc.trainer.batch_size import BatchSettings, find_batch_size, memory_advice, model_memory_advice
+from histocc.trainer.batches import (
     DROPOUT,
-    Training,
+    BatchLoader,
+    MicroBatches,
+    Rows,
     batch_plan,
-    choose_batch_size,
     make_loaders,
-    make_optimizer,
+    widest,
 )
+from histocc.trainer.estimate import estimate
+from histocc.trainer.loggers import LoggedRun, Loggers
+from histocc.trainer.plan import BatchPlan
+from histocc.trainer.profiling import StepProfiler
+from histocc.trainer.run_log import STOPPED, RunLog, log_columns
+from histocc.trainer.saver import Saver
+from histocc.trainer.schedule import Schedule, Steps, make_optimizer
+from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run trains, and on what.
+
+    Args:
+        model: bare, on its device, with the weights that it starts or continues from.
+        task: what is computed of a batch; see `histocc.trainer.task`.
+        train, val: rows; None for a run that is not validated.
+        entries: what its checkpoints hold beside what those of any run do: enough to use the model.
+        fingerprint: of the rows; a run is resumed on the same alone.
+        files: checksum of each file beside the rows that decides the result, by flag.
+        fast: names of the parameters that have a learning rate of their own, and its factor on that of the
+            rest. Names, since sharding replaces the parameters.
+        flops: of a micro-batch; see `histocc.trainer.loop.Run`.
+        about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
+        lists: folder of small files that are copied for the user to look at; "" for none.
+        epoch_name: of the checkpoint of an epoch, {} for its number.
+        fitted_before: what was fitted before the first step, "" for nothing.
+        smaller_model: what to take where memory is short.
+        finish: called on all ranks after the last step, and where none is left to take, with the model in
+            evaluation mode, without gradients, its weights whole.
+    """
+
+    model: nn.Module
+    task: loop.Task
+    train: Rows
+    val: Rows | None = None
+    entries: dict[str, Any] = field(default_factory=dict[str, Any])
+    fingerprint: str = ""
+    files: dict[str, int] = field(default_factory=dict[str, int])
+    fast: tuple[Sequence[str], float] = ((), 1.0)
+    flops: Callable[[dict[str, Any]], float] | None = None
+    about: list[str] = field(default_factory=list[str])
+    about_rate: str = ""
+    lists: str = ""
+    epoch_name: str = checkpoint.EPOCH
+    fitted_before: str = ""
+    smaller_model: str = "a smaller model"
+    finish: Callable[[nn.Module], object] | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that is set up. options: those of `histocc.trainer.loop.Run` but for what it calls."""
+
+    settings: RunSettings
+    training: Training
+    world: World
+    plan: BatchPlan
+    schedule: Schedule
+    precision: Precision
+    model: nn.Module
+    loaders: dict[str, BatchLoader]
+    optimizer: torch.optim.Optimizer
+    state: loop.State
+    options: dict[str, Any]
+    resumed: dict[str, Any] | None
 
 
 def number_format(machine: MachineSettings, world: World) -> Precision:
@@ -48,94 +112,215 @@ def number_format(machine: MachineSettings, world: World) -> Precision:
     return precision
 
 
-def train(
+@contextlib.contextmanager
+def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
+    """The folder of the run, that no other job may use meanwhile, without what a killed run left half
+    written; meanwhile stacks of a run that hangs go there. All ranks. Raises UserError.
+    """
+    with contextlib.ExitStack() as held:
+
+        def take() -> list[str]:
+            held.enter_context(run_lock(folder.save_path))
+            own = OwnFiles(folder.save_path, folder.overwrite)
+            checkpoint.remove_leftovers(own)
+            console.write_into(own.free_name(console.FILE))
+            return own.free_names(stacks.NAME.format(rank) for rank in range(world.size))
+
+        paths = world.run_on_main("lock", take)
+        held.enter_context(stacks.in_folder(paths, world.rank, world.time_limit))
+        yield
+
+
+def set_up(
     settings: RunSettings,
     world: World,
     precision: Precision,
     training: Training,
     resumed: dict[str, Any] | None,
-) -> None:
-    """Trains, or continues training; a dry run ends before the first step and writes nothing. All ranks.
+) -> Ready | None:
+    """Everything that a run needs before its first step. All ranks. Raises UserError, TrainingError.
 
-    resumed: the checkpoint that the run continues from, its weights already in the model. Raises UserError,
-    TrainingError.
+    resumed: the checkpoint that the run continues from, its weights already in the model.
+
+    Returns:
+        None if no step is left to take, and after a dry run.
     """
     machine, raw_model, task = settings.machine, training.model, training.task
-    smaller = training.smaller_model
-    model_memory = partial(model_memory_advice, machine.parallel, machine.precision.float64, world, smaller)
 
     # Which rows a step takes, and how many steps there are.
     if settings.batch.is_open:
-        settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
-    memory = partial(memory_advice, settings.batch, world, smaller, settings.schedule.lr_scaling != "none")
+        with memory_of_steps(settings, world, training):
+            settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
     plan = batch_plan(settings.batch, training.train, world)
     if resumed:
-        check_unchanged(settings, resumed, plan, training.files)
+        resume.check_unchanged(settings, resumed, plan, training.files)
     rate = resumed["scheduler"]["base_lrs"][0] if resumed else None  # of the first start
     schedule = Schedule.of(settings.schedule, plan.steps_per_epoch, world.size, rate)
-    start = resumed["step"] if resumed else 0
-    if start >= schedule.stop and not (resumed and resumed["position"].get("unfinished")):
-        world.print(nothing_to_do(settings.folder.save_path, start, schedule))
-        return use_model(training, raw_model)
-
-    # Who takes which rows, and what is about to run.
-    loaders = make_loaders(settings, world, training, plan)
+    state = loop.State.resumed(resumed["step"], resumed["position"], world) if resumed else loop.State()
+    if state.step >= schedule.stop and not state.unfinished:
+        world.print(resume.nothing_to_do(settings.folder.save_path, state.step, schedule))
+        return None
+    loaders = make_loaders(settings, world, training.train, training.val, plan)
     about = (training.about, training.about_rate)
     say_banner(Banner(settings, world, *about, plan, schedule, precision.name))
 
     # One process's model, or that of all.
-    with model_memory():
+    with memory_of_model(settings, world, training.smaller_model):
         model = wrap(raw_model, world, machine.parallel, machine.gradient_compression)
-    with memory():
+    with memory_of_steps(settings, world, training):
         first = loaders["train"].dataset[0, 0][0]
-        loop.warm_up_wrapped_model(model, task, first, world, precision, compiled=machine.compile)
+        loop.warm_up_wrapped_model(model, task, first, world, precision, machine.compile)
 
-    # The optimizer, and where the resumed run was.
-    optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
-    seed, most_bad = derived_seed(settings.seed, DROPOUT), settings.optimizer.max_bad_steps
-    intervals = settings.intervals
-    run = loop.Run(
-        model,
-        task,
-        optimizer,
-        world,
-        precision,
-        seed,
-        schedule.factor,
-        max_bad_steps=most_bad,
-        flops=training.flops,
-        steps=Steps(schedule.total, start, schedule.stop, plan.steps_per_epoch),
-        log_interval=intervals.log_interval,
-        eval_interval=intervals.eval_interval,
-        save_interval=intervals.save_interval,
-        epoch_name=training.epoch_name if intervals.save_each_epoch else "",
-        stop=world.stop_agreed,
-    )
-    with model_memory():
+    # The optimizer, and what of it the resumed run had.
+    with memory_of_model(settings, world, training.smaller_model):
+        optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
         if resumed:
-            restore(resumed, run)
-            # the weights need not lie in memory twice
-            resumed = {part: resumed[part] for part in ("args", "position", "step")}
+            resume.restore(resumed, optimizer, precision)
+            resumed = {part: resumed[part] for part in ("args", "position", "step")}  # weights lie there once
+    intervals = settings.intervals
+    options: dict[str, Any] = {
+        "world": world,
+        "precision": precision,
+        "seed": derived_seed(settings.seed, DROPOUT),
+        "schedule": schedule.factor,
+        "max_bad_steps": settings.optimizer.max_bad_steps,
+        "total_steps": schedule.total,
+        "stop_step": schedule.stop,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "log_interval": intervals.log_interval,
+        "eval_interval": intervals.eval_interval,
+        "save_interval": intervals.save_interval,
+        "epoch_name": training.epoch_name if intervals.save_each_epoch else "",
+        "stop": world.stop_agreed,
+    }
     if settings.dry_run:
-        with memory():
-            return estimate(settings, run, loaders, training.fitted_before)
+        with memory_of_steps(settings, world, training):
+            run = loop.Run(model, task, optimizer, **options)
+            estimate(settings, run, loaders, state.step, training.fitted_before)
+        return None
+    return Ready(
+        settings,
+        training,
+        world,
+        plan,
+        schedule,
+        precision,
+        model,
+        loaders,
+        optimizer,
+        state,
+        options,
+        resumed,
+    )
 
-    # Train.
-    state = loop.State.resumed(start, resumed["position"], world) if resumed else loop.State()
-    content = RunState(settings, training, run, plan, resumed)
-    with opened_outputs(settings, training, world, content, run.steps) as (log, save, step_done):
-        say_start(settings.schedule.num_epochs, world, resumed, plan)
-        run = replace(run, save=save, log=log.row, say=log.say, step_done=step_done)
+
+@contextlib.contextmanager
+def outputs(ready: Ready) -> Generator[dict[str, Any]]:
+    """What a run writes: args.json and the lists of the data; then, as the fields of
+    `histocc.trainer.loop.Run` that it gives, rows of the log and checkpoints; at the end how it ended and how
+    it continues. All ranks. Raises UserError, TrainingError.
+    """
+    settings, training, world, state = ready.settings, ready.training, ready.world, ready.state
+    folder, schedule, resumed = settings.folder, ready.schedule, ready.resumed
+    own = OwnFiles(folder.save_path, folder.overwrite)
+    name: str = resumed["position"]["run"] if resumed else uuid.uuid4().hex  # all checkpoints of the run
+    loggers: dict[str, Loggers] = {}
+
+    def open_loggers() -> None:
+        logged = LoggedRun(folder.save_path, name, state.step, settings.decided())
+        loggers["own"] = Loggers(settings.loggers, logged, own, world.stop_asked_anywhere)
+
+    world.run_on_main("loggers", open_loggers)
+    if folder.overwrite and not resumed:
+        world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own, world.size))
+    if world.is_main:
+        run_files.write_args(own, settings.asked, world.print)
+        if training.lists:
+            run_files.copy_lists(training.lists, own, world.print)
+    log = RunLog(
+        own,
+        Steps(schedule.total, state.step, schedule.stop, ready.plan.steps_per_epoch),
+        log_columns(tuple(training.task.columns)),
+        world.is_main,
+        again=state.unfinished,
+        workers=settings.loader.num_workers,
+        others=loggers.get("own"),
+    )
+    save = Saver(own, folder.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
+    with contextlib.ExitStack() as ends:
+        ends.callback(log.close, "ended by an error")  # unless it is closed before
+        step_done = log.step
+        if settings.machine.profile and world.is_main:
+            profiler = StepProfiler(settings.machine.profile, own, world.device, log.say)
+            ends.callback(profiler.close)
+
+            def step_done() -> None:
+                log.step()
+                profiler.step_done()
+
+        say_start(settings.schedule.num_epochs, world, resumed, ready.plan)
         try:
-            with memory():
-                step = loop.train(run, loaders, state)
+            with memory_of_steps(settings, world, training):
+                yield {"save": save, "log": log.row, "say": log.say, "step_done": step_done}
         except loop.Diverged as error:
             raise TrainingError(f"{error} {way_back(save, world, error.good_step)}") from None
-        log.close(STOPPED if state.stopped else "finished" if step == schedule.total else "at --max-steps")
-    check_last_save(save, step)
-    say_end(settings.folder, world, state, schedule, save.seconds, "val" in loaders)
-    if not state.stopped:
-        use_model(training, model)
+        finished = "finished" if state.step == schedule.total else "at --max-steps"
+        log.close(STOPPED if state.stopped else finished)
+    if save.failed:
+        raise TrainingError(
+            f"the last checkpoint, of step {state.step:,}, could not be saved: {save.failed}. After that,"
+            " give the same command again (without --overwrite): it continues from the checkpoint before, if"
+            " there is one."
+        )
+    say_end(ready, save.seconds)
+
+
+def content_of_checkpoints(ready: Ready, name: str) -> Callable[[int, dict[str, Any]], dict[str, Any]]:
+    """A function of (step, position) that makes the content of a checkpoint, which is whole on rank 0 alone.
+    All ranks. name: what all checkpoints of the run have in common.
+    """
+    settings, training, world, plan = ready.settings, ready.training, ready.world, ready.plan
+    raw_model, optimizer = unwrap(ready.model), ready.optimizer
+    same_at_all_steps = {
+        "files": training.files,
+        "total_batch": plan.global_batch_size,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "fingerprint": training.fingerprint,
+        "launchers": sorted(set(world.gather(launcher_id()))),
+        "run": name,
+    }
+
+    def content(step: int, position: dict[str, Any]) -> dict[str, Any]:
+        if not (world.is_main or is_sharded(raw_model)):
+            return {}
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        weights = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
+        rates = [group["initial_lr"] for group in optimizer.param_groups]
+        return {
+            **whole(weights, keep=world.is_main),
+            "scheduler": {"base_lrs": rates, "last_epoch": step},
+            "scaler": ready.precision.state(),
+            "step": step,
+            "format": checkpoint.FORMAT,
+            "args": settings.decided(),
+            **training.entries,
+            "rng": {"seed": settings.seed, "threads": torch.get_num_threads(), "processes": world.size},
+            "position": {"epoch": epoch, "batch": batch, **same_at_all_steps, **position},
+        }
+
+    return content
+
+
+def finish(training: Training, settings: RunSettings, world: World, ready: Ready | None) -> None:
+    """What the script does with the trained model, unless the run was stopped. All ranks.
+
+    ready: None if no step was left to take, or after a dry run.
+    """
+    if training.finish is None or settings.dry_run or ready and ready.state.stopped:
+        return
+    raw_model = unwrap(ready.model) if ready else training.model
+    with memory_of_steps(settings, world, training), evaluating(raw_model), whole_weights(raw_model):
+        training.finish(raw_model)
 
 
 def way_back(save: Saver, world: World, step: int | None) -> str:
@@ -155,43 +340,67 @@ def way_back(save: Saver, world: World, step: int | None) -> str:
     )
 
 
-def use_model(training: Training, model: nn.Module) -> None:
-    """What the script does with the trained model. All ranks."""
-    if training.finish is not None:
-        raw_model = unwrap(model)
-        with evaluating(raw_model), whole_weights(raw_model):
-            training.finish(raw_model)
-
-
-def say_end(
-    folder: FolderSettings,
-    world: World,
-    state: loop.State,
-    schedule: Schedule,
-    save_seconds: float,
-    validates: bool,
-) -> None:
+def say_end(ready: Ready, save_seconds: float) -> None:
     """Where the run ended, why, and how it continues. All ranks."""
-    step, without = state.step, " without --overwrite" if folder.overwrite else ""
+    folder, world, state, total = ready.settings.folder, ready.world, ready.state, ready.schedule.total
+    without = " without --overwrite" if folder.overwrite else ""
     if state.stopped:
         stop_request().acted = True
         reason = next(filter(None, world.gather(stop_request().reason)), "a signal")
         world.print(
-            f"Stopped by {reason} at step {step:,} of {schedule.total:,}, saved in {save_seconds:.1f} s. The"
+            f"Stopped by {reason} at step {state.step:,} of {total:,}, saved in {save_seconds:.1f} s. The"
             f" same command{without} continues."
         )
         return
-    world.print(
-        f"Finished at step {step:,}."
-        if step == schedule.total
-        else (
-            f"Stopped at step {step:,} of {schedule.total:,} (--max-steps). The same command{without} with"
-            " a larger --max-steps continues."
+    if state.step == total:
+        world.print(f"Finished at step {state.step:,}.")
+    else:
+        world.print(
+            f"Stopped at step {state.step:,} of {total:,} (--max-steps). The same command{without} with a"
+            " larger --max-steps continues."
         )
-    )
     best = os.path.join(folder.save_path, checkpoint.BEST)
-    has_best = validates and os.path.exists(best)
+    has_best = "val" in ready.loaders and os.path.exists(best)
     world.print(
         f"Model: {os.path.join(folder.save_path, checkpoint.LAST)}"
         + f" (lowest validation loss: {checkpoint.BEST})" * has_best
     )
+
+
+def memory_of_model(
+    settings: RunSettings, world: World, smaller_model: str
+) -> contextlib.AbstractContextManager[None]:
+    """Running out of memory inside: the model itself does not fit."""
+    machine = settings.machine
+    return model_memory_advice(machine.parallel, machine.precision.float64, world, smaller_model)
+
+
+def memory_of_steps(
+    settings: RunSettings, world: World, training: Training
+) -> contextlib.AbstractContextManager[None]:
+    """Running out of memory inside: the batch does not fit."""
+    scaled = settings.schedule.lr_scaling != "none"
+    return memory_advice(settings.batch, world, training.smaller_model, scaled)
+
+
+def choose_batch_size(
+    settings: RunSettings, world: World, training: Training, precision: Precision
+) -> BatchSettings:
+    """--batch-size auto: a size that was tried; the total batch stays that of the default. All ranks."""
+    model = training.model.train()
+
+    def take(rows: int) -> None:  # a GPU must hold the widest
+        if world.device.type == "cuda":
+            batch = widest(training.train, rows, limit=True)
+        else:
+            batch = MicroBatches(training.train, BatchPlan(len(training.train), rows), 0, 0)[0, 0][0]
+        loop.forward_backward(model, training.task, loop.to_device(batch, world.device), precision)
+
+    total = settings.batch.total(world.size)
+    most = min(-(-total // world.size), len(training.train))
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    # AdamW's two means, DDP's buckets
+    found = find_batch_size(take, most, world, still_to_come=3 * trained)
+    model.zero_grad(set_to_none=True)
+    world.print(f"Batch size: {found} samples at once per process, chosen automatically; total batch {total}")
+    return settings.batch.found(found, world.size)

@@ -34,6 +34,7 @@ _DIGITS = {
 }
 
 
+SUMMED_COLUMNS = ("skipped_steps",)  # sums that the loop adds up, see `State.add`
 # of the trainer itself
 OWN_COLUMNS = (
     "step",
@@ -43,7 +44,7 @@ OWN_COLUMNS = (
     "lr",
     "samples_per_sec",
     "seconds_data",
-    "skipped_steps",
+    *SUMMED_COLUMNS,
     "model_flops_per_sec",
     "mfu",
 )
@@ -58,7 +59,7 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
         *("grad_norm", "lr", "samples_per_sec", "seconds_data"),
         *(f"val_{name}" for name in losses),
         *(name for name in task_columns if name not in losses),
-        *("skipped_steps", "model_flops_per_sec", "mfu"),
+        *(*SUMMED_COLUMNS, "model_flops_per_sec", "mfu"),
     )
 
 

@@ -1,8 +1,11 @@
-"""Learning rate of a step: linear warm-up, then linear decay."""
+"""Learning rate of a step: linear warm-up, then linear decay; and the optimizer whose rate it is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
@@ -23,6 +26,26 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Sets the learning rate of each group to `factor` times its peak, "initial_lr"."""
     for group in optimizer.param_groups:
         group["lr"] = factor * group["initial_lr"]
+
+
+def make_optimizer(
+    model: nn.Module, weight_decay: float, rate: float, fast: tuple[Sequence[str], float] = ((), 1.0)
+) -> torch.optim.Optimizer:
+    """AdamW over what is trained, all tensors in one pass; "initial_lr" of a group is its peak rate.
+
+    Args:
+        rate: the peak.
+        fast: names of parameters that are a group of their own, and the factor on their rate.
+    """
+    names, factor = fast
+    rest = [p for name, p in model.named_parameters() if p.requires_grad and name not in names]
+    groups: list[dict[str, Any]] = [{"params": rest}]
+    if names:
+        groups.append({"params": [model.get_parameter(name) for name in names], "lr": rate * factor})
+    optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=weight_decay, fused=True)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
 
 
 def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:

@@ -29,12 +29,14 @@ from histocc.runtime.rng import derived_seed
 from histocc.runtime.schema import dense, mapping, plain, require
 from histocc.runtime.world import World
 from histocc.trainer import flags, loop, resume, run, run_files
-from histocc.trainer.batch_size import memory_advice, model_memory_advice
-from histocc.trainer.batches import Rows
+from histocc.trainer.batches import (
+    WEIGHTS,
+    Rows,
+    validation_loader,
+)
+from histocc.trainer.run import Training
 from histocc.trainer.run_log import log_columns, validation_line
-from histocc.trainer.run_outputs import held_folder
 from histocc.trainer.settings import RunSettings
-from histocc.trainer.training import WEIGHTS, Training, validation_loader
 
 
 def make_parser(
@@ -88,24 +90,25 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
         more = _other_entries(state, training.entries)
         resume.refuse_other_arguments(settings, state["args"], parser.resumable, more)
 
-    machine, folder = settings.machine, settings.folder
-    memory = model_memory_advice(machine.parallel, machine.precision.float64, world, training.smaller_model)
     with contextlib.ExitStack() as held:
         if not settings.dry_run:
-            held.enter_context(held_folder(folder, world))
-        scaled = settings.schedule.lr_scaling != "none"
-        held.enter_context(memory_advice(settings.batch, world, training.smaller_model, scaled))
-        with memory:
-            resumed = resume.find_resumable(folder, world, newest_good, refuse, training.fingerprint)
+            held.enter_context(run.held_folder(settings.folder, world))
+        with run.memory_of_model(settings, world, training.smaller_model):
+            resumed = resume.find_resumable(settings.folder, world, newest_good, refuse, training.fingerprint)
             resume.set_threads(resumed, world)
             if resumed:
-                _load(training.model, resumed["model"], folder.save_path)
+                _load(training.model, resumed["model"], settings.folder.save_path)
             elif args.initial_checkpoint:
                 _load(training.model, *_weights(args.initial_checkpoint, "--initial-checkpoint"))
-            if machine.compile:
+            if settings.machine.compile:
                 compile_layers(training.model)
             training.model.to(world.device)
-        run.train(settings, world, precision, training, resumed)
+        ready = run.set_up(settings, world, precision, training, resumed)
+        if ready:
+            with run.outputs(ready) as calls:
+                of_task = loop.Run(ready.model, training.task, ready.optimizer, **ready.options, **calls)
+                loop.train(of_task, ready.loaders, ready.state)
+        run.finish(training, settings, world, ready)
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -200,7 +203,7 @@ def _validate(settings: RunSettings, world: World, training: Training, precision
     values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
     step = checkpoint.step_of(file) or 0
     world.print(validation_line({"step": step, **values}, log_columns(tuple(training.task.columns))))
-    run.use_model(training, model)
+    run.finish(training, settings, world, None)
 
 
 def config_of(path: str, said: str) -> dict[str, Any]:
