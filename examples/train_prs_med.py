@@ -28,7 +28,7 @@ from examples.scenes import Scenes
 from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.trainer import curves, script
 from histocc.trainer.run import Training
 
@@ -104,8 +104,9 @@ def draw(args, world, rows, model):
         column[2].imshow(mask[i].sigmoid(), vmin=0, vmax=1, cmap="gray")
         for axes, name in zip(column, ("image", "truth", "prediction")):
             axes.set(xticks=[], yticks=[], ylabel=name if i == 0 else "")
-    own = OwnFiles(args.save_path)
-    path = own.write(PICTURES, lambda file: figure.savefig(file, format="png", dpi=100))
+    [path] = OwnFiles(args.save_path).claim(PICTURES)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
     world.print(f"Pictures of {len(mask)} validation images: {path}")
 
 

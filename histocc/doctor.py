@@ -36,8 +36,8 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import arguments, entrypoint
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.files import folder_above, save_path_problem
 from histocc.runtime.forked import usable_cores
-from histocc.runtime.outputs import folder_above, save_path_problem
 from histocc.runtime.parallel import wrap
 from histocc.runtime.world import (
     World,

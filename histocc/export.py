@@ -16,6 +16,7 @@ package histocc; Dahl, Johansen, Vedel, 2024, arXiv 2402.13604). What was traine
 otherwise: that is said, and --for-published-program refuses it.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -30,10 +31,11 @@ from histocc.model import model_io, published
 from histocc.model.published import MAX_LEN, SETTINGS, Given
 from histocc.model.thresholds import PUBLISHED
 from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, entrypoint, machine_errors, outputs
+from histocc.runtime import arguments, entrypoint, machine_errors
 from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
 from histocc.runtime.checksums import SUMS, sums_of, with_sums
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import atomic_write, kind_of
 from histocc.text_rules import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
@@ -189,25 +191,22 @@ def export(
 
 
 def refuse_existing(files: list[str]) -> None:
-    remedy = f"choose another {'name' if len(files) == 1 else 'folder'}"
-    found = outputs.problems(files, {}, remedy=remedy) + [
-        f"{file} exists; {remedy}" for file in files if os.path.lexists(file)
-    ]
-    if found:
-        raise UserError(found[-1])
+    for file in files:
+        if kind := kind_of(file, follow_links=False):
+            what = "exists" if kind == "a file" else f"is {kind}"
+            raise UserError(f"{file} {what}; choose another {'name' if len(files) == 1 else 'folder'}")
     os.makedirs(os.path.dirname(files[0]) or ".", exist_ok=True)
 
 
 def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
-    """Writes files of one folder, all or none, and returns their paths: others where somebody has made such
-    files meanwhile. Raises UserError."""
-    folder = os.path.dirname(next(iter(files)))
+    """Writes files of one folder, none if one fails, and returns their paths. Raises UserError."""
     try:
-        return list(
-            outputs.all_or_none(
-                {os.path.basename(file): write for file, write in files.items()}, folder
-            ).values()
-        )
+        with contextlib.ExitStack() as together:
+            for path, write in files.items():
+                file = together.enter_context(atomic_write(path, overwrite=False))
+                write(file)
+                file.flush()
+        return list(files)
     except (OSError, RuntimeError) as error:
         raise UserError(
             machine_errors.in_words(error, getattr(error, "filename", None) or next(iter(files)))

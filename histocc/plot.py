@@ -11,14 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from histocc.runtime import outputs
 from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.files import OwnFiles, problems
 from histocc.runtime.machine_errors import in_words
-from histocc.runtime.outputs import OwnFiles
-from histocc.trainer.curves import available, draw, figure_of
-from histocc.trainer.run_files import CURVES
+from histocc.trainer.curves import CURVES, available, draw, figure_of
 from histocc.trainer.run_log import LOG, numbers
 
 NEEDED = "plots need matplotlib: pip install matplotlib"
@@ -71,7 +69,7 @@ def run(argv: list[str] | None) -> str:
     logs = logs_of(args.runs)
     path = os.path.join(args.runs[0], CURVES) if args.output is None else args.output
     own = OwnFiles(os.path.dirname(path) or ".", args.overwrite)
-    raise_if_any(outputs.problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own.holds))
+    raise_if_any(problems([path], dict.fromkeys(logs, "the log of a run"), args.overwrite, own))
     found = rows_of(args.runs)
     try:
         return draw(found, path, own)

@@ -11,11 +11,10 @@ import sys
 
 from histocc.data import arguments as table_arguments
 from histocc.data.arrays import PreparedData
-from histocc.data.prepare import UnusableData, prepare
+from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.data.settings import columns_of, settings_from
-from histocc.runtime import arguments, entrypoint, outputs, progress
-from histocc.trainer import run_files
+from histocc.runtime import arguments, entrypoint, files, progress
 
 
 def get_args_parser() -> arguments.Parser:
@@ -41,12 +40,12 @@ def get_args_parser() -> arguments.Parser:
 def run(args: argparse.Namespace) -> None:
     """Raises UserError, and then leaves no folder behind that was not there."""
     problems = table_arguments.table_problems(args) + [
-        problem for problem in [outputs.save_path_problem(args.save_path)] if problem
+        problem for problem in [files.save_path_problem(args.save_path)] if problem
     ]
-    own = run_files.of_data_alone(args.save_path, args.overwrite)
+    own = files.OwnFiles(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}
-    problems += run_files.problems_of_lists(own, inputs)
+    problems += files.problems(map(own.path, LISTS), inputs, args.overwrite, own)
     columns = columns_of(args, args.files[0], problems)
     settings = settings_from(args, columns, args.files, [], problems)
     if columns.said:
@@ -59,10 +58,10 @@ def run(args: argparse.Namespace) -> None:
             report = PreparedData.open(prepare(settings, args.save_path, reports=own)).report
         except UnusableData as error:
             print("\n".join(report_lines(error.report)))
-            print(f"Report: {own.placed['data_report.json']}", flush=True)
+            print(f"Report: {own.path('data_report.json')}", flush=True)
             raise
         print("\n".join(report_lines(report)))
-        print(f"Report: {own.placed['data_report.json']}")
+        print(f"Report: {own.path('data_report.json')}")
     except BaseException:
         if made:
             with contextlib.suppress(OSError):  # something came into it

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from histocc.runtime.arguments import make_parser
 from histocc.runtime.console import duration, output_is_lost
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
-from histocc.runtime.lock import is_held
+from histocc.runtime.files import LOCK, OWNER, kind_of, try_lock
 from histocc.trainer.run_log import MOST, RUNNING, STATUS, flops_in_words, numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it continues may be dead
@@ -42,6 +43,24 @@ class View:
     @property
     def running(self) -> bool:
         return self.status["state"] == RUNNING and self.held is not False
+
+
+def is_held(folder: str) -> bool | None:
+    """Whether a live job has `folder`; None if that cannot be told: locks of another machine are not always
+    seen. Changes nothing.
+    """
+    path = os.path.join(folder, LOCK)
+    if kind_of(path) != "a file":
+        return False
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            is_free = try_lock(file.fileno(), shared=True)
+            if is_free is None:
+                return True
+            of_this_host = file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
+            return False if is_free and of_this_host else None
+    except OSError:
+        return None
 
 
 def read(folder: str, begun: bool = False) -> View:

@@ -13,8 +13,7 @@ import torch
 from histocc.job.initial_weights import transfer_linear_rows
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import LIST, OwnFiles
-from histocc.trainer import run_files
+from histocc.runtime.files import LIST, OwnFiles
 
 STATE = {
     "model": OrderedDict(
@@ -134,7 +133,7 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
     folder = tmp_path.name
     of_files = [each for each in done if each[1] != LIST]
     for name in ("last.bin", "100.bin"):
-        named = of_files.index(("link", name))
+        named = of_files.index(("replace", name))
         assert ("fsync", "last.bin") in of_files[:named] and ("fsync", folder) in of_files[named:]
 
 
@@ -188,8 +187,8 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
     others = ["best.bin", "epoch_1.bin", "last.bin", "10.bin.tmp5", "a10.bin", "logs.csv"]
     own = OwnFiles(str(tmp_path))
     for name in ["9.bin", "10.bin", "100.bin", "1000.bin", "200.bin", *others]:
+        own.claim(name)
         (tmp_path / name).touch()
-        own.add({name: None})
     (tmp_path / "8.bin").write_text("somebody's")  # which the run did not write
     for keep in (7, 5):
         checkpoint.prune(own, keep)
@@ -213,54 +212,6 @@ def test_find(tmp_path):
     )
     assert checkpoint.find(str(tmp_path), ("best.bin", "last.bin")) == str(tmp_path / "best.bin")
     assert checkpoint.find(str(tmp_path / "best.bin")) == str(tmp_path / "best.bin")
-
-
-def test_clear_removes_a_run_and_nothing_else(tmp_path):
-    (tmp_path / "prepared").mkdir()
-    for name in (
-        "last.bin",
-        "best.bin",
-        "100.bin",
-        "epoch_2.bin",
-        "logs.csv",
-        "args.json",
-        "notes.txt",
-        "pytorch_model.bin",
-    ):
-        (tmp_path / name).touch()
-    OwnFiles(str(tmp_path)).add(
-        dict.fromkeys(("last.bin", "best.bin", "epoch_2.bin", "logs.csv", "args.json"))
-    )
-    run_files.clear(OwnFiles(str(tmp_path)))
-    assert names_in(tmp_path) == ["100.bin", "notes.txt", "prepared", "pytorch_model.bin"]
-
-
-def test_left_overs_have_exact_names(tmp_path):
-    others = [
-        ".key.csv.newer",
-        ".key.csv.new",
-        ".git",
-        ".x.new",
-        "last.bin.tmp7x",
-        "notes.csv.tmp77",
-        "thesis.bin.tmp5",
-    ]
-    left = [
-        "last.bin.tmp77",
-        "epoch_2.bin.tmp1",
-        "args.json.tmp3",
-        "logs.csv.tmp",
-        "logs.csv.tmp4",
-        "key.csv.tmp9",
-    ]
-    for name in [*left, *others]:
-        (tmp_path / name).touch()
-    own = OwnFiles(str(tmp_path))
-    checkpoint.remove_leftovers(own)  # where no run ever was, nothing is one
-    assert names_in(tmp_path) == sorted([*left, *others])
-    own.add(dict.fromkeys(("last.bin", "epoch_2.bin", "args.json", "logs.csv", "key.csv")))
-    checkpoint.remove_leftovers(own)
-    assert names_in(tmp_path) == sorted(others)
 
 
 # ---- files that are refused

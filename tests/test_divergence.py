@@ -11,7 +11,7 @@ from torch import nn
 
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import TrainingError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop

@@ -21,7 +21,7 @@ from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.text import encode, text_hashes
 
 

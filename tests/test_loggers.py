@@ -12,7 +12,7 @@ from helpers import TINY, read_logs, run_inside, write_rows
 
 import train_mixer
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.trainer import flags as trainer_flags
 from histocc.trainer import loggers
 from histocc.trainer.curves import panels

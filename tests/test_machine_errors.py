@@ -16,10 +16,9 @@ import torch
 from helpers import FINETUNE, TINY, environment, write_rows
 from torch.utils.data import DataLoader
 
-from histocc.runtime import outputs
 from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.machine_errors import as_user_error, in_words, size_words, too_few_open_files
-from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer.saver import Saver
 
@@ -61,8 +60,8 @@ def test_no_space_on_the_device(tmp_path):
         pytest.skip("a file system can be mounted by root alone")
     try:
         file = str(tmp_path / "x.bin")
-        with pytest.raises(Exception) as found:
-            outputs.write_atomic(file, lambda file: torch.save(STATE, file))
+        with pytest.raises(Exception) as found, atomic_write(file) as opened:
+            torch.save(STATE, opened)
         assert type(as_user_error(found.value)) is TrainingError
         assert in_words(found.value, file, 2_000_000) == (
             f"{file}: no space left on the device, 2.0 MB needed, 1.0 MB free; make room, or choose another"

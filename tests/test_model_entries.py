@@ -22,7 +22,7 @@ from histocc.model import model_io, published
 from histocc.model.resume_schema import trained_shapes
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 
 
 def put(state: dict, entry: str, value) -> None:

@@ -28,7 +28,7 @@ from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.checksums import SUMS, with_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
 from histocc.trainer import loop, resume
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 import finetune
 from histocc import export, plot, prepare
+from histocc.data.prepare import LISTS
 from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
-from histocc.runtime import outputs
 from histocc.runtime.checkpoint import SECOND_NAME
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles, problems, write_atomic
+from histocc.runtime.files import LIST, OwnFiles, atomic_write, problems, run_lock
 from histocc.sample.__main__ import main as sample
-from histocc.trainer import run_files
 
 
 def contents(folder):
@@ -37,50 +36,7 @@ def contents(folder):
     return found
 
 
-# ---- one file
-
-
-def test_a_file_that_was_made_meanwhile_stays(tmp_path):
-    path = tmp_path / "coded.csv"
-
-    def write(file):
-        file.write(b"result")
-        path.write_text("somebody's")
-
-    assert write_atomic(str(path), write, lambda _: False) == str(tmp_path / "coded.1.csv")
-    assert path.read_text() == "somebody's" and (tmp_path / "coded.1.csv").read_text() == "result"
-    assert sorted(os.listdir(tmp_path)) == ["coded.1.csv", "coded.csv"]
-
-
-def test_the_same_content_is_no_other_file(tmp_path):
-    path = tmp_path / "key.csv"
-    path.write_text("result")
-    assert write_atomic(str(path), lambda file: file.write(b"result"), lambda _: False) == str(path)
-    assert os.listdir(tmp_path) == ["key.csv"]
-
-
-def test_a_file_system_without_links_replaces_nothing_either(tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", fails)
-    (tmp_path / "a.csv").write_text("mine")
-    assert write_atomic(str(tmp_path / "a.csv"), lambda file: file.write(b"x"), lambda _: False) == str(
-        tmp_path / "a.1.csv"
-    )
-    assert write_atomic(str(tmp_path / "b.csv"), lambda file: file.write(b"x"), lambda _: False) == str(
-        tmp_path / "b.csv"
-    )
-    assert (tmp_path / "a.csv").read_text() == "mine" and (tmp_path / "b.csv").read_text() == "x"
-
-
-def test_links_are_followed_and_stay(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "coded.csv").symlink_to(tmp_path / "disk" / "real.csv")
-    assert write_atomic(str(tmp_path / "coded.csv"), lambda file: file.write(b"x")) == str(
-        tmp_path / "coded.csv"
-    )
-    assert (tmp_path / "coded.csv").is_symlink() and (tmp_path / "disk" / "real.csv").read_bytes() == b"x"
+# ---- files
 
 
 def test_what_cannot_be_an_output_is_said(tmp_path):
@@ -89,7 +45,6 @@ def test_what_cannot_be_an_output_is_said(tmp_path):
     (tmp_path / "soft.csv").symlink_to("a.csv")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "loop").symlink_to("loop")
     read = {str(tmp_path / "a.csv"): "the input", None: "the file of --key"}
     for name, words in [
         ("a.csv", "is the input, and inputs are never written to"),
@@ -97,51 +52,64 @@ def test_what_cannot_be_an_output_is_said(tmp_path):
         ("soft.csv", "is the input"),
         ("pipe", "is a pipe, which is not written to"),
         ("folder", "is a folder"),
+        ("/dev/null", "is a device"),
+        ("a\0b", "no name of a file"),
     ]:
         assert words in problems([str(tmp_path / name)], read, overwrite=True)[0]
-    assert (
-        "is a device" in problems(["/dev/null"], {}, True)[0]
-        and "no name" in problems([""], {})[0]
-        and "no name" in problems(["a\0b"], {})[0]
-    )
-    assert "--overwrite replaces it" in problems([str(tmp_path / "hard.csv")], {})[0]
-    assert (
-        problems([str(tmp_path / "hard.csv")], {}, True) == [] == problems([str(tmp_path / "new.csv")], read)
-    )
+    hard, new = str(tmp_path / "hard.csv"), str(tmp_path / "new.csv")
+    assert "no name" in problems([""], {})[0] and "--overwrite replaces it" in problems([hard], {})[0]
+    assert problems([hard], {}, True) == [] == problems([new], read)
 
 
-# ---- the files of a folder
+def test_a_file_is_there_complete_or_not_at_all(tmp_path):
+    for path in (tmp_path / "new.csv", tmp_path / "old.csv"):
+        (tmp_path / "old.csv").write_text("before")
+        before = contents(tmp_path)
+        with pytest.raises(OSError) as error, atomic_write(str(path)) as file:
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+        assert error.value.filename == str(path) and contents(tmp_path) == before
+    with atomic_write(str(tmp_path / "old.csv")) as file:
+        file.write(b"after")
+    assert (tmp_path / "old.csv").read_text() == "after" and os.listdir(tmp_path) == ["old.csv"]
+
+
+def test_a_file_that_was_made_meanwhile_stays(tmp_path):
+    own = OwnFiles(str(tmp_path))
+    path = tmp_path / "coded.csv"
+    for made in ("somebody's", "result"):
+        expected = pytest.raises(FileExistsError) if made != "result" else contextlib.nullcontext()
+        with expected, atomic_write(str(path), overwrite=False) as file:
+            file.write(b"result")
+            path.write_text(made)
+        assert path.read_text() == made and os.listdir(tmp_path) == ["coded.csv"]
+    with pytest.raises(FileExistsError):
+        own.claim("coded.csv")
+    (tmp_path / LIST).write_text("mine")
+    with pytest.raises(UserError, match="histocc.json: is not the list of files"):
+        own.claim("key.csv")
+    assert (tmp_path / LIST).read_text() == "mine"
 
 
 def test_only_listed_files_are_its_own(tmp_path):
-    own = OwnFiles(str(tmp_path))
-    own.write_content("key.csv", b"codes")
-    own.write("last.bin", lambda file: file.write(b"weights"))
+    own, other = OwnFiles(str(tmp_path)), OwnFiles(str(tmp_path))
+    for name in ("key.csv", "last.bin"):
+        open(own.claim(name)[0], "w").close()
+    other.claim("logs.csv")  # another process, which had read the list before
     (tmp_path / "500.bin").write_text("somebody's")
     again = OwnFiles(str(tmp_path))
-    assert (
-        again.holds(str(tmp_path / "key.csv"))
-        and again.holds(str(tmp_path / "last.bin"))
-        and not again.holds(str(tmp_path / "500.bin"))
-    )
-    (tmp_path / "key.csv").write_text("codes, edited")
-    assert not again.holds(str(tmp_path / "key.csv"))
-    assert again.write_content("key.csv", b"other codes") == str(tmp_path / "key.1.csv")
-    assert again.write("500.bin", lambda file: file.write(b"x")) == str(tmp_path / "500.1.bin")
-    again.remove(["last.bin", "500.bin", "key.csv"])
-    assert (tmp_path / "500.bin").read_text() == "somebody's" and (
-        tmp_path / "key.csv"
-    ).read_text() == "codes, edited"
-    assert not (tmp_path / "last.bin").exists() and again.free_name("500.bin").endswith("500.1.bin")
-
-
-def test_two_writers_of_one_list_lose_nothing(tmp_path):
-    first, second = OwnFiles(str(tmp_path)), OwnFiles(str(tmp_path))
-    first.add({"a": None})
-    second.is_listed = True
-    second.add({"b": 1})
-    first.add({"c": None})
-    assert OwnFiles(str(tmp_path)).files == {"a": None, "b": 1, "c": None}
+    assert again.names == {"key.csv", "last.bin", "logs.csv"} and again.holds(str(tmp_path / "key.csv"))
+    assert not again.holds(str(tmp_path / "500.bin")) and not again.holds("key.csv")
+    with pytest.raises(FileExistsError):
+        again.claim("500.bin")
+    again.remove(["last.bin", "500.bin"])
+    assert sorted(os.listdir(tmp_path)) == ["500.bin", LIST, "key.csv"]
+    assert OwnFiles(str(tmp_path)).names == {"key.csv", "logs.csv"}
+    (tmp_path / "key.csv").unlink()
+    (tmp_path / "key.csv").symlink_to("500.bin")
+    with open(again.claim("key.csv")[0], "w") as file:
+        file.write("ours")
+    assert (tmp_path / "500.bin").read_text() == "somebody's"
 
 
 @pytest.mark.parametrize(
@@ -149,20 +117,49 @@ def test_two_writers_of_one_list_lose_nothing(tmp_path):
     [
         "",
         "[]",
-        "{}",
-        '{"files": {}, "format": 1}',
-        '{"written_by": "histocc", "format": 2, "files": {}}',
-        '{"written_by": "histocc", "format": 1, "files": {"../x": null}}',
-        '{"written_by": "histocc", "format": 1, "files": {"x": "y"}}',
-        '{"written_by": "other", "format": 1, "files": {}}',
-        "[" * 100000,
+        '{"files": [], "format": 1}',
+        '{"written_by": "histocc", "format": 2, "files": []}',
+        "[" * 99999,
     ],
 )
 def test_a_list_of_another_program_is_refused(tmp_path, content):
-    (tmp_path / outputs.LIST).write_text(content)
+    (tmp_path / LIST).write_text(content)
     with pytest.raises(UserError, match="histocc.json: "):
         OwnFiles(str(tmp_path))
-    assert (tmp_path / outputs.LIST).read_text() == content
+    assert (tmp_path / LIST).read_text() == content
+
+
+def test_leftovers_have_exact_names(tmp_path):
+    others = [".key.csv.new", ".git", "last.bin.tmp7x", "notes.csv.tmp77", "thesis.bin.tmp5", "logs.csv.tmp"]
+    left = ["last.bin.tmp77", "epoch_2.bin.tmp1", "histocc.json.tmp3"]
+    for name in [*left, *others]:
+        (tmp_path / name).touch()
+    own = OwnFiles(str(tmp_path))
+    own.remove_leftovers()  # where no run ever was, nothing is one
+    assert sorted(os.listdir(tmp_path)) == sorted([*left, *others])
+    own.claim("last.bin", "epoch_2.bin", "logs.csv")
+    own.remove_leftovers()
+    assert sorted(os.listdir(tmp_path)) == sorted([LIST, *others])
+
+
+def test_one_live_job_to_a_folder(tmp_path):
+    lock = tmp_path / "run.lock"
+    with run_lock(str(tmp_path)):
+        refused = pytest.raises(UserError, match=f"in use by another job: .* process {os.getpid()}, since")
+        with refused, run_lock(str(tmp_path)):
+            pass
+        left = lock.read_text()
+    assert not lock.exists()
+    for content in (left, "mine", ""):  # that of a killed job is taken over
+        lock.write_text(content)
+        refused = pytest.raises(UserError, match="in use by another job")
+        with run_lock(str(tmp_path)), refused, run_lock(str(tmp_path)):
+            pass
+        assert content == left and not lock.exists() or lock.read_text() == content
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(UserError, match="found a pipe, expected a file"), run_lock(str(tmp_path)):
+        pass
 
 
 # ---- commands
@@ -303,9 +300,7 @@ def test_a_save_folder_with_somebody_s_file(data, tmp_path, name):
     code, output = run_inside(finetune.main, *flags(data, tmp_path))
     after = contents(tmp_path)
     assert {path: after[path] for path in before} == before and "Traceback" not in output
-    assert (
-        code == 2 and output.count("error: ") == 1 and name in output or code == 0 and name == "curves.png"
-    ), output
+    assert code == 2 and output.count("error: ") == 1 and name in output or name == "run.lock", output
 
 
 def test_hidden_folders_in_prepared_stay(data, tmp_path):
@@ -320,11 +315,15 @@ def test_hidden_folders_in_prepared_stay(data, tmp_path):
 
 @pytest.mark.full
 def test_what_a_user_edited_stays_when_the_run_is_resumed(data, tmp_path):
-    assert run_inside(finetune.main, *flags(data, tmp_path, "--max-steps", 1, "--batch-size", 4))[0] == 0
+    start = flags(data, tmp_path, "--batch-size", 4)
+    assert run_inside(finetune.main, *start, "--max-steps", 1)[0] == 0
+    key = (tmp_path / "key.csv").read_text()
     (tmp_path / "key.csv").write_text("my notes")
-    code, output = run_inside(finetune.main, *flags(data, tmp_path, "--batch-size", 4))
-    assert code == 0 and (tmp_path / "key.csv").read_text() == "my notes" and "key.1.csv" in output
-    assert "system_code" in (tmp_path / "key.1.csv").read_text()
+    code, output = run_inside(finetune.main, *start)
+    assert code == 2 and f"{tmp_path}/key.csv: is not what would be written there" in output
+    assert (tmp_path / "key.csv").read_text() == "my notes"
+    os.rename(tmp_path / "key.csv", tmp_path / "notes.csv")
+    assert run_inside(finetune.main, *start)[0] == 0 and (tmp_path / "key.csv").read_text() == key
 
 
 def test_starting_over_leaves_what_is_not_the_runs(data, tmp_path):
@@ -379,7 +378,6 @@ def test_links_of_a_resumed_run_are_replaced_and_not_followed(data, tmp_path):
         "best.bin",
         "logs.csv",
         "status.json",
-        "key.csv",
         "curves.png",
         "profile.txt",
         "trace.json",
@@ -399,49 +397,10 @@ def test_links_of_a_resumed_run_are_replaced_and_not_followed(data, tmp_path):
 def test_temporary_names_are_never_written_through(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "precious.txt").write_text("mine")
-    for name in ("status.json", "logs.csv", "last.bin", "args.json", outputs.LIST):
+    for name in ("status.json", "logs.csv", "last.bin", "args.json", LIST):
         (tmp_path / "run" / f"{name}.tmp{os.getpid()}").symlink_to(tmp_path / "precious.txt")
     assert run_inside(finetune.main, *flags(data, tmp_path / "run"))[0] == 0
     assert (tmp_path / "precious.txt").read_text() == "mine"
-
-
-def test_a_list_that_somebody_makes_meanwhile_stays(tmp_path):
-    own = OwnFiles(str(tmp_path))
-    (tmp_path / outputs.LIST).write_text("mine")
-    with pytest.raises(UserError, match="somebody has made this file meanwhile"):
-        own.write_content("key.csv", b"x")
-    assert os.listdir(tmp_path) == [outputs.LIST] and (tmp_path / outputs.LIST).read_text() == "mine"
-
-
-def test_what_is_put_in_the_place_of_a_file_of_the_run_stays(tmp_path):
-    own = OwnFiles(str(tmp_path))
-    for content in (b"1", b"2"):
-        assert own.write("last.bin", lambda file, content=content: file.write(content)) == str(
-            tmp_path / "last.bin"
-        )
-    os.remove(tmp_path / "last.bin")
-    (tmp_path / "last.bin").write_text("mine")
-    for _ in range(2):
-        assert own.write("last.bin", lambda file: file.write(b"3")) == str(tmp_path / "last.1.bin")
-    assert (tmp_path / "last.bin").read_text() == "mine"
-    assert sorted(os.listdir(tmp_path)) == [outputs.LIST, "last.1.bin", "last.bin"]
-
-
-def test_several_files_are_written_all_or_none(tmp_path):
-    def fails(file):
-        raise OSError(28, "No space left on device")
-
-    (tmp_path / "b").write_text("mine")
-    with pytest.raises(OSError) as error:
-        outputs.all_or_none(
-            {"a": lambda file: file.write(b"x"), "b": lambda file: file.write(b"mine"), "c": fails},
-            str(tmp_path),
-        )
-    assert (
-        error.value.filename.endswith("/c")
-        and os.listdir(tmp_path) == ["b"]
-        and (tmp_path / "b").read_text() == "mine"
-    )
 
 
 def test_the_files_of_a_model_s_folder_are_inputs(data, run, tmp_path):
@@ -457,15 +416,6 @@ def test_the_files_of_a_model_s_folder_are_inputs(data, run, tmp_path):
     for name in ("model.safetensors", "config.json", "key.json"):
         code = ["--model", model, "--input", data, "--output", model / name, "--system", "x", "--overwrite"]
         assert "is the model" in refused(*run_inside(predict.main, *code), before, tmp_path)
-
-
-def test_a_sample_leaves_samples_of_like_names_alone(tmp_path):
-    assert sample(["--rows", "5", "--output", str(tmp_path / "s.1.csv")]) == 0
-    (tmp_path / "s.csv").write_text("mine")
-    before = contents(tmp_path)
-    with contextlib.suppress(SystemExit):
-        assert sample(["--rows", "5", "--output", str(tmp_path / "s.csv")]) == 2
-    assert contents(tmp_path) == before
 
 
 def test_a_way_back_through_a_folder_that_is_not_there(run):
@@ -489,7 +439,7 @@ def test_a_list_of_words_that_was_changed_is_said_when_the_run_is_resumed(data, 
 
 
 NAMES = [
-    *run_files.LISTS,
+    *LISTS,
     "args.json",
     "logs.csv",
     "status.json",

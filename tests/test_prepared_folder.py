@@ -144,7 +144,7 @@ def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
         others.append(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
         rename(source, target)
 
-    monkeypatch.setattr(prepared_folder.fcntl, "flock", no_lock)
+    monkeypatch.setattr("fcntl.flock", no_lock)
     monkeypatch.setattr(prepared_folder.os, "rename", rename_after_the_other)
     folder = prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
     assert [folder] == others and Result(folder).texts == ["farmer"]

@@ -11,8 +11,7 @@ from helpers import REPO, TINY, run, write_rows
 
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.lock import run_lock
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles, run_lock
 from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.saver import Saver
@@ -48,10 +47,10 @@ def test_what_is_written_and_what_is_said(saver, said):
 def test_last_comes_first(saver, monkeypatch):
     """So that a kill in the middle of a save leaves something to continue from under its name."""
 
-    def killed(own, source, name):
+    def killed(source, path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(OwnFiles, "link", killed)
+    monkeypatch.setattr(checkpoint, "atomic_copy", killed)
     with pytest.raises(KeyboardInterrupt):
         os.makedirs(saver.own.folder)
         checkpoint.save(saver.own, ["4.bin", "best.bin", "last.bin"], {"model": {}})
@@ -96,7 +95,9 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
     worker = int(os.read(reader, 20))
     try:
         with (
-            pytest.raises(UserError, match=f"in use by another job: host .*, process {owner}, since"),
+            pytest.raises(
+                UserError, match=f"in use by another job: .* process {owner}, since"
+            ),
             run_lock(str(tmp_path)),
         ):
             pass

@@ -23,9 +23,10 @@ from histocc.data import csv_text, keys, tables
 from histocc.data.csv_text import detect_encoding
 from histocc.data.parquet_files import is_parquet
 from histocc.data.tables import column_problems, read_chunks, read_header
+from histocc.predict.output import save_pipe
 from histocc.runtime.config_file import config_arguments
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import is_pipe, regular_file, spooled
+from histocc.runtime.files import kind_of
 
 
 @contextlib.contextmanager
@@ -297,8 +298,8 @@ def paths_that_are_no_files(folder: Path) -> list[tuple[str, str]]:
         (str(folder / "socket"), "is a socket"),
         ("/dev/null", "is a device"),
         (str(folder / "loop"), "symbolic links"),
-        (str(folder / ("x" * 300)), "the name is too long"),
-        (str(folder / ("x/" * 3000)), "the name is too long"),
+        (str(folder / ("x" * 300)), "name too long"),
+        (str(folder / ("x/" * 3000)), "name too long"),
         ("a\0b", "is not the name of a file"),
         ("a\ud800b", "is not the name of a file"),
         (str(folder / "plain" / "f.csv"), "no such file"),
@@ -309,7 +310,6 @@ def paths_that_are_no_files(folder: Path) -> list[tuple[str, str]]:
 
 def test_every_reader_looks_at_the_path_first(tmp_path):
     readers = [
-        regular_file,
         is_parquet,
         detect_encoding,
         read_header,
@@ -329,7 +329,7 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
 def test_a_link_to_a_file_is_a_file(tmp_path):
     (tmp_path / "f.csv").write_text("a\nx\n")
     os.symlink(tmp_path / "f.csv", tmp_path / "link")
-    assert read(tmp_path / "link") == ({2: ("x",)}, []) and not is_pipe(str(tmp_path / "link"))
+    assert read(tmp_path / "link") == ({2: ("x",)}, []) and kind_of(str(tmp_path / "link")) == "a file"
 
 
 def test_what_the_user_may_not_read(tmp_path, monkeypatch):
@@ -363,10 +363,11 @@ def test_what_comes_through_a_pipe_becomes_a_file(tmp_path):
     pipe, target = str(tmp_path / "pipe"), str(tmp_path / "target")
     os.mkfifo(pipe)
     checks = []
-    assert is_pipe(pipe) and not is_pipe(str(tmp_path)) and not is_pipe("none") and not is_pipe("a\0b")
+    kinds = ["a pipe", "a folder", None, None]
+    assert [kind_of(path) for path in (pipe, str(tmp_path), "none", "a\0b")] == kinds
     for pieces, before in (([b"a\n", b"x" * 300_000, b"y"], 0.6), ([b"a\n"], 0.0), ([], 0.3)):
         writer = write_slowly(pipe, pieces, before)
-        assert spooled(pipe, target, lambda: checks.append(1), 20) == len(b"".join(pieces))
+        save_pipe(pipe, target, lambda: checks.append(1), 20)
         writer.join()
         assert Path(target).read_bytes() == b"".join(pieces)
     assert 4 <= len(checks) <= 40
@@ -377,11 +378,9 @@ def test_an_anonymous_pipe_whose_writer_has_gone(tmp_path):
     try:
         os.write(writing, b"a\nx\n")
         os.close(writing)
-        assert (
-            is_pipe(f"/dev/fd/{reading}")
-            and spooled(f"/dev/fd/{reading}", str(tmp_path / "t"), lambda: None, 20) == 4
-        )
-        assert os.get_blocking(reading)
+        assert kind_of(f"/dev/fd/{reading}") == "a pipe"
+        save_pipe(f"/dev/fd/{reading}", str(tmp_path / "t"), lambda: None, 20)
+        assert (tmp_path / "t").read_bytes() == b"a\nx\n" and os.get_blocking(reading)
     finally:
         os.close(reading)
 
@@ -390,14 +389,14 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
     pipe, target = str(tmp_path / "pipe"), tmp_path / "target"
     os.mkfifo(pipe)
     with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
-        spooled(pipe, str(target), lambda: None, 0.3)  # no writer
+        save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
     assert not target.exists()
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer = os.open(pipe, os.O_WRONLY)  # a writer that says nothing
     try:
         os.write(writer, b"x")
         with pytest.raises(UserError, match="nothing has come"):
-            spooled(pipe, str(target), lambda: None, 0.3)
+            save_pipe(pipe, str(target), lambda: None, 0.3)
         calls = []
 
         def stop():
@@ -406,15 +405,15 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            spooled(pipe, str(target), stop, 60)
+            save_pipe(pipe, str(target), stop, 60)
         assert calls[-1] - calls[0] < 2 and not target.exists()
     finally:
         os.close(writer)
         os.close(reader)
     with pytest.raises(UserError, match="cannot be saved as .*: No such file or directory"):
-        spooled(pipe, str(tmp_path / "none" / "t"), lambda: None, 0.3)
-    with pytest.raises(UserError, match="no such file"):
-        spooled(str(tmp_path / "none"), str(target), lambda: None, 0.3)
+        save_pipe(pipe, str(tmp_path / "none" / "t"), lambda: None, 0.3)
+    with pytest.raises(UserError, match="No such file"):
+        save_pipe(str(tmp_path / "none"), str(target), lambda: None, 0.3)
 
 
 # ---- Parquet

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from histocc import watch
-from histocc.runtime.lock import run_lock
+from histocc.runtime.files import run_lock
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer.run_log import STATUS, RunLog
 from histocc.trainer.schedule import Steps

@@ -14,7 +14,6 @@ every other file and of its own content.
 
 import json
 import os
-import stat
 import sys
 import zlib
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import kind_of
 from histocc.runtime.rng import mix
 
 PREPARED_FORMAT = 3
@@ -114,12 +114,6 @@ def content_checksum(meta: dict) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def is_regular(path: str) -> bool:
-    """Whether there is a plain file, or a link to one: no folder, pipe or device. Raises OSError where
-    nothing is there."""
-    return stat.S_ISREG(os.stat(path).st_mode)
-
-
 def read_meta(folder: str) -> dict:
     """The content of a prepared folder's meta.json, each entry of its kind.
 
@@ -128,7 +122,7 @@ def read_meta(folder: str) -> dict:
     path = os.path.join(folder, META)
     remedy = f"move {folder} away and the data are prepared again"
     try:
-        if not is_regular(path):
+        if kind_of(path) not in (None, "a file"):
             raise UserError(f"{path}: found no plain file, expected a JSON file; {remedy}")
         with open(path, encoding="utf-8") as file:
             meta = json.load(file)
@@ -157,7 +151,7 @@ def file_of_other_size(folder: str, meta: dict) -> str | None:
     for name, size in meta["sizes"].items():
         path = os.path.join(folder, name)
         try:
-            if not is_regular(path) or os.path.getsize(path) != size:
+            if os.path.getsize(path) != size or kind_of(path) != "a file":
                 return f"{name} is not as it was written"
         except FileNotFoundError:
             return f"{name} is missing"

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened
+from histocc.runtime.files import opened
 from histocc.text import code_points
 
 BEGIN = 1 << 18  # bytes in which the kind of line end and the delimiter are looked for

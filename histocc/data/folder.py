@@ -10,7 +10,6 @@ names of ours.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -23,9 +22,8 @@ from collections.abc import Callable
 from histocc.data.arrays import FILES, META, content_checksum, file_of_other_size, read_meta
 from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
-from histocc.runtime.lock import is_same_file
+from histocc.runtime.files import is_same_file, kind_of, remove_files, sync, try_lock
 from histocc.runtime.machine_errors import in_words
-from histocc.runtime.outputs import missing_folders, sync
 
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 1800.0  # for another job, unless the caller says otherwise
@@ -92,7 +90,10 @@ def build_folder(
     behind. Raises UserError where something that is not ours stands in the way; it stays as it is.
     """
     folder = os.path.join(root, name)
-    missing = missing_folders(root)
+    missing, path = [], os.path.abspath(root)
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
     try:
         _refuse_what_is_not_ours(root, folder)
         os.makedirs(root, exist_ok=True)
@@ -115,30 +116,14 @@ def _refuse_what_is_not_ours(root: str, folder: str) -> None:
     """Raises UserError where `root` or `folder` is no folder, or a file in `folder` that would be replaced is
     no plain file."""
     on_disk = os.path.realpath(root) if os.path.exists(root) else root  # it may link to another disk
-    expected = [(on_disk, stat.S_ISDIR, "a folder"), (folder, stat.S_ISDIR, "a folder")]
-    expected += [(os.path.join(folder, name), stat.S_ISREG, "a file") for name in FILES]
-    for path, fits, kind in expected:
-        try:
-            mode = os.lstat(path).st_mode
-        except FileNotFoundError:
-            continue
-        except NotADirectoryError:  # a parent is a file, which os.makedirs says
-            return
-        if not fits(mode):
+    expected = {on_disk: "a folder", folder: "a folder"}
+    for path, kind in (expected | {os.path.join(folder, name): "a file" for name in FILES}).items():
+        found = kind_of(path, follow_links=False)
+        if found not in (None, kind):
             raise UserError(
-                f"{path}: found {_kind(mode)}, expected {kind} that this program made; nothing "
-                "was changed. Move it away, or choose another folder for the run"
+                f"{path}: found {found}, expected {kind} that this program made; nothing was changed. Move it"
+                " away, or choose another folder for the run"
             )
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_ISLNK: "a symbolic link",
-        stat.S_ISDIR: "a folder",
-        stat.S_ISREG: "a file",
-        stat.S_ISFIFO: "a pipe",
-    }
-    return next((words for fits, words in kinds.items() if fits(mode)), "a device or socket")
 
 
 def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
@@ -189,7 +174,7 @@ def _lock(root: str, say: Callable[[str], None], check: Callable[[], None], wait
             check()
             time.sleep(POLL_SECONDS)
             waited += POLL_SECONDS  # not by the clock: a job that was suspended has not waited
-        yield handle is not None and _flock(handle)
+        yield handle is not None and try_lock(handle)
     finally:
         if handle is not None:
             with contextlib.suppress(OSError):
@@ -217,7 +202,7 @@ def _try_lock(root: str, path: str, say: Callable[[str], None]) -> tuple[int | N
             busy = None
         else:
             # Its owner may have removed it: then the new one is to be locked.
-            busy = _flock(handle) is None or not is_same_file(handle, path)
+            busy = try_lock(handle) is None or not is_same_file(handle, path)
     except BaseException:
         os.close(handle)
         raise
@@ -227,24 +212,12 @@ def _try_lock(root: str, path: str, say: Callable[[str], None]) -> tuple[int | N
     return None, bool(busy)
 
 
-def _flock(handle: int) -> bool | None:
-    """Takes the lock of an open file: True, None where another process holds it, False where the file system
-    has no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return None
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def _in_work(folder: str):
     """Locks the hidden folder of a living job itself: it may work without the lock of the root."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _flock(handle)
+        try_lock(handle)
         yield
     finally:
         os.close(handle)
@@ -257,18 +230,15 @@ def _remove_leftovers(root: str) -> None:
         path = os.path.join(root, name)
         if not _LEFTOVER.fullmatch(name) or os.path.islink(path) or not os.path.isdir(path):
             continue
-        with contextlib.suppress(OSError), os.scandir(path) as found:
-            entries = list(found)
-            ours = all(entry.name in FILES and entry.is_file(follow_symlinks=False) for entry in entries)
-            if ours and _is_dead(path):
-                for entry in entries:
-                    os.unlink(entry.path)
+        with contextlib.suppress(OSError):
+            if set(os.listdir(path)) <= set(FILES) and _is_dead(path):
+                remove_files(path, "|".join(map(re.escape, FILES)))
                 os.rmdir(path)
 
 
 def _is_dead(folder: str) -> bool:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return _flock(handle) is not None
+        return try_lock(handle) is not None
     finally:
         os.close(handle)

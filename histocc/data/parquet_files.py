@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened, regular_file
+from histocc.runtime.files import opened
 
 MAGIC = b"PAR1"
 _WHOLE_UP_TO = 1 << 53  # beyond it a float no longer tells neighbouring whole numbers apart
@@ -80,7 +80,8 @@ def _line(error: Exception) -> str:
 
 def _opened(path: str):
     """(file, schema). Raises UserError."""
-    regular_file(path)
+    with opened(path):  # a regular file that can be read
+        pass
     try:
         import pyarrow
         from pyarrow import parquet

@@ -16,10 +16,13 @@ from histocc.data.folder import WAIT_SECONDS, build_folder, write_last
 from histocc.data.keys import write_key, write_words
 from histocc.data.rows import Reader
 from histocc.data.settings import PrepareSettings, file_problems, fingerprint
+from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer import run_files
+from histocc.trainer.run import copy_lists
+
+LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 
 
 class UnusableData(UserError):
@@ -30,6 +33,12 @@ class UnusableData(UserError):
         self.report = report
 
 
+def _copy_lists(folder: str, reports: OwnFiles) -> None:
+    """Raises UserError where the lists in `reports` are those of a run, and would change."""
+    keep = exists_in(reports.folder) and not reports.overwrite
+    copy_lists([os.path.join(folder, name) for name in LISTS], reports, keep)
+
+
 def write_folder(
     settings: PrepareSettings,
     key: str,
@@ -37,7 +46,6 @@ def write_folder(
     reports: OwnFiles | None,
     check: Callable[[], None],
     wait_seconds: float = WAIT_SECONDS,
-    say: Callable[[str], None] = print,
 ) -> dict:
     """Reads the files and fills `folder` with all but its last file, whose content it returns; `reports`:
     files of the folder that gets the lists of what was found if the data are of no use.
@@ -59,7 +67,7 @@ def write_folder(
         json.dump(report, file, indent=1, ensure_ascii=False)
     if problems := reader.problems():
         if reports:
-            run_files.copy_lists(folder, reports, say)
+            _copy_lists(folder, reports)
         raise UnusableData("\n  ".join(problems), report)
     return {
         "format": PREPARED_FORMAT,
@@ -103,14 +111,14 @@ def prepare(
         )
         say(f"Prepared data: found in {folder}{others}")
         if reports:
-            run_files.copy_lists(folder, reports, say)
+            _copy_lists(folder, reports)
         return folder
     if os.path.lexists(folder):
         warn(f"Prepared data: {folder}: {fault}; preparing it again")
     say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
 
     def build(new: str) -> None:
-        content = write_folder(settings, key, new, reports, check, wait_seconds, say)
+        content = write_folder(settings, key, new, reports, check, wait_seconds)
         now = _states(settings)
         changed = [path for path, state in now.items() if state is None or state != before[path]]
         if changed:
@@ -121,7 +129,7 @@ def prepare(
 
     folder = build_folder(root, key, build, warn, check, wait_seconds)
     if reports:
-        run_files.copy_lists(folder, reports, say)
+        _copy_lists(folder, reports)
     return folder
 
 

@@ -19,7 +19,7 @@ from histocc.data import parquet_files
 from histocc.data.csv_text import BEGIN, CsvLines, detect_encoding, encoding_of_header, is_torn, unquoted
 from histocc.data.parquet_files import is_parquet
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened
+from histocc.runtime.files import opened
 
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}

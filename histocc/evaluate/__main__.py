@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Callable
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from histocc.model.int8 import to_int8
 from histocc.model.published import KINDS, SETTINGS, Given, files_of
 from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, checksums, entrypoint, outputs
+from histocc.runtime import arguments, checksums, entrypoint, files
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError
 from histocc.runtime.precision import Precision
@@ -277,7 +276,7 @@ def output_problem(args: argparse.Namespace, file: str) -> str | None:
             f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its"
             " own for the report"
         )
-    unwritable = outputs.save_path_problem(folder)
+    unwritable = files.save_path_problem(folder)
     inputs = dict.fromkeys(args.data, "a file of the data") | {
         args.key: "the file of --key",
         **dict.fromkeys(files_of(file), "the model"),
@@ -285,12 +284,7 @@ def output_problem(args: argparse.Namespace, file: str) -> str | None:
     found = (
         []
         if unwritable
-        else outputs.problems(
-            [os.path.join(folder, name) for name in OWN_FILES],
-            inputs,
-            args.overwrite,
-            remedy="--output names another folder",
-        )
+        else files.problems([os.path.join(folder, name) for name in OWN_FILES], inputs, args.overwrite)
     )
     return unwritable or (found[0] if found else None)
 
@@ -444,9 +438,7 @@ def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedD
     }
 
 
-def write_report(
-    args: argparse.Namespace, report: dict, prepared_folder: str, say: Callable[[str], None]
-) -> None:
+def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -> None:
     """All files of the report, report.json last. Rank 0 only."""
     plots = report_text.plots(report)
     report["plots"] = list(plots or {})
@@ -461,13 +453,12 @@ def write_report(
     }
     contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
     written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
-    files = {REJECTED: written[REJECTED], **(plots or {}), **written}
-    for name, path in outputs.all_or_none(files, args.output, args.overwrite).items():
-        if os.path.basename(path) != name:
-            say(
-                f"WARNING: somebody has made {name} meanwhile, and it stays as it is: what it would hold is"
-                f" in {path}"
-            )
+    with contextlib.ExitStack() as together:  # which gives the first one its name last
+        for name, write in {JSON: written.pop(JSON), **written, **(plots or {})}.items():
+            path = os.path.join(args.output, name)
+            file = together.enter_context(files.atomic_write(path, args.overwrite))
+            write(file)
+            file.flush()
 
 
 def make_report(
@@ -534,7 +525,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         decoders["linear"]["codes_above"] = str(Thresholds.of(state))
     report = make_report(args, file, state, facts, figures, decoders)
     report |= {"baseline": compared} if compared else {}
-    write_report(args, report, data.folder, world.print)
+    write_report(args, report, data.folder)
     print_result(args, world, report)
     if args.fit_thresholds:
         fitted = {

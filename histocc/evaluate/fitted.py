@@ -18,7 +18,7 @@ from histocc.model.published import SETTINGS
 from histocc.model.thresholds import Thresholds
 from histocc.runtime import checkpoint, checksums
 from histocc.runtime.errors import UserError
-from histocc.runtime.lock import run_lock
+from histocc.runtime.files import run_lock
 from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World

@@ -24,7 +24,7 @@ from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checksums
 from histocc.runtime.device import compile_layers
-from histocc.runtime.input_files import opened
+from histocc.runtime.files import opened
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World

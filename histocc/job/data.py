@@ -8,6 +8,7 @@ from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
 from histocc.data.descriptions import DescriptionSettings, find_columns, load_descriptions
+from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
 from histocc.data.settings import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.formatter import BlockyFormatter
@@ -19,9 +20,9 @@ from histocc.model import model_io
 from histocc.runtime import checkpoint
 from histocc.runtime.arguments import flag, settings_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles, save_path_problem
+from histocc.runtime.files import OwnFiles, problems, save_path_problem
 from histocc.runtime.world import World
-from histocc.trainer import run_files
+from histocc.trainer.run import output_problems
 from histocc.trainer.run_log import LOG
 
 
@@ -69,8 +70,8 @@ def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: 
     try:
         own = OwnFiles(args.save_path, args.overwrite)
         if args.prepare_only:
-            return run_files.problems_of_lists(own, inputs)
-        return run_files.problems(args, inputs, own)
+            return problems(map(own.path, LISTS), inputs, args.overwrite, own)
+        return output_problems(args, inputs, own, LISTS)
     except UserError as error:
         return [str(error)]
 
@@ -89,7 +90,7 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
         for name in os.listdir(path)
         if name.lower().endswith((".csv", ".tsv", ".parquet"))
         and not name.startswith(".")
-        and name not in (*run_files.LISTS, LOG)
+        and name not in (*LISTS, LOG)
     )
     files = {os.path.splitext(name)[0].lower(): os.path.join(path, name) for name in tables}
     if len(tables) == 1:
@@ -181,7 +182,7 @@ def prepared(
             )
         if args.fn_word_freq:
             keys.read_words(args.fn_word_freq)  # only to find out now whether it can be read
-        lists = run_files.of_data_alone(args.save_path, args.overwrite) if args.prepare_only else None
+        lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
         folder = preparing.prepare(
             settings, args.save_path, world.print, lists, world.give_up_if_asked, 60 * args.timeout_minutes
         )

@@ -12,7 +12,6 @@ import gc
 import hashlib
 import json
 import os
-import re
 import secrets
 import zlib
 from dataclasses import replace
@@ -31,15 +30,15 @@ from histocc.model import model_io, published
 from histocc.model.teaching import Teacher
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import TEMPORARY, atomic_write, remove_files
 from histocc.runtime.forked import Forked, usable_cores
-from histocc.runtime.outputs import write_atomic
 from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
 
 FORMAT = 3  # of the answers
 PIECE = 2048  # texts
-_LEFTOVER = re.compile(r"\.seen-[0-9a-f]{16}|\.?\d{7}\.tmp\w*")
+_PIECES = rf"\d{{7}}({TEMPORARY})?|\.seen-[0-9a-f]{{16}}"  # names of files in the folder of answers
 
 
 def teacher_file(asked: TeachingSettings) -> str:
@@ -244,7 +243,9 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
     for leader in leaders:  # one after the other: the report is that of the first where they share a folder
         world.run_on(f"rows with the teacher's answers, rank {leader}", [leader], finish)
     if world.rank in leaders:
-        _remove(pieces, _number_of(questions))
+        with contextlib.suppress(OSError):  # another node has done it, or something else is in the folder
+            remove_files(pieces, _PIECES)
+            os.rmdir(pieces)
 
 
 def _number_of(questions: taught.Questions) -> int:
@@ -319,7 +320,8 @@ def write_piece(folder: str, number: int, answers: np.ndarray) -> None:
     content = answers.tobytes()
     check = zlib.crc32(content).to_bytes(4, "little")
     os.makedirs(folder, exist_ok=True)
-    write_atomic(_path(folder, number), lambda file: file.write(content + check))
+    with atomic_write(_path(folder, number)) as file:
+        file.write(content + check)
 
 
 def read_piece(folder: str, number: int, texts: int, record: np.dtype) -> np.ndarray | None:
@@ -348,18 +350,6 @@ def read_answers(folder: str, pieces: int, rows: int, record: np.dtype) -> np.nd
             )
         found[number * PIECE : number * PIECE + len(piece)] = piece
     return found
-
-
-def _remove(folder: str, pieces: int) -> None:
-    """Removes what `_ask` has written into a folder, and the folder where nothing else is in it."""
-    for number in range(pieces):
-        with contextlib.suppress(OSError):
-            os.unlink(_path(folder, number))
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):  # of processes that were killed
-            if _LEFTOVER.fullmatch(name):
-                os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
 
 
 def _said(

@@ -3,10 +3,12 @@ common.
 """
 
 import contextlib
+import os
 from functools import partial
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
+from histocc.data.prepare import LISTS
 from histocc.job import banner, build, confidence
 from histocc.job.optimizer import fast_parameters, linear_rate
 from histocc.job.recipe import make_loss
@@ -59,7 +61,7 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
             fast=fast_parameters(model, linear),
             about=banner.about(settings, data, model),
             about_rate=banner.about_rate(linear, model),
-            lists=data.folder,
+            lists=[os.path.join(data.folder, name) for name in LISTS],
             fitted_before="the n-grams" if linear.fitted else "",
             smaller_model=SMALLER_MODEL,
             finish=lambda _: confidence.fit_run(settings, world, data),

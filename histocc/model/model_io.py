@@ -23,7 +23,7 @@ from histocc.model.published import Given, Published
 from histocc.model.thresholds import PUBLISHED
 from histocc.runtime import checkpoint, run_checkpoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import kind_of
+from histocc.runtime.files import kind_of
 from histocc.runtime.schema import mapping, require
 from histocc.text import LANGUAGES
 
@@ -387,7 +387,7 @@ def find_weights(path: str, said: str, force_download: bool = False) -> str:
 
     said: what a message begins with; force_download: of a name on the hub, loads it again. Raises UserError.
     """
-    if kind_of(path) not in (None, "a folder"):
+    if kind_of(path) not in (None, "a file", "a folder"):
         raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
     if file is None and os.path.isdir(path):

@@ -28,14 +28,12 @@ from histocc.model import model_io
 from histocc.model.published import Given
 from histocc.predict.arguments import DECIDES, argument_problems, get_args_parser, precision_of
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint
+from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint, save_pipe
 from histocc.runtime import entrypoint
 from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.files import kind_of, run_lock
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.input_files import is_pipe, spooled
-from histocc.runtime.lock import run_lock
 from histocc.runtime.machine_errors import in_words, is_out_of_memory
-from histocc.runtime.outputs import is_same
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS
@@ -352,7 +350,7 @@ def take_input(
     whether their folder is locked.
     otherwise: removes it where nothing comes of it.
     """
-    if not is_pipe(args.input):
+    if kind_of(args.input) != "a pipe":
         return False
     folder = CodedFile(args.output, {}).folder
     os.makedirs(folder, exist_ok=True)
@@ -367,8 +365,7 @@ def take_input(
             os.rmdir(folder)
 
     otherwise.callback(remove)
-    spooled(args.input, f"{path}.tmp", world.give_up_if_asked, 60 * args.timeout_minutes)
-    os.replace(f"{path}.tmp", path)
+    save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
     args.input = path
     return True
 
@@ -411,7 +408,7 @@ def say_end(
     """
     if not args.non_verbose:
         world.print(
-            f"{counts['output']}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
+            f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
             f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"
             f" code (empty texts: {counts.get('empty', 0):,})"
         )
@@ -421,11 +418,6 @@ def say_end(
                 f" marked in needs_review; {args.decoder} writes digits freely, --decoder topk takes codes of"
                 " the key"
             )
-    if not is_same(counts["output"], args.output):
-        world.print(
-            f"WARNING: somebody has made {args.output} meanwhile, and it stays as it is: the result is"
-            f" {counts['output']}"
-        )
     if counts["unknown"]:
         names = ", ".join(
             f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items()
@@ -442,7 +434,7 @@ def say_end(
             )
     if counts["faults"]:
         raise TrainingError(
-            f"{counts['faults']:,} rows of {args.source} could not be read and are not in {counts['output']};"
+            f"{counts['faults']:,} rows of {args.source} could not be read and are not in {args.output};"
             f" {counts['rejected']} lists them by line. All others are there.",
             heard_from_main=True,
         )

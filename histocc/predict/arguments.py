@@ -9,7 +9,7 @@ from histocc.data import arguments as table_arguments
 from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.model import published
 from histocc.predict.coder import DECODERS
-from histocc.runtime import arguments, entrypoint, outputs
+from histocc.runtime import arguments, entrypoint, files
 from histocc.runtime.precision import Precision, PrecisionSettings
 
 # What decides the output beside the input and the model; another value is another output.
@@ -244,12 +244,12 @@ def argument_problems(args: argparse.Namespace) -> list[str]:
         ),
     ]
     problems = [text for wrong, text in together if wrong]
-    problems += outputs.problems(
+    problems += files.problems(
         [args.output, args.output + ".rejected.csv"][: 1 if not args.output.strip() else 2],
         inputs,
         args.overwrite,
     )
-    unwritable = outputs.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
+    unwritable = files.save_path_problem(os.path.dirname(os.path.abspath(args.output)))
     return problems + ([unwritable] if unwritable else [])
 
 

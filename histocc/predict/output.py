@@ -11,6 +11,8 @@ import io
 import json
 import os
 import re
+import select
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,17 +23,17 @@ from histocc.data.findings import row_writer
 from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks
 from histocc.predict.coder import Coded
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened
-from histocc.runtime.outputs import kind_of, write_atomic
+from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, kind_of, opened, remove_files
 from histocc.runtime.progress import Stage
 
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
 MOST_FREQUENT = 1 << 16  # texts that are coded once for all parts
 PIECE = 2048  # of them at once
 _END = 1 << 16  # bytes of the input's begin and end that tell it from others
-SETTINGS, SCAN, LOCK, INPUT = "settings.json", "scan.json", "run.lock", "input"
-# names of files in the folder
-_OWN = re.compile(r"run\.lock|(input|(settings|scan|frequent\d+|\d{6,})\.json|\d{6,}\.csv)(\.tmp\d*)?")
+SETTINGS, SCAN, INPUT = "settings.json", "scan.json", "input"
+# names of files in the folder beside the lock and the copied input
+_PARTS = rf"((settings|scan|frequent\d+|\d{{6,}})\.json|\d{{6,}}\.csv)({TEMPORARY})?"
+POLL_SECONDS = 0.2
 
 
 @dataclass
@@ -75,6 +77,45 @@ def file_hash(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: float) -> None:
+    """Copies what comes out of a pipe, until its last writer closes it, into the file `target`.
+
+    Args:
+        check: called several times a second, also while nothing comes; what it raises ends the copying.
+        limit_seconds: how long nothing may come, neither a writer nor a byte.
+
+    Raises:
+        UserError: the pipe cannot be read, the target cannot be written, or the limit is reached.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer
+        with open(handle, "rb", buffering=0) as pipe:
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            last = checked = time.monotonic()
+            check()
+            with atomic_write(target) as file:
+                while True:
+                    # before the first writer has come a read would return b"", as at the end
+                    block = pipe.read(1 << 20) if poll.poll(POLL_SECONDS * 1000) else None
+                    if block == b"":
+                        return
+                    now = time.monotonic()
+                    if now - checked >= POLL_SECONDS:
+                        check()
+                        checked = now
+                    if block:
+                        file.write(block)
+                        last = now
+                    elif now - last > limit_seconds:
+                        raise UserError(
+                            f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
+                            " program that writes to it, or save its output as a file"
+                        )
+    except OSError as error:
+        raise UserError(f"{path}: cannot be saved as {target}: {error.strerror or error}") from None
+
+
 class CodedFile:
     """The parts of one output. output: its path; settings: everything that decides what the parts hold, plain
     types.
@@ -96,17 +137,15 @@ class CodedFile:
     def note(self, name: str, value) -> None:
         """Writes a value into the folder: a line with its seal, and the value as JSON."""
         text = json.dumps(value)
-        write_atomic(
-            self.path(name),
-            lambda file: file.write(f"{self._seal(name, text)}\n{text}".encode()),
-            follows=False,
-        )
+        with atomic_write(self.path(name)) as file:
+            file.write(f"{self._seal(name, text)}\n{text}".encode())
 
     def read(self, name: str) -> Any:
         """What `note` has written; None where there is no such file, or it was not written here under this
         name. Raises UserError for what is no file at all.
         """
-        if kind := kind_of(self.path(name)):
+        kind = kind_of(self.path(name))
+        if kind not in (None, "a file"):
             raise UserError(
                 f"{self.path(name)} is {kind}, where a file of the unfinished output would be: move it away"
             )
@@ -139,7 +178,7 @@ class CodedFile:
         others = [
             name
             for name in sorted(os.listdir(self.folder))
-            if name != LOCK and not re.fullmatch(r"settings\.json\.tmp\d+", name)
+            if name != LOCK and not re.fullmatch(rf"settings\.json{TEMPORARY}", name)
         ]
         if others:
             raise UserError(
@@ -162,15 +201,13 @@ class CodedFile:
                 f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
                 " differ): repeat that command to continue with it, or start over with --overwrite"
             )
-        self.clear((LOCK, INPUT))  # what a process left that was killed at its begin, too
+        remove_files(self.folder, _PARTS)  # what a process left that was killed at its begin, too
         self.note(SETTINGS, self.settings)
         return False
 
-    def clear(self, but: tuple[str, ...] = (LOCK,)) -> None:
+    def clear(self) -> None:
         """Removes what is its own but the lock, which the caller holds."""
-        for name in os.listdir(self.folder):
-            if name not in but and _OWN.fullmatch(name):
-                os.remove(self.path(name))
+        remove_files(self.folder, f"{_PARTS}|{INPUT}({TEMPORARY})?")
 
     def scan(
         self,
@@ -216,10 +253,8 @@ class CodedFile:
         )
 
     def join(self, header: list[str], parts: int, rows: int, overwrite: bool) -> dict:
-        """Puts the parts together into the output. Returns their counts, summed, and the paths of the output
-        and of the list of rows that
-        could not be read: others than asked for where somebody has made such files meanwhile, unless
-        `overwrite`. Raises UserError where a part is missing or damaged.
+        """Puts the parts together into the output, and what could not be read into `OUTPUT.rejected.csv`;
+        returns their counts, summed. Raises UserError where a part is missing or damaged.
         """
         missing = [number for number in range(parts) if not self.is_done(number)]
         if missing:
@@ -242,7 +277,8 @@ class CodedFile:
                 " with --overwrite"
             )
 
-        def write(file) -> None:
+        rejected = self.output + ".rejected.csv"
+        with atomic_write(os.path.realpath(self.output), overwrite) as file:
             file.write(csv_text([header]))
             for number in range(parts):
                 with opened(self.part(number)) as part:
@@ -253,25 +289,19 @@ class CodedFile:
                         f"{self.part(number)} is not as it was written: the same command codes it again"
                     )
                 file.write(content)
-
-        def list_faults(file) -> None:
-            file.write(csv_text([["line", "kind", "reason"]]))
-            for number in range(parts):
-                file.write(csv_text(self.read(f"{number:06d}.json")["faults"]))
-
+            if total["faults"]:
+                with atomic_write(os.path.realpath(rejected), overwrite) as listed:
+                    listed.write(csv_text([["line", "kind", "reason"]]))
+                    for number in range(parts):
+                        listed.write(csv_text(self.read(f"{number:06d}.json")["faults"]))
         # the parts stay until the caller clears them
-        output = write_atomic(self.output, write, lambda path: overwrite)
-        rejected = self.output + ".rejected.csv"
-        if total["faults"]:
-            rejected = write_atomic(rejected, list_faults, lambda path: overwrite)
-        elif overwrite and os.path.isfile(rejected):
+        if overwrite and not total["faults"] and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
         return {
             **total,
             "faults": total["faults"],
             "unknown": total["unknown"],
             "rejected": rejected,
-            "output": output,
             "unknown_languages": dict(languages.most_common(10)),
         }
 
@@ -302,7 +332,8 @@ class CodedFile:
         content = csv_text(rows)
         self.note(f"{number:06d}.json", {**noted, "size": len(content), "checksum": zlib.crc32(content)})
         # written last: it says that the part is done
-        write_atomic(self.part(number), lambda file: file.write(content))
+        with atomic_write(self.part(number)) as file:
+            file.write(content)
 
     def code_frequent(
         self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]

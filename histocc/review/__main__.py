@@ -25,10 +25,11 @@ from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
 from histocc.review.estimate import Estimate, Quarter, drawn_texts
 from histocc.review.sheet import Codes, Decision, Drawn, Sheets, sheet_text
 from histocc.review.training_rows import TrainingRows
-from histocc.runtime import arguments, outputs
+from histocc.runtime import arguments
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.outputs import write_atomic
+from histocc.runtime.files import atomic_write
+from histocc.runtime.files import problems as output_problems
 
 # Which flags belong to which action; the others are for all.
 FLAGS = {
@@ -140,10 +141,10 @@ def argument_problems(args: argparse.Namespace, parser: arguments.Parser) -> lis
         args.key: "the file of --key",
         args.descriptions: "the file of --descriptions",
     }
-    problems = outputs.problems([args.output], inputs, args.overwrite)
+    problems = output_problems([args.output], inputs, args.overwrite)
     if args.training_data is not None:
         inputs[args.output] = "the file of --output"
-        problems += outputs.problems([args.training_data], inputs, overwrite=True)
+        problems += output_problems([args.training_data], inputs, overwrite=True)
     folders = {
         os.path.dirname(os.path.abspath(path)): path for path in (args.output, args.training_data) if path
     }
@@ -201,10 +202,11 @@ def make(args: argparse.Namespace) -> None:
     if not chosen:
         raise UserError(f"{coded.path}: has no text that is not decided yet")
     content = sheet_text(chosen, len(coded.layout.codes), words, args.sample, args.bom)
-    path = write_atomic(args.output, lambda file: file.write(content), lambda path: args.overwrite)
+    with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
+        file.write(content)
     rows, doubt = sum(each.text.rows for each in chosen), sum(each.text.doubt for each in chosen)
     print(
-        f"{path}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
+        f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
         + (
             f": {sum(each.times for each in chosen):,} rows drawn at random"
             if args.sample
@@ -233,18 +235,16 @@ def apply(args: argparse.Namespace) -> None:
     layout = coded.layout
     header = layout.header + ([] if layout.decided is not None else [DECIDED])
 
-    def write(file) -> None:
+    with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
         file.write(csv_text([header]))
         for chunk in coded.chunks():
             rows = map(list, zip(*chunk.columns))
             file.write(csv_text([with_decision(row, coded, made, by, words, counts) for row in rows]))
-
-    path = write_atomic(args.output, write, lambda path: args.overwrite)
     for note in sheets.notes:
         print(f"Note: {note}")
     skipped = len(sheets.by_text) - len(made)
     print(
-        f"{path}: {len(made):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
+        f"{args.output}: {len(made):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
         f" {counts['changed']:,} of which get other codes; {skipped:,} skipped, {sheets.undecided:,} without"
         " a decision"
     )

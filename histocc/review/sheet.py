@@ -10,7 +10,7 @@ from histocc.data.tables import column_problems, read_header
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedFile, CodedText, Key, key_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened
+from histocc.runtime.files import opened
 
 MOST_CODES = 5  # shown of a text
 DECISION, ID = "decision", "id"

@@ -7,8 +7,7 @@ from histocc.data.tables import read_chunks, read_header
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedText, Key, Layout, key_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.input_files import opened
-from histocc.runtime.outputs import write_atomic
+from histocc.runtime.files import atomic_write, opened
 
 
 class TrainingRows:
@@ -67,7 +66,8 @@ class TrainingRows:
         before = before or csv_text([self.header])
         end = b"" if before.endswith(b"\n") else b"\n"
         if rows:
-            write_atomic(self.path, lambda file: file.write(before + end + csv_text(rows)))
+            with atomic_write(os.path.realpath(self.path)) as file:
+                file.write(before + end + csv_text(rows))
         there, wide = len(decisions) - len(fresh), len(fresh) - len(fitting)
         return (
             f"{self.path}: {len(rows):,} rows added"

@@ -19,8 +19,8 @@ import torch
 
 from histocc.runtime.checksums import SUMS, sums_of, with_sums, without_sums
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of
 from histocc.runtime.machine_errors import as_user_error
-from histocc.runtime.outputs import LIST, OwnFiles, kind_of, write_atomic
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
@@ -29,7 +29,6 @@ SECOND_NAME = "model_state_dict"
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
-_LEFTOVER = re.compile(r"(.+)\.tmp\d*")
 
 
 def name_of_step(step: int) -> str:
@@ -54,30 +53,32 @@ def _written(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> dict[str, str]:
+def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
     """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
     only. Raises OSError.
 
     The weights are there by a second name as well, which takes no room: the one that other trainers' scripts
-    read. Returns the path of
-    each name: another one where a file of that name is not the run's own.
+    read.
     """
     state, names = _written(state), sorted(names, key=lambda name: name != LAST)
-    first = own.write(names[0], lambda file: torch.save(state, file))
-    return {names[0]: first, **{name: own.link(first, name) for name in names[1:]}}
+    first, *others = own.claim(*names)
+    with atomic_write(first) as file:
+        torch.save(state, file)
+    for path in others:
+        atomic_copy(first, path)
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
     """Writes a changed checkpoint in the place of the one that it was. Raises OSError."""
-    state = _written(state)
-    write_atomic(path, lambda file: torch.save(state, file))
+    with atomic_write(os.path.realpath(path)) as file:
+        torch.save(_written(state), file)
 
 
 def prune(own: OwnFiles, keep: int) -> None:
     """Removes all but the newest `keep` of the run's files `{step}.bin`; other checkpoints are never touched.
     Rank 0 only.
     """
-    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.files) if match)
+    steps = sorted(int(match[1]) for match in map(_STEP_FILE.fullmatch, own.names) if match)
     own.remove([name_of_step(step) for step in steps[: max(0, len(steps) - keep)]])
 
 
@@ -190,7 +191,7 @@ def identity(path: str) -> tuple[int, ...]:
 
 def step_of(path: str) -> int | None:
     """The step of a checkpoint, without reading its tensors; None where it cannot be read."""
-    if kind_of(path) is not None:
+    if kind_of(path) != "a file":
         return None
     try:
         step = torch.load(path, map_location="cpu", mmap=True, weights_only=True)["step"]
@@ -212,15 +213,6 @@ def newest_first(folder: str) -> Iterator[str]:
     paths = [os.path.join(folder, name) for name in names]
     steps = {path: -1 if (step := step_of(path)) is None else step for path in paths}
     yield from sorted(paths, key=lambda path: steps[path], reverse=True)
-
-
-def remove_leftovers(own: OwnFiles) -> None:
-    """Removes what processes that were killed while they wrote the run's files have left. Rank 0 only."""
-    for name in os.listdir(own.folder) if own.files else ():
-        match = _LEFTOVER.fullmatch(name)
-        path = os.path.join(own.folder, name)
-        if match and match[1] in {*own.files, LIST} and os.path.isfile(path) and not os.path.islink(path):
-            os.remove(path)
 
 
 def differing_args(saved: dict[str, Any], now: dict[str, Any], may_differ: set[str]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.input_files import opened
+from histocc.runtime.files import opened
 
 NOT_FROM_A_FILE = ("config", "help", "version")
 LARGEST = 1 << 20  # bytes: a file of arguments has some lines

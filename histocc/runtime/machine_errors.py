@@ -39,6 +39,7 @@ _FILES = {  # errno of what is wrong with a name
         "choose a file or folder that you may use, or change its permissions",
     ),
     errno.EPERM: ("operation not permitted", "choose a file or folder that you may use"),
+    errno.EEXIST: ("exists and stays as it is", "move it away, or choose another name"),
     errno.EISDIR: ("found a folder, expected a file", "move it away, or choose another name"),
     errno.ENOTDIR: ("found a file where the path has a folder", "choose another name"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),

@@ -3,12 +3,13 @@
 import contextlib
 import csv
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 
-from histocc.runtime import outputs
+from histocc.runtime import files
 from histocc.sample.generate import Row
 
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
@@ -32,7 +33,7 @@ def write(
     Returns the number of rows of each file. Raises OSError if one cannot be written.
     """
     sides = [os.path.join(split_dir, name) for name in ("train.csv", "val.csv")] if split_dir else []
-    if output and any(outputs.is_same(output, path) for path in sides):
+    if output and any(files.is_same(output, path) for path in sides):
         raise OSError(f"--output {output} is also a file of --split-dir")
     counts = dict.fromkeys([output, *sides] if output else sides, 0)
     is_val = lru_cache(maxsize=REMEMBERED)(in_validation)
@@ -54,19 +55,16 @@ def _whole(path: str, overwrite: bool) -> Iterator:
     """A CSV writer, whose file gets its name when it is whole. Raises OSError where another one has it."""
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
-    found = [*outputs.problems([path], {}, overwrite=True), outputs.save_path_problem(folder)]
-    if problems := list(filter(None, found)):
-        raise OSError(problems[0])
+    for problem in [*files.problems([path], {}, overwrite=True), files.save_path_problem(folder)]:
+        if problem:
+            raise OSError(problem)
     os.makedirs(folder, exist_ok=True)
-    with outputs.temporary_name(path) as temporary:
-        with open(temporary, "x", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
+    try:
+        with files.atomic_write(path, overwrite) as file:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            writer = csv.writer(text, lineterminator="\n")
             writer.writerow(HEADER)
             yield writer
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.lexists(path) and not overwrite:
-            if not outputs.same_content(temporary, path):
-                raise OSError(f"{path} exists, with other content; --overwrite replaces it")
-        elif (placed := outputs.put(temporary, path, lambda _: overwrite)) != path:
-            raise OSError(f"{path} was made by somebody else meanwhile; the sample is {placed}")
+            text.detach()  # written, and `file` left open
+    except FileExistsError:
+        raise OSError(f"{path} exists, with other content; --overwrite replaces it") from None

@@ -5,9 +5,10 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.trainer.run_log import OWN_COLUMNS
 
+CURVES = "curves.png"
 STYLES = ("-", "--", ":", "-.")  # of the columns of a panel; colours are runs
 
 
@@ -39,7 +40,10 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: str, own: OwnFiles) -> str
     returns its path.
     """
     figure = figure_of(runs)
-    return own.write(os.path.basename(path), lambda file: figure.savefig(file, format="png", dpi=100))
+    own.claim(os.path.basename(path))
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)
+    return path
 
 
 def figure_of(runs: dict[str, list[dict[str, Any]]]) -> Any:

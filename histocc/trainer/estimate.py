@@ -10,7 +10,7 @@ import torch
 
 from histocc.runtime.console import duration
 from histocc.runtime.device import synchronize
-from histocc.runtime.outputs import folder_above
+from histocc.runtime.files import folder_above
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.world import World
 from histocc.trainer import loop

@@ -19,9 +19,8 @@ from typing import Any
 
 from histocc.runtime import console, entrypoint
 from histocc.runtime.errors import UserError
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles
 from histocc.trainer import curves
-from histocc.trainer.run_files import CURVES
 from histocc.trainer.run_log import LOG, numbers
 
 MOST_WAITING = 1000  # rows in the queue of a logger
@@ -102,7 +101,7 @@ class WandB:
 class Curves:
     """curves.png, after each validation, and at the end where rows came since."""
 
-    name = CURVES
+    name = curves.CURVES
 
     def __init__(self, own: OwnFiles):
         self.own, self.due, self.drawn = own, False, False
@@ -119,7 +118,7 @@ class Curves:
         folder = self.own.folder
         curves.draw(
             {os.path.basename(os.path.abspath(folder)): numbers(os.path.join(folder, LOG))},
-            os.path.join(folder, CURVES),
+            os.path.join(folder, curves.CURVES),
             self.own,
         )
         self.due = False

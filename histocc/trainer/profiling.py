@@ -12,7 +12,7 @@ from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsag
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
 
 from histocc.runtime.device import synchronize
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles, atomic_write
 
 PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
 OF_PROFILE = ("profile.txt", "trace.json")
@@ -78,8 +78,11 @@ class StepProfiler:
         )
         try:
             text = "\n".join(lines) + "\n\n" + operations
-            table = self.own.write(OF_PROFILE[0], lambda file: file.write(text.encode()))
-            trace = self.own.write(OF_PROFILE[1], self._write_trace)
+            table, trace = self.own.claim(*OF_PROFILE)
+            with atomic_write(table) as file:
+                file.write(text.encode())
+            with atomic_write(trace) as file:
+                self._write_trace(file)
         except (OSError, RuntimeError) as error:
             self.say(
                 "\n".join([*lines, f"WARNING: {self.own.folder}: the profile could not be written: {error}"])

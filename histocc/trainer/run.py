@@ -1,26 +1,28 @@
 """A run of any model: `set_up`, then the loop between `outputs`, then `finish`."""
 
+import argparse
 import contextlib
+import json
 import os
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from histocc.runtime import checkpoint, console, stacks
+from histocc.runtime import checkpoint, console, files, stacks
 from histocc.runtime.device import missing_compiler
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.lock import run_lock
-from histocc.runtime.outputs import OwnFiles
+from histocc.runtime.files import OwnFiles, atomic_write, run_lock
+from histocc.runtime.machine_errors import in_words
 from histocc.runtime.parallel import evaluating, is_sharded, unwrap, whole, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
 from histocc.runtime.world import World, launcher_id
-from histocc.trainer import loop, resume, run_files
+from histocc.trainer import loop, resume
 from histocc.trainer.banner import Banner, say_banner, say_start
 from histocc.trainer.batch_size import BatchSettings, find_batch_size, memory_advice, model_memory_advice
 from histocc.trainer.batches import (
@@ -32,14 +34,17 @@ from histocc.trainer.batches import (
     make_loaders,
     widest,
 )
+from histocc.trainer.curves import CURVES
 from histocc.trainer.estimate import estimate
 from histocc.trainer.loggers import LoggedRun, Loggers
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.profiling import StepProfiler
-from histocc.trainer.run_log import STOPPED, RunLog, log_columns
+from histocc.trainer.profiling import OF_PROFILE, StepProfiler
+from histocc.trainer.run_log import LOG, STATUS, STOPPED, RunLog, log_columns
 from histocc.trainer.saver import Saver
 from histocc.trainer.schedule import Schedule, Steps, make_optimizer
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
+
+ARGS = "args.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Training:
             rest. Names, since sharding replaces the parameters.
         flops: of a micro-batch; see `histocc.trainer.loop.Run`.
         about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
-        lists: folder of small files that are copied for the user to look at; "" for none.
+        lists: small files that are copied into the folder of the run.
         epoch_name: of the checkpoint of an epoch, {} for its number.
         fitted_before: what was fitted before the first step, "" for nothing.
         smaller_model: what to take where memory is short.
@@ -76,7 +81,7 @@ class Training:
     flops: Callable[[dict[str, Any]], float] | None = None
     about: list[str] = field(default_factory=list[str])
     about_rate: str = ""
-    lists: str = ""
+    lists: Sequence[str] = ()
     epoch_name: str = checkpoint.EPOCH
     fitted_before: str = ""
     smaller_model: str = "a smaller model"
@@ -112,6 +117,58 @@ def number_format(machine: MachineSettings, world: World) -> Precision:
     return precision
 
 
+def output_problems(
+    args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
+) -> list[str]:
+    """Why a run with these arguments may not write its files, a line each. inputs: what each file is; lists:
+    names of those of its data.
+    """
+    if args.eval_only or args.dry_run:
+        return []
+    if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
+        # read already, and written as it was
+        inputs = {path: what for path, what in inputs.items() if path != args.config}
+    names = [ARGS, LOG, STATUS, CURVES, console.FILE, *lists, checkpoint.LAST, checkpoint.BEST]
+    return files.problems(
+        map(own.path, [*names, *(OF_PROFILE if args.profile else ())]), inputs, args.overwrite, own
+    )
+
+
+def copy_lists(sources: Iterable[str], own: OwnFiles, keep: bool) -> None:
+    """Copies lists of the data to where users look for them. keep: no content may change there.
+
+    Raises:
+        UserError: one would change, or cannot be copied.
+    """
+    for source in sources:
+        path = own.path(os.path.basename(source))
+        try:
+            with open(source, "rb") as file:
+                content = file.read()
+            if keep and os.path.exists(path):
+                with open(path, "rb") as file:
+                    if file.read() != content:
+                        raise UserError(
+                            f"{path}: is not what would be written there: it was edited, or the run in this"
+                            " folder has other data. Move it away, choose another --save-path, or give"
+                            " --overwrite"
+                        )
+            own.claim(os.path.basename(source))
+            with atomic_write(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(in_words(error, path)) from None
+
+
+def clear(own: OwnFiles) -> None:
+    """Removes the checkpoints and logs of a run that is started over. One process a node."""
+    own.remove(
+        name
+        for name in own.names
+        if checkpoint.CHECKPOINT.fullmatch(name) or name in (ARGS, LOG, STATUS, CURVES)
+    )
+
+
 @contextlib.contextmanager
 def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
@@ -122,9 +179,10 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
         def take() -> list[str]:
             held.enter_context(run_lock(folder.save_path))
             own = OwnFiles(folder.save_path, folder.overwrite)
-            checkpoint.remove_leftovers(own)
-            console.write_into(own.free_name(console.FILE))
-            return own.free_names(stacks.NAME.format(rank) for rank in range(world.size))
+            own.remove_leftovers()
+            path, *paths = own.claim(console.FILE, *map(stacks.NAME.format, range(world.size)))
+            console.write_into(path)
+            return paths
 
         paths = world.run_on_main("lock", take)
         held.enter_context(stacks.in_folder(paths, world.rank, world.time_limit))
@@ -232,11 +290,11 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
 
     world.run_on_main("loggers", open_loggers)
     if folder.overwrite and not resumed:
-        world.run_on("clear", world.node_leaders(), lambda: run_files.clear(own, world.size))
+        world.run_on("clear", world.node_leaders(), lambda: clear(own))
     if world.is_main:
-        run_files.write_args(own, settings.asked, world.print)
-        if training.lists:
-            run_files.copy_lists(training.lists, own, world.print)
+        with atomic_write(own.claim(ARGS)[0]) as file:
+            file.write(json.dumps(settings.asked, indent=1, sort_keys=True).encode())
+        copy_lists(training.lists, own, keep=resumed is not None)
     log = RunLog(
         own,
         Steps(schedule.total, state.step, schedule.stop, ready.plan.steps_per_epoch),

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from histocc.runtime.console import duration
-from histocc.runtime.outputs import OwnFiles, kind_of, write_text
+from histocc.runtime.files import OwnFiles, atomic_write, kind_of
 from histocc.runtime.progress import Stage
 from histocc.trainer.schedule import Steps
 
@@ -73,7 +73,7 @@ def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
     """(whole rows of a logs.csv, how many lines are damaged): the last one may be half-written. Raises
     OSError for what is no log.
     """
-    if kind_of(path) is not None or os.path.getsize(path) > LARGEST:
+    if kind_of(path) not in (None, "a file") or os.path.getsize(path) > LARGEST:
         raise OSError(errno.EINVAL, "is no file of the size of a log", path)
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         lines = list(file)
@@ -157,7 +157,7 @@ class RunLog:
         self.own: OwnFiles
         if folder and is_main:
             self.own = folder if isinstance(folder, OwnFiles) else OwnFiles(folder, overwrite=True)
-            self.path, self.status_path = os.path.join(self.own.folder, LOG), self.own.free_name(STATUS)
+            self.path, self.status_path = self.own.path(LOG), self.own.path(STATUS)
         self.is_main, self.columns = is_main, columns
         self.total_steps, self.first_step, self.stop = steps.total or 0, steps.start, steps.last or 0
         self.started, self.steps = time.monotonic(), 0
@@ -180,7 +180,7 @@ class RunLog:
 
     def _start_file(self, step: int) -> None:
         rows = []
-        if step and os.path.isfile(self.path) and self.own.replaces(self.path):
+        if step and os.path.isfile(self.path):
             found, damaged = read_rows(self.path)
             rows = [row for row in found if int(row["step"]) <= step]
             if damaged:
@@ -191,9 +191,9 @@ class RunLog:
         writer = csv.DictWriter(text, self.columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        self.path = self.own.free_name(LOG)
-        write_text(self.path, text.getvalue())
-        self.own.saw(self.path)
+        self.own.claim(LOG, STATUS)
+        with atomic_write(self.path, durable=False) as file:
+            file.write(text.getvalue().encode())
 
     def say(self, *words: object) -> None:
         if not self.is_main:
@@ -261,12 +261,6 @@ class RunLog:
         """
         self.waiting += rows
         try:
-            if os.path.lexists(self.path) and not self.own.replaces(self.path):
-                self.path = self.own.free_name(LOG)  # somebody has put another file there
-                self.say(
-                    f"WARNING: {LOG} is no longer that of this run and stays as it is; the next rows are in"
-                    f" {self.path}"
-                )
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 start = file.tell()
                 try:
@@ -277,7 +271,6 @@ class RunLog:
                 except OSError:
                     os.truncate(self.path, start)
                     raise
-            self.own.saw(self.path)
             self.waiting.clear()
         except OSError as error:
             self.say(
@@ -307,11 +300,8 @@ class RunLog:
         if not self.path:
             return
         self.status |= {**values, "updated": time.time()}
-        with contextlib.suppress(OSError):
-            if os.path.lexists(self.status_path) and not self.own.replaces(self.status_path):
-                self.status_path = self.own.free_name(STATUS)
-            write_text(self.status_path, json.dumps(self.status))
-            self.own.saw(self.status_path)
+        with contextlib.suppress(OSError), atomic_write(self.status_path, durable=False) as file:
+            file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended") -> None:
         """state: what became of the run, in a word or two. Once; later calls do nothing."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from histocc.runtime import checkpoint
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.machine_errors import in_words
-from histocc.runtime.outputs import OwnFiles
 from histocc.runtime.world import World
 
 
@@ -67,19 +67,13 @@ class Saver:
                     step, "its weights are no longer finite; lower --learning-rate, or raise --warmup-pct"
                 )
             os.makedirs(self.own.folder, exist_ok=True)
-            paths = checkpoint.save(self.own, names, state)
-            size = os.path.getsize(paths[names[-1]])
+            checkpoint.save(self.own, names, state)
+            size = os.path.getsize(self.own.path(names[-1]))
             checkpoint.prune(self.own, self.keep)
         except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
             first = checkpoint.LAST if checkpoint.LAST in names else names[0]
             path, size = os.path.join(self.own.folder, first), sum(x.nbytes for x in tensors(state))
             return self._failure(step, in_words(error, path, size))
-        for name, path in paths.items():
-            if os.path.basename(path) != name:
-                self.say(
-                    f"Note: {name} was not written by this run and stays as it is; the checkpoint is "
-                    f"in {path}"
-                )
         self.say(
             f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB in"
             f" {time.monotonic() - started:.2f} s"

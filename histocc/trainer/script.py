@@ -23,12 +23,12 @@ from histocc.runtime import arguments, checkpoint, run_checkpoint
 from histocc.runtime.arguments import Parser
 from histocc.runtime.device import compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.outputs import OwnFiles, save_path_problem
+from histocc.runtime.files import OwnFiles, save_path_problem
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.schema import dense, mapping, plain, require
 from histocc.runtime.world import World
-from histocc.trainer import flags, loop, resume, run, run_files
+from histocc.trainer import flags, loop, resume, run
 from histocc.trainer.batches import (
     WEIGHTS,
     Rows,
@@ -117,7 +117,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     found = flags.argument_problems(args) + ([problem] if problem else [])
     try:
         own = OwnFiles(args.save_path, args.overwrite)
-        return found + run_files.problems(args, {args.config: "the file of --config"}, own, lists=())
+        return found + run.output_problems(args, {args.config: "the file of --config"}, own)
     except UserError as error:
         return [*found, str(error)]
 

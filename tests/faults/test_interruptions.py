@@ -1,6 +1,5 @@
 """Signals, kills, damaged files and full disks, with real processes: nothing lost, nothing repeated."""
 
-import json
 import os
 import random
 import shutil
@@ -230,16 +229,16 @@ def test_a_folder_is_used_by_one_job_at_a_time(folder):
     job = Job(folder / "locked", epochs=40)
     process = job.start()
     job.wait_for(process, "Starting training")
-    owner = json.loads((job.folder / "run.lock").read_text())
+    owner = (job.folder / "run.lock").read_text()
     other = Job(folder / "locked", epochs=40)
     second = other.start()
     code = second.wait(60)
     said = other.said()
-    assert (
-        code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job: host" in said
-    ), said
+    assert code == 2 and f"process {process.pid}, since 20" in said and "is in use by another job" in said, (
+        said
+    )
     kill_all(process)
-    assert owner["process"] == process.pid and set(owner) == {"host", "process", "since"}
+    assert f"process {process.pid}, since 20" in owner
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")

@@ -1,0 +1,352 @@
+"""Files: what a path is, what may be written, atomic writes, one live job to a folder.
+
+Which files of a folder this program has written is listed there in `histocc.json`; others are never replaced
+or removed without --overwrite, and inputs never.
+"""
+
+import contextlib
+import errno
+import filecmp
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Generator, Iterable
+from typing import BinaryIO
+
+from histocc.runtime.errors import UserError
+from histocc.runtime.machine_errors import in_words
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # pyright: ignore[reportAssignmentType]
+
+LIST, LIST_FORMAT = "histocc.json", 1
+LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
+TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
+KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def kind_of(path: str, follow_links: bool = True) -> str | None:
+    """One of KINDS, or "a device"; None if nothing is found at `path`."""
+    try:
+        return KINDS.get(stat.S_IFMT(os.stat(path, follow_symlinks=follow_links).st_mode), "a device")
+    except (OSError, ValueError):  # ValueError: not a name
+        return None
+
+
+def is_same(path: str, other: str) -> bool:
+    """Whether two paths are one file: by device and inode, links followed; by name if one does not exist."""
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Generator[BinaryIO]:
+    """A regular file, open for reading bytes. Raises UserError for anything else; never waits for a pipe."""
+    kind = kind_of(path)
+    if kind not in (None, "a file"):
+        why = ", which can be read only once; save it as a file first" if kind == "a pipe" else ", not a file"
+        raise UserError(f"{path}: is {kind}{why}")
+    try:
+        file = open(path, "rb")
+    except ValueError as error:  # NUL, or what the system cannot encode
+        raise UserError(f"{path!r:.200}: is not the name of a file ({error})") from None
+    except OSError as error:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        why = "no such file" if missing else f"cannot be read: {error.strerror or error}"
+        raise UserError(f"{path:.200}: {why}" if path else "the name of an input file is empty") from None
+    with file:
+        yield file
+
+
+def folder_above(path: str) -> str:
+    """The nearest folder that exists in which `path` is, or would be."""
+    path = os.path.abspath(path)
+    return (
+        path if os.path.isdir(path) or path == os.path.dirname(path) else folder_above(os.path.dirname(path))
+    )
+
+
+# ---- what may be written
+
+
+def problems(
+    outputs: Iterable[str],
+    inputs: dict[str | None, str],
+    overwrite: bool = False,
+    own: "OwnFiles | None" = None,
+) -> list[str]:
+    """Why a command may not write `outputs`, a line each.
+
+    Args:
+        inputs: what each file is, for example {"my/key.csv": "the file of --key"}; None is no file.
+        own: the files that may be replaced without --overwrite.
+    """
+    lines: list[str] = []
+    for path in outputs:
+        if not path.strip() or "\0" in path:
+            lines.append(f"{path!r} is no name of a file")
+            continue
+        read = next((what for name, what in inputs.items() if name and is_same(path, name)), None)
+        kind = kind_of(path) or (own and kind_of(path, follow_links=False))  # a link that leads nowhere
+        if read:
+            lines.append(f"{path} is {read}, and inputs are never written to; choose another name")
+        elif kind not in (None, "a file", "a symbolic link"):
+            lines.append(f"{path} is {kind}, which is not written to; choose another name")
+        elif kind and not overwrite and not (own and own.holds(path)):
+            lines.append(f"{path} exists; --overwrite replaces it, or choose another name")
+    return lines
+
+
+def save_path_problem(path: str) -> str | None:
+    """Why nothing can be written below `path`, or None. Leaves nothing behind."""
+    if not path.strip() or "\0" in path:
+        return f"{path!r} is no name of a folder"
+    before_last = path[: path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
+    if not os.path.isdir(before_last):  # what it leads to can only be known when it is there
+        return f"{path}: {before_last} is no folder; name the folder without '..'"
+    above = folder_above(path)
+    below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
+    if os.path.lexists(below) and not os.path.isdir(below):
+        return f"{path}: cannot be the save folder, since {below} is not a folder"
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            return None
+    except OSError as error:
+        return f"{path}: cannot write there: {in_words(OSError(error.errno, error.strerror))}"
+
+
+# ---- writing
+
+
+def sync(path: str) -> None:
+    """Makes a file, or the names in a folder, survive a power cut."""
+    if os.name == "nt":  # which opens no folders
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _temporary_name(path: str) -> Generator[str]:
+    """A free name beside `path`; what a killed process of the same number left there is never written to."""
+    temporary = f"{path}.tmp{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(temporary)
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Generator[BinaryIO]:
+    """A binary file that gets the name `path` when it is complete; nothing of it is left after an exception.
+    A symbolic link is replaced, not followed.
+
+    Args:
+        overwrite: False never replaces a file: one that exists by then is an error unless it is equal.
+        durable: whether it is to survive a power cut, which takes milliseconds.
+
+    Raises:
+        OSError: with a file name; FileExistsError without `overwrite`.
+    """
+    try:
+        with _temporary_name(path) as temporary:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            try:
+                if not overwrite:  # takes the name: no moment between look and act
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                os.replace(temporary, path)
+            except FileExistsError:
+                if kind_of(path) != "a file" or not filecmp.cmp(temporary, path, shallow=False):
+                    raise
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
+    if durable:
+        sync(os.path.dirname(path) or ".")
+
+
+def atomic_copy(source: str, path: str) -> None:
+    """Gives a file another name: by a hard link if the file system has them, else as a copy."""
+    with _temporary_name(path) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+            sync(temporary)
+        os.replace(temporary, path)
+    sync(os.path.dirname(path) or ".")
+
+
+def remove_files(folder: str, pattern: str) -> None:
+    """Removes the regular files of a folder whose whole name matches `pattern`, exact names of ours."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if re.fullmatch(pattern, name) and kind_of(path, follow_links=False) == "a file":
+            os.remove(path)
+
+
+class OwnFiles:
+    """The files of a folder that this program has written, by the list in it.
+
+    Args:
+        folder: need not exist yet.
+        overwrite: whether files of others may be replaced, too.
+
+    Raises:
+        UserError: the list is of another program or version.
+    """
+
+    def __init__(self, folder: str, overwrite: bool = False):
+        self.folder, self.overwrite = folder, overwrite
+        self.names = self._listed()
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def holds(self, path: str) -> bool:
+        return os.path.basename(path) in self.names and is_same(os.path.dirname(path) or ".", self.folder)
+
+    def _listed(self) -> set[str]:
+        path = self.path(LIST)
+        if not os.path.lexists(path):
+            return set()
+        try:
+            with opened(path) as file:
+                content = json.load(file)
+            names = set(content["files"])
+            if content["written_by"] == "histocc" and content["format"] == LIST_FORMAT:
+                return {name for name in names if os.path.basename(name) == name}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pass
+        raise UserError(f"{path}: is not the list of files of this version of histocc; choose another folder")
+
+    def _list(self, names: set[str]) -> None:
+        content = {"written_by": "histocc", "format": LIST_FORMAT, "files": sorted(names)}
+        with atomic_write(self.path(LIST)) as file:
+            file.write(json.dumps(content, indent=1).encode())
+        self.names = names
+
+    def claim(self, *names: str) -> list[str]:
+        """Paths of files that are about to be written. They are listed first, so that the next process knows
+        them however this one ends. A link is removed, never written through.
+
+        Raises:
+            FileExistsError: one is not its own.
+        """
+        for name in names:
+            path = self.path(name)
+            if os.path.lexists(path) and not self.overwrite and name not in self.names:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if os.path.islink(path):
+                os.remove(path)
+        listed = self._listed()  # another process may have written it since
+        if not listed.issuperset(names):
+            self._list(self.names | listed | set(names))
+        return list(map(self.path, names))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes those of the files that are its own."""
+        mine = self.names & set(names)
+        for path in map(self.path, mine):
+            with contextlib.suppress(FileNotFoundError):  # another process that sees this folder was first
+                os.remove(path)
+        if mine:
+            self._list((self.names | self._listed()) - mine)
+
+    def remove_leftovers(self) -> None:
+        """Removes what processes that were killed while they wrote the files have left."""
+        if self.names:
+            remove_files(self.folder, f"({'|'.join(map(re.escape, [*self.names, LIST]))}){TEMPORARY}")
+
+
+# ---- one live job to a folder
+
+_held: set[int] = set()  # descriptors of locks
+if hasattr(os, "register_at_fork"):  # a process that loads data must not keep the lock of one that has died
+    os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in list(_held)])
+
+
+def try_lock(handle: int, shared: bool = False) -> bool | None:
+    """Locks an open file: True; None if another process has the lock; False if this system, or the file
+    system, has no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return True
+    except OSError as error:
+        return None if isinstance(error, BlockingIOError) else False
+
+
+def is_same_file(handle: int, path: str) -> bool:
+    """Whether an open file still has the name `path`."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def run_lock(folder: str) -> Generator[None]:
+    """Holds `folder` for this process; the system releases it when the process ends, however it ends. Rank 0
+    only. Raises UserError that names the job that has the folder.
+    """
+    if fcntl is None:
+        yield
+        return
+    path = os.path.join(folder, LOCK)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        kind = kind_of(path, follow_links=False)
+        if kind not in (None, "a file"):
+            raise UserError(f"{path}: found {kind}, expected a file; move it away, or choose another folder")
+        file = open(path, "a+", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(in_words(error, path)) from None
+    with file:
+        is_locked = try_lock(file.fileno())
+        file.seek(0)
+        owner = file.read(1000)
+        if is_locked is None or not is_same_file(file.fileno(), path):
+            raise UserError(
+                f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
+            )
+        is_ours = kind is None or owner.startswith(OWNER)  # another file serves as a lock, and stays
+        _held.add(file.fileno())
+        try:
+            if is_ours:
+                since = time.strftime("%Y-%m-%d %H:%M:%S")
+                file.truncate(0)
+                file.write(f"{OWNER}{socket.gethostname()}, process {os.getpid()}, since {since}")
+                file.flush()
+            yield
+        finally:
+            _held.discard(file.fileno())
+            if is_ours and is_same_file(file.fileno(), path):
+                os.remove(path)
