@@ -31,10 +31,10 @@ from histocc.model import model_io, published
 from histocc.model.published import MAX_LEN, SETTINGS, Given
 from histocc.model.thresholds import PUBLISHED
 from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, entrypoint, machine_errors
+from histocc.runtime import arguments, entrypoint
 from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
 from histocc.runtime.checksums import SUMS, sums_of, with_sums
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write, kind_of
 from histocc.text_rules import ASCII_LOWER
 
@@ -208,9 +208,7 @@ def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
                 file.flush()
         return list(files)
     except (OSError, RuntimeError) as error:
-        raise UserError(
-            machine_errors.in_words(error, getattr(error, "filename", None) or next(iter(files)))
-        ) from None
+        raise UserError(in_words(error, getattr(error, "filename", None) or next(iter(files)))) from None
 
 
 def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:

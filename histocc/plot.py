@@ -13,9 +13,8 @@ from typing import Any
 
 from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import run_command
-from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.errors import UserError, in_words, raise_if_any
 from histocc.runtime.files import OwnFiles, problems
-from histocc.runtime.machine_errors import in_words
 from histocc.trainer.curves import CURVES, available, draw, figure_of
 from histocc.trainer.run_log import LOG, numbers
 

@@ -32,19 +32,20 @@ def test_the_fastest_size_that_fits_is_taken():
 
 
 @pytest.mark.parametrize(
-    "given, scaled, advice",
+    "given, advice",
     [
-        ({"batch_size": 6}, True, "--batch-size 3 --accumulate-steps 2"),
-        ({"batch_size": 5}, False, "--batch-size 2 --global-batch-size 10"),
-        ({"batch_size": 9}, True, "--batch-size 3 --accumulate-steps 3"),  # no --global-batch-size beside it
-        ({"batch_size": 9, "accumulate_steps": 2}, False, "--batch-size 3 --accumulate-steps 6"),
-        ({"batch_size": 8, "global_batch_size": 16}, True, "--batch-size 4 --accumulate-steps 2"),
-        ({"batch_size": 8, "global_batch_size": 16}, False, "--batch-size 4 --global-batch-size 16"),
+        ({"batch_size": 6}, "--batch-size 3 --accumulate-steps 2:"),
+        ({"batch_size": 9, "accumulate_steps": 2}, "--batch-size 3 --accumulate-steps 6:"),
+        (
+            {"batch_size": 8, "global_batch_size": 16},
+            "--batch-size 4 --accumulate-steps 2 without --global-batch-size:",
+        ),
+        ({"batch_size": 8, "global_batch_size": 15}, "--batch-size 4 --global-batch-size 15:"),
     ],
 )
-def test_the_advice_is_what_the_program_takes(given, scaled, advice):
-    words = pytest.raises(TrainingError, match=f"Give {advice}: the total batch stays")
-    with words, memory_advice(BatchSettings(**given), World(size=2), scaled=scaled):
+def test_the_advice_is_what_the_program_takes(given, advice):
+    words = pytest.raises(TrainingError, match=f"Give {advice} the total batch stays")
+    with words, memory_advice(BatchSettings(**given), World(size=2)):
         raise torch.OutOfMemoryError("not enough memory")
 
 
@@ -93,8 +94,8 @@ def test_out_of_memory_says_what_to_type(files):
     assert [row["step"] for row in read_logs(folder / "oom")] == [1, 2]
     script.write_text(ends.format(repo=str(REPO), rank="1"))
     given = [*flags, "--save-dir", folder / "oom of one"]
-    output = run(script, *given, "--batch-size", 5, processes=2, code=1)
-    assert "(rank 1) with --batch-size 5. Give --batch-size 2 --global-batch-size 10" in output
+    output = run(script, *given, "--batch-size", 4, processes=2, code=1)
+    assert "(rank 1) with --batch-size 4. Give --batch-size 2 --accumulate-steps 2" in output
 
 
 @pytest.mark.processes

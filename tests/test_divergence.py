@@ -252,7 +252,10 @@ def test_a_learning_rate_that_is_far_too_high(tmp_path):
 def test_batch_advice_is_for_steps_alone():
     batch, world = BatchSettings(8), World()
     for advice, expected in (
-        (lambda: model_memory_advice("ddp", False, world), "not enough memory for the model itself"),
+        (
+            lambda: model_memory_advice("ddp", False, world),
+            "out of memory, on this machine .rank 0., for the model itself",
+        ),
         (lambda: memory_advice(batch, world), "Give --batch-size 4 --accumulate-steps 2"),
     ):
         with pytest.raises(TrainingError, match=expected) as said, advice():

@@ -99,9 +99,6 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
         return batch_size.find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
 
     assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
-    assert batch_size.is_out_of_memory(
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
-    )
 
 
 def test_a_profile_counts_the_hosts_phases_and_the_gpus_all_reduce():

@@ -95,9 +95,7 @@ def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
     worker = int(os.read(reader, 20))
     try:
         with (
-            pytest.raises(
-                UserError, match=f"in use by another job: .* process {owner}, since"
-            ),
+            pytest.raises(UserError, match=f"in use by another job: .* process {owner}, since"),
             run_lock(str(tmp_path)),
         ):
             pass

@@ -21,9 +21,8 @@ from collections.abc import Callable
 
 from histocc.data.arrays import FILES, META, content_checksum, file_of_other_size, read_meta
 from histocc.runtime import checksums
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import is_same_file, kind_of, remove_files, sync, try_lock
-from histocc.runtime.machine_errors import in_words
 
 POLL_SECONDS = 0.2
 WAIT_SECONDS = 1800.0  # for another job, unless the caller says otherwise

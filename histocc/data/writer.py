@@ -18,7 +18,7 @@ import numpy as np
 
 from histocc.data.arrays import ARRAYS
 from histocc.data.report import LINES, WrittenPart
-from histocc.runtime.machine_errors import how_it_ended
+from histocc.runtime.errors import how_it_ended
 from histocc.runtime.signals import leave_to_parent
 from histocc.text import code_points, text_hashes
 

@@ -30,10 +30,9 @@ from histocc.predict.arguments import DECIDES, argument_problems, get_args_parse
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint, save_pipe
 from histocc.runtime import entrypoint
-from histocc.runtime.errors import TrainingError, UserError, raise_if_any
+from histocc.runtime.errors import TrainingError, UserError, in_words, is_out_of_memory, raise_if_any
 from histocc.runtime.files import kind_of, run_lock
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.machine_errors import in_words, is_out_of_memory
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS

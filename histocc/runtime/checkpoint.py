@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from histocc.runtime.checksums import SUMS, sums_of, with_sums, without_sums
-from histocc.runtime.errors import UserError
+from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of
-from histocc.runtime.machine_errors import as_user_error
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"

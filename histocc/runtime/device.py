@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from histocc.runtime.call_arguments import is_text, shown
-from histocc.runtime.errors import UserError
-from histocc.runtime.machine_errors import is_out_of_memory
+from histocc.runtime.errors import UserError, is_out_of_memory
 from histocc.runtime.products import linear
 
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies

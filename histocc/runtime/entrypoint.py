@@ -20,8 +20,7 @@ import torch.distributed as dist
 
 from histocc.runtime import console, progress, signals, stacks
 from histocc.runtime.arguments import Group, Parser, count, positive
-from histocc.runtime.errors import UserError
-from histocc.runtime.machine_errors import as_user_error
+from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World, close_world, init_world, is_first_rank
 

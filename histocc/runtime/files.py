@@ -18,8 +18,7 @@ import time
 from collections.abc import Generator, Iterable
 from typing import BinaryIO
 
-from histocc.runtime.errors import UserError
-from histocc.runtime.machine_errors import in_words
+from histocc.runtime.errors import UserError, in_words
 
 try:
     import fcntl

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from histocc.runtime import progress
-from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.machine_errors import how_it_ended
+from histocc.runtime.errors import TrainingError, UserError, how_it_ended
 from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.world import World, die_with
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from histocc.runtime.device import by_kind
-from histocc.runtime.errors import UserError
-from histocc.runtime.machine_errors import too_few_open_files
+from histocc.runtime.errors import UserError, too_few_open_files
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.trainer.batch_size import BatchSettings

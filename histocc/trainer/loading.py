@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from histocc.runtime import machine_errors, stacks
-from histocc.runtime.errors import TrainingError
+from histocc.runtime import stacks
+from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
 from histocc.runtime.torch_private import loading_processes
 
@@ -116,7 +116,7 @@ class Loader:
         text = str(error)
         out_of_space = isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename
         if out_of_space or _CANNOT_HAND_OVER in ended or -signal.SIGBUS in ended or "Bus error" in text:
-            return _own_error(machine_errors.in_words(RuntimeError("out of shared memory")))
+            return _own_error(SHARED_MEMORY_IS_FULL)
         if -signal.SIGKILL in ended or "Killed" in text:
             return _own_error(
                 "a process that loads data was killed, perhaps for want of memory; fewer "
@@ -126,7 +126,7 @@ class Loader:
             return _own_error(
                 f"a process that loads data ended (exit code {ended[0]}); --num-workers 0 shows why"
             )
-        known = machine_errors.as_user_error(error)
+        known = as_user_error(error)
         if known is not None:
             return _own_error(str(known))
         said = [line for line in text.strip().splitlines() if line.strip()]

@@ -14,9 +14,8 @@ from torch import nn
 
 from histocc.runtime import checkpoint, console, files, stacks
 from histocc.runtime.device import missing_compiler
-from histocc.runtime.errors import TrainingError, UserError
+from histocc.runtime.errors import TrainingError, UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
-from histocc.runtime.machine_errors import in_words
 from histocc.runtime.parallel import evaluating, is_sharded, unwrap, whole, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
@@ -437,8 +436,7 @@ def memory_of_steps(
     settings: RunSettings, world: World, training: Training
 ) -> contextlib.AbstractContextManager[None]:
     """Running out of memory inside: the batch does not fit."""
-    scaled = settings.schedule.lr_scaling != "none"
-    return memory_advice(settings.batch, world, training.smaller_model, scaled)
+    return memory_advice(settings.batch, world, training.smaller_model)
 
 
 def choose_batch_size(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from histocc.runtime import checkpoint
+from histocc.runtime.errors import in_words
 from histocc.runtime.files import OwnFiles
-from histocc.runtime.machine_errors import in_words
 from histocc.runtime.world import World
 
 
