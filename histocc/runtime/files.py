@@ -14,6 +14,7 @@ import shutil
 import socket
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Iterable
 from typing import BinaryIO
@@ -224,6 +225,7 @@ class OwnFiles:
     def __init__(self, folder: str, overwrite: bool = False):
         self.folder, self.overwrite = folder, overwrite
         self.names = self._listed()
+        self._lock = threading.RLock()  # loggers work in threads
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -264,9 +266,10 @@ class OwnFiles:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if os.path.islink(path):
                 os.remove(path)
-        listed = self._listed()  # another process may have written it since
-        if not listed.issuperset(names):
-            self._list(self.names | listed | set(names))
+        with self._lock:
+            listed = self._listed()  # another process may have written it since
+            if not listed.issuperset(names):
+                self._list(self.names | listed | set(names))
         return list(map(self.path, names))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -275,8 +278,9 @@ class OwnFiles:
         for path in map(self.path, mine):
             with contextlib.suppress(FileNotFoundError):  # another process that sees this folder was first
                 os.remove(path)
-        if mine:
-            self._list((self.names | self._listed()) - mine)
+        with self._lock:
+            if mine:
+                self._list((self.names | self._listed()) - mine)
 
     def remove_leftovers(self) -> None:
         """Removes what processes that were killed while they wrote the files have left."""
