@@ -2,7 +2,6 @@
 other processes."""
 
 import gc
-import multiprocessing
 import os
 import signal
 import socket
@@ -226,29 +225,6 @@ def test_a_worker_that_never_answers(monkeypatch):
             TrainingError, match="asked to stop while the processes that load data do not answer"
         ):
             list(loader("hangs", alone=False))
-
-
-def test_a_worker_that_stops_while_it_hands_over_a_batch(monkeypatch):
-    """Reading from it has no limit of its own: it is killed, which ends the read."""
-    monkeypatch.setattr("histocc.trainer.loading.LOOK_SECONDS", 0.1)
-    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
-    worker.start()
-
-    class Stuck:
-        _workers = [worker]
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            worker.join()
-            raise EOFError
-
-    made = loader("works", limit=0.3)
-    made.loader = Stuck()
-    with pytest.raises(TrainingError, match="have not answered for"):
-        list(made)
-    assert worker.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a small /dev/shm")

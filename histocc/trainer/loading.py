@@ -1,8 +1,8 @@
 """Batches from loading processes: every wait for them has an end, and what became of one that died is
 said."""
 
-import contextlib
 import errno
+import multiprocessing.connection
 import multiprocessing.queues
 import os
 import signal
@@ -21,9 +21,8 @@ from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError, as_user
 from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
 from histocc.runtime.torch_private import loading_processes
 
-STOP_SECONDS = 5.0  # for a batch, once the run is to stop
 LOOK_SECONDS = 2.0  # how often a wait for a batch looks whether the run is to stop
-_CANNOT_HAND_OVER = 75  # exit code of a loading process
+_CANNOT_HAND_OVER = 75  # exit code of a loading process that has no shared memory for its batch
 
 
 class Loader:
@@ -64,36 +63,24 @@ class Loader:
         if not self.workers:
             yield from batches
             return
-        _leave_deaths_to_us()
-        guard = _Guard(self, loading_processes(batches))
-        try:
-            yield from self._watched(batches, guard)
-        finally:
-            guard.stop()
-
-    def _watched(self, batches: Iterator[Any], guard: "_Guard") -> Iterator[Any]:
-        while True:
-            with stacks.waiting():
-                try:
-                    batch = self._next(batches, guard)
-                except StopIteration:
-                    return
-            yield batch
-
-    def _next(self, batches: Iterator[Any], guard: "_Guard") -> Any:
-        heard = time.monotonic()
+        # torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees
+        # a dead worker by itself.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        waiting_since = time.monotonic()
         while True:
             try:
-                with guard:
-                    return next(batches)
+                with stacks.waiting():
+                    batch = next(batches)
             except StopIteration:
-                raise
+                return
             except Exception as error:
-                if guard.killed:
-                    self._waited(max(time.monotonic() - heard, self.limit_seconds + 1))
                 if "timed out after" not in str(error):
                     raise self._fault(error, loading_processes(batches)) from None
-                self._waited(time.monotonic() - heard)
+                self._waited(time.monotonic() - waiting_since)
+            else:
+                yield batch
+                waiting_since = time.monotonic()
 
     def _waited(self, seconds: float) -> None:
         if stop_asked():
@@ -112,6 +99,8 @@ class Loader:
 
     def _fault(self, error: Exception, processes: Sequence[BaseProcess] = ()) -> TrainingError:
         """What became of a worker, by its exit code or its exception."""
+        if isinstance(error, ConnectionError | EOFError):  # one ended while it handed over a batch
+            multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0)
         ended = [process.exitcode for process in processes if process.exitcode]
         text = str(error)
         out_of_space = isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename
@@ -132,46 +121,6 @@ class Loader:
         said = [line for line in text.strip().splitlines() if line.strip()]
         last = said[-1][:300] if said else type(error).__name__
         return _own_error(f"a process that loads data failed: {last}; --num-workers 0 shows where")
-
-
-class _Guard:
-    """Kills the workers of an iteration where one call for a batch takes longer than it may: a worker that is
-    stopped in the middle of handing over its batch keeps its reader waiting without a limit."""
-
-    def __init__(self, loader: Loader, processes: Sequence[BaseProcess]):
-        self.loader, self.processes, self.killed = loader, processes, False
-        self._since: float | None = None
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, name="loading processes", daemon=True).start()
-
-    def __enter__(self) -> None:
-        self._since = time.monotonic()
-
-    def __exit__(self, *_) -> None:
-        self._since = None
-
-    def stop(self) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS / 2):
-            since = self._since
-            seconds = 0.0 if since is None else time.monotonic() - since
-            limit = (
-                min(self.loader.limit_seconds, STOP_SECONDS) if stop_asked() else self.loader.limit_seconds
-            )
-            if seconds > limit + LOOK_SECONDS:
-                self.killed = True
-                for process in self.processes:
-                    with contextlib.suppress(OSError, ValueError, AttributeError):
-                        process.kill()
-
-
-def _leave_deaths_to_us() -> None:
-    """torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees a
-    dead worker by itself."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _own_error(message: str) -> TrainingError:

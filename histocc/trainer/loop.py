@@ -19,7 +19,6 @@ from histocc.runtime.parallel import (
     StragglerTimer,
     evaluating,
     full_tensor,
-    is_wrapped,
     no_sync,
     unwrap,
     whole_weights,
@@ -32,7 +31,7 @@ from histocc.runtime.world import World
 from histocc.trainer.profiling import phase
 from histocc.trainer.run_log import SUMMED_COLUMNS
 from histocc.trainer.schedule import set_learning_rate
-from histocc.trainer.task import Task, check_columns, checked_samples, global_count
+from histocc.trainer.task import Task, check_columns, checked_samples, global_count, steps_of_loader
 
 CLIP_NORM = 1.0
 COUNT = " count"  # follows the name of a figure: what its sum is divided by
@@ -531,26 +530,6 @@ def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, flo
     return figures
 
 
-def warm_up_wrapped_model(
-    model: nn.Module, task: Task, batch: dict[str, Any], world: World, precision: Precision, compiled: bool
-) -> None:
-    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
-    random state are set. All ranks.
-
-    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
-    more than two ranks in another order than one that was never interrupted. After this the layout no longer
-    depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
-    first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees
-    first.
-    """
-    if not is_wrapped(model) and not compiled:
-        return
-    batch = to_device(batch, world.device)
-    for _ in range(2):
-        forward_backward(model, task, batch, precision)
-    model.zero_grad(set_to_none=True)
-
-
 def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The batch with its tensors on `device`; pinned memory is copied while the device works. Raises
     ValueError for what is no batch.
@@ -566,18 +545,3 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def as_int(count: float) -> float:
     """An int if it is one: a sum of weights usually is."""
     return int(count) if float(count).is_integer() else count
-
-
-def steps_of_loader(loader: Any, world: World) -> int:
-    """Batches of an epoch, the same on every rank. All ranks. Raises ValueError."""
-    if not isinstance(loader, Sized):
-        raise ValueError(
-            'loaders["train"] has no length, and steps_per_epoch is not given; iterators are read once'
-        )
-    lengths = world.gather(len(loader))
-    if len(set(lengths)) > 1 or not lengths[0]:
-        raise ValueError(
-            'loaders["train"] must have the same number of batches on every rank, and at least one; found '
-            + ", ".join(map(str, lengths))
-        )
-    return lengths[0]

@@ -16,7 +16,7 @@ from histocc.runtime import checkpoint, console, files, stacks
 from histocc.runtime.device import missing_compiler
 from histocc.runtime.errors import TrainingError, UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
-from histocc.runtime.parallel import evaluating, is_sharded, unwrap, whole, whole_weights, wrap
+from histocc.runtime.parallel import evaluating, is_sharded, is_wrapped, unwrap, whole, whole_weights, wrap
 from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
@@ -226,7 +226,7 @@ def set_up(
         model = wrap(raw_model, world, machine.parallel, machine.gradient_compression)
     with memory_of_steps(settings, world, training):
         first = loaders["train"].dataset[0, 0][0]
-        loop.warm_up_wrapped_model(model, task, first, world, precision, machine.compile)
+        warm_up_wrapped_model(model, task, first, world, precision, machine.compile)
 
     # The optimizer, and what of it the resumed run had.
     with memory_of_model(settings, world, training.smaller_model):
@@ -269,6 +269,31 @@ def set_up(
         options,
         resumed,
     )
+
+
+def warm_up_wrapped_model(
+    model: nn.Module,
+    task: loop.Task,
+    batch: dict[str, Any],
+    world: World,
+    precision: Precision,
+    compiled: bool,
+) -> None:
+    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
+    random state are set. All ranks.
+
+    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
+    more than two ranks in another order than one that was never interrupted. After this the layout no longer
+    depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
+    first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees
+    first.
+    """
+    if not is_wrapped(model) and not compiled:
+        return
+    batch = loop.to_device(batch, world.device)
+    for _ in range(2):
+        loop.forward_backward(model, task, batch, precision)
+    model.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager

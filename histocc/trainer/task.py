@@ -22,10 +22,12 @@ with a default for plain loaders:
     last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
+from collections.abc import Sized
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from histocc.runtime.world import World
 from histocc.trainer.run_log import OWN_COLUMNS
 
 
@@ -53,6 +55,21 @@ def global_count(batch: dict[str, Any], default: int) -> float:
     if not count > 0:
         raise ValueError(f"global_count must be above 0, not {count}: a step without samples")
     return count
+
+
+def steps_of_loader(loader: Any, world: World) -> int:
+    """Batches of an epoch, the same on every rank. All ranks. Raises ValueError."""
+    if not isinstance(loader, Sized):
+        raise ValueError(
+            'loaders["train"] has no length, and steps_per_epoch is not given; iterators are read once'
+        )
+    lengths = world.gather(len(loader))
+    if len(set(lengths)) > 1 or not lengths[0]:
+        raise ValueError(
+            'loaders["train"] must have the same number of batches on every rank, and at least one; found '
+            + ", ".join(map(str, lengths))
+        )
+    return lengths[0]
 
 
 def check_columns(task: Task) -> None:

@@ -84,7 +84,7 @@ def test_bad_steps_change_nothing_and_are_counted():
 
 def test_too_many_in_a_row_end_the_run():
     _, weights, error = train({3, 4, 5}, max_bad_steps=3)
-    assert "step 6: the gradient was not finite in 3 steps in a row" in str(error) and len(weights) == 5
+    assert "step 6: the gradient was not finite in 3 steps in a row" in str(error) and len(weights) == 6
     assert train({1, 2, 4, 5, 7}, max_bad_steps=3)[2] is None
 
 
@@ -105,7 +105,7 @@ def test_what_was_open_goes_into_the_checkpoint(calls):
     step, position = saved[0]
     assert (
         step == 3
-        and position["running"][0]["skipped"] == len(calls)
-        and position["bad_in_row"] == 0
-        and position["unfinished"] is None
+        and position["sums"][0]["skipped_steps"] == len(calls)
+        and position["bad_steps"] == 0
+        and not position["unfinished"]
     )
