@@ -1,12 +1,23 @@
 #!/usr/bin/env python3
 """Fine-tune a model on one CSV of descriptions and codes, split into training and validation by the texts.
 
-    python finetune.py --dataset data.csv --target-cols hisco_1 hisco_2 --save-path ./output
-    torchrun --nproc_per_node=4 finetune.py --distributed --dataset data.csv \\
-        --target-cols hisco_1 --save-path ./output
-    python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
+From scratch, on a laptop, with columns whose names say what they are (occ1, lang, hisco_1, hisco_2 …):
 
-The same command, given again, continues where the run in the save folder stopped.
+    python finetune.py --dataset data.csv --model-size tiny --save-path ./mine
+
+From a published model or an earlier run, on one GPU:
+
+    python finetune.py --dataset data.csv --target-cols hisco_1 hisco_2 --language en \\
+        --initial-checkpoint ./published --save-path ./mine --batch-size 128 --bf16
+
+On four GPUs, or four CPU processes; with the older launcher; and what it would cost:
+
+    torchrun --nproc_per_node=4 finetune.py --distributed --dataset data.csv --save-path ./mine
+    python -m torch.distributed.launch --nproc_per_node=4 finetune.py --distributed --dataset data.csv …
+    python finetune.py --dataset data.csv --save-path ./mine --dry-run
+
+The same command, given again, continues where the run in the save folder stopped. The flags are declared in
+histocc/job and histocc/trainer; the run itself is histocc/job/train.py.
 """
 
 from histocc.runtime import signals
@@ -24,7 +35,7 @@ def get_args_parser():
 
 
 def run(args, world):
-    """All ranks."""
+    """Data, then the run. All ranks."""
     train_files, val_files = job_data.dataset_files(args.dataset)
     settings, data = job_data.prepared(args, world, train_files, val_files)
     train.train(settings, world, data)

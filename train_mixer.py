@@ -1,11 +1,19 @@
 #!/usr/bin/env python3
 """Train a model on files of training data, and validate it on files of its own.
 
-    python train_mixer.py --train-data a.csv b.csv --val-data v.csv --save-dir ./output --formatter hisco
-    torchrun --nproc_per_node=4 train_mixer.py --distributed --train-data a.csv --val-data v.csv \\
-        --save-dir ./output
+On one GPU, or on a CPU:
 
-The same command, given again, continues where the run in the save folder stopped.
+    python train_mixer.py --train-data a.csv b.csv --val-data v.csv --save-dir ./output --formatter hisco
+
+On four GPUs, or four CPU processes; on two machines (the same on the second one, with --node_rank=1):
+
+    torchrun --nproc_per_node=4 train_mixer.py --distributed --train-data a.csv --val-data v.csv \\
+        --save-dir ./output --batch-size 512
+    torchrun --nnodes=2 --node_rank=0 --master_addr=HOST --master_port=29500 --nproc_per_node=4 \\
+        train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
+
+The same command, given again, continues where the run in the save folder stopped. The flags are declared in
+histocc/job and histocc/trainer; the run itself is histocc/job/train.py.
 """
 
 from histocc.runtime import signals
@@ -23,7 +31,7 @@ def get_args_parser():
 
 
 def run(args, world):
-    """All ranks."""
+    """Data, then the run. All ranks."""
     settings, data = job_data.prepared(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
