@@ -29,7 +29,7 @@ from quality import COLUMNS, COMMON, REAL, data_flags
 
 import finetune
 from histocc.predict.coder import Coder
-from histocc.runtime.precision import Precision, has_bfloat16, has_int8
+from histocc.runtime.device import Precision, has_bfloat16, has_int8
 from histocc.sample.generate import rows
 
 STEPS, BATCH = {"tiny": 600, "small": 300, "base": 60}, {"tiny": 64, "small": 64, "base": 16}

@@ -25,7 +25,7 @@ from histocc.formatter import hisco_blocky5, hisco_key
 from histocc.model.decoding import greedy_from_memory
 from histocc.model.mixer import model_config
 from histocc.predict.coder import Coder
-from histocc.runtime.precision import Precision
+from histocc.runtime.device import Precision
 from histocc.sample.generate import rows as sample_rows
 
 # What rounding in float32 can turn, of logits (greedy), of probabilities (flat), of their ratio (full).

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from histocc.model.int8 import Int8Weight
 from histocc.model.layers import product
 from histocc.model.mixer import model_config
-from histocc.runtime.precision import has_bfloat16, has_int8
+from histocc.runtime.device import has_bfloat16, has_int8
 
 Product = Callable[[Tensor], Tensor]
 

@@ -28,8 +28,7 @@ from reference_model import Reference
 from training import Training
 
 from histocc.predict.coder import Coder
-from histocc.runtime.device import matmul_rate
-from histocc.runtime.precision import Precision
+from histocc.runtime.device import Precision, matmul_rate
 from histocc.seq2seq_mixer_engine import MixerTask, row_losses
 from histocc.text import LANGUAGE_SEPARATOR, SEP_ID
 from histocc.trainer import loop

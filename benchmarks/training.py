@@ -13,7 +13,7 @@ from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.job import data as job_data
 from histocc.job.recipe import make_loss
-from histocc.runtime.precision import Precision
+from histocc.runtime.device import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.trainer import batches, loop

@@ -46,9 +46,8 @@ from histocc.runtime.call_arguments import (
     optional,
     thresholds,
 )
-from histocc.runtime.device import device_of, settings_of_torch
+from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped, listening
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE

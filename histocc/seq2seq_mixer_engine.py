@@ -25,8 +25,8 @@ from histocc.model.decoding import GreedyResult, greedy_from_memory
 from histocc.model.flops import flop_count
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision
 from histocc.runtime.parallel import unwrap
-from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop

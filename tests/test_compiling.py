@@ -70,7 +70,7 @@ def test_a_missing_compiler_is_said(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
         UserError,
-        match=r"--compile needs a C\+\+ compiler \(no-such-compiler is not there; apt-get install g\+\+\)",
+        match=r"--compile needs a C\+\+ compiler \(no-such-compiler: not there; apt-get install g\+\+\)",
     ):
         train(settings, World(), None)
     monkeypatch.setenv("CXX", "bash")

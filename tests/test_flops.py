@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from histocc.formatter import EOS_IDX, PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime import products
-from histocc.runtime.device import matmul_rate
-from histocc.runtime.precision import Precision
+from histocc.runtime import device
+from histocc.runtime.device import Precision, matmul_rate
 from histocc.seq2seq_mixer_engine import MixerTask, forward
 
 CPU = torch.device("cpu")
@@ -27,7 +26,7 @@ BLOCKS = hisco_blocky5()
 @pytest.fixture(autouse=True)
 def counted_products(monkeypatch):
     """torch counts the operations of its own products, not of those that oneDNN is asked for."""
-    monkeypatch.setattr(products, "onednn_pays", lambda: False)
+    monkeypatch.setattr(device, "onednn_pays", lambda: False)
 
 
 def model_of(size, ngrams=False, frozen=False):

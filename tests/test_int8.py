@@ -14,9 +14,9 @@ from histocc.model.layers import Linear
 from histocc.model.mixer import model_config
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
-from histocc.runtime import precision
+from histocc.runtime import device
+from histocc.runtime.device import Precision, has_int8
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision, has_int8
 from histocc.text import encode
 
 needs_vnni = pytest.mark.skipif(not has_int8(), reason="this CPU has no instructions for int8")
@@ -106,7 +106,7 @@ def test_sizes_that_no_kernel_was_made_for():
 
 
 def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
-    monkeypatch.setattr(precision, "has_int8", lambda: False)
+    monkeypatch.setattr(device, "has_int8", lambda: False)
     with pytest.raises(UserError, match="no instructions that multiply int8 exactly"):
         Precision("int8")
 

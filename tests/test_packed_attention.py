@@ -10,8 +10,8 @@ from histocc.model import packed_attention
 from histocc.model.decoder import TransformerDecoder
 from histocc.model.layers import dropout, dropout_add
 from histocc.model.packed_attention import Group, cross_attention, self_attention
-from histocc.runtime import products
-from histocc.runtime.precision import has_bfloat16
+from histocc.runtime import device
+from histocc.runtime.device import has_bfloat16
 
 HEADS, WIDTH = 2, 8
 
@@ -159,10 +159,10 @@ def test_linear_layers_in_bfloat16_are_those_of_autocast(shape, has_bias, monkey
     weight = torch.randn(128, 256, requires_grad=True)
     bias = torch.randn(128, requires_grad=True) if has_bias else None
     inputs = [each for each in (x, weight, bias) if each is not None]
-    calls, plain = [], products.onednn_product
-    monkeypatch.setattr(products, "onednn_product", lambda *a: calls.append(0) or plain(*a))
+    calls, plain = [], device.onednn_product
+    monkeypatch.setattr(device, "onednn_product", lambda *a: calls.append(0) or plain(*a))
     with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = products.linear(x, weight, bias), F.linear(x, weight, bias)
+        ours, theirs = device.linear(x, weight, bias), F.linear(x, weight, bias)
     assert calls and ours.dtype == theirs.dtype == torch.bfloat16
     assert torch.allclose(ours.float(), theirs.float(), rtol=0.01, atol=0.05)
     weights = torch.randn(theirs.shape).bfloat16()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import TINY, TRAIN_MIXER, read_logs, run, write_rows
 
-from histocc.runtime.precision import Precision, PrecisionSettings, has_bfloat16
+from histocc.runtime.device import Precision, PrecisionSettings, has_bfloat16
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +81,7 @@ def test_what_the_flags_choose():
     assert (
         chosen().name == "float32"
         and chosen(float64=True).dtype == torch.float64
-        and chosen(fp16=True).scaler is not None
+        and chosen(fp16=True).scaler.is_enabled()
     )
     native = has_bfloat16("cpu")
     assert chosen(use_amp=True).name == ("bf16" if native else "float32") and chosen(bf16=True).name == "bf16"

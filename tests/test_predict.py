@@ -27,9 +27,9 @@ from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
 from histocc.runtime import checkpoint, progress, signals
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.text import encode
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from histocc.model.layers import Linear
-from histocc.runtime import products
-from histocc.runtime.torch_private import has_onednn_product
+from histocc.runtime import device
+from histocc.runtime.device import has_onednn_product
 
 needs_onednn = pytest.mark.skipif(not has_onednn_product(), reason="torch was built without oneDNN")
 
@@ -16,12 +16,12 @@ def calls(monkeypatch):
     """Products of oneDNN, on any CPU, by the shape of what is multiplied."""
     found = []
 
-    def product(x, weight, bias=None, multiply=products.onednn_product):
+    def product(x, weight, bias=None, multiply=device.onednn_product):
         found.append(tuple(x.shape))
         return multiply(x, weight, bias)
 
-    monkeypatch.setattr(products, "onednn_pays", lambda: True)
-    monkeypatch.setattr(products, "onednn_product", product)
+    monkeypatch.setattr(device, "onednn_pays", lambda: True)
+    monkeypatch.setattr(device, "onednn_product", product)
     return found
 
 
@@ -39,9 +39,9 @@ def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias, gap):
             out := multiply(whole[..., :256], weight, bias if with_bias else None),
             *torch.autograd.grad(out, leaves, gradient),
         ]
-        for multiply in (products.linear, F.linear)
+        for multiply in (device.linear, F.linear)
     ]
-    assert calls == [shape, (*shape[:-1], 128), (128, 300)]  # forward, for x, for the weight
+    assert calls == [shape, (300, 128), (128, 300)]  # forward, for x, for the weight
     for one, other in zip(found, right):
         assert one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-3)
 
@@ -49,7 +49,7 @@ def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias, gap):
 @needs_onednn
 def test_what_needs_no_gradient_is_not_computed(calls):
     x, weight = torch.randn(300, 256), torch.randn(128, 256, requires_grad=True)
-    products.linear(x, weight).sum().backward()
+    device.linear(x, weight).sum().backward()
     assert len(calls) == 2 and weight.grad is not None
     calls.clear()
     layer = Linear(256, 128).requires_grad_(False)
@@ -60,14 +60,14 @@ def test_what_needs_no_gradient_is_not_computed(calls):
 @needs_onednn
 def test_others_are_left_to_torch(calls):
     x, weight = torch.randn(300, 256), torch.randn(128, 256)
-    products.linear(x[:8], weight)  # too small to gain
-    products.linear(x.double(), weight.double())
-    products.linear(x.bfloat16(), weight.bfloat16())
+    device.linear(x[:8], weight)  # too small to gain
+    device.linear(x.double(), weight.double())
+    device.linear(x.bfloat16(), weight.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
-        assert products.linear(x, weight).dtype == torch.bfloat16
-    products.linear(x.to("meta"), weight.to("meta"))
+        assert device.linear(x, weight).dtype == torch.bfloat16
+    device.linear(x.to("meta"), weight.to("meta"))
     assert not calls
-    products.linear(x, weight)
+    device.linear(x, weight)
     assert calls == [(300, 256)]
 
 
@@ -78,10 +78,10 @@ def test_amd_s_wide_cpus_gain(monkeypatch, tmp_path, vendor, wide):
     pays = vendor == "AuthenticAMD" and wide and has_onednn_product()
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t: 1\n")
-    monkeypatch.setattr(products, "CPU_INFO", str(info))
+    monkeypatch.setattr(device, "CPU_INFO", str(info))
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: wide)
-    products.onednn_pays.cache_clear()
+    device.onednn_pays.cache_clear()
     try:
-        assert products.onednn_pays() is pays
+        assert device.onednn_pays() is pays
     finally:
-        products.onednn_pays.cache_clear()
+        device.onednn_pays.cache_clear()

@@ -43,8 +43,8 @@ from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
 from histocc.runtime import arguments, checksums, entrypoint, files
 from histocc.runtime.checkpoint import exists_in
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.text import UNKNOWN_LANGUAGE

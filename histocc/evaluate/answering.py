@@ -23,8 +23,8 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
 from histocc.runtime import arguments
+from histocc.runtime.device import Precision
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import MixerTask
 from histocc.trainer import loop

@@ -17,9 +17,9 @@ from histocc.model.confidence_fit import LEAST_TEXTS
 from histocc.model.published import SETTINGS
 from histocc.model.thresholds import Thresholds
 from histocc.runtime import checkpoint, checksums
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import run_lock
-from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE

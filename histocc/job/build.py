@@ -23,9 +23,8 @@ from histocc.model import model_io
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checksums
-from histocc.runtime.device import compile_layers
+from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.files import opened
-from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.text_rules import ASCII_LOWER, cleaner

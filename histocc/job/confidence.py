@@ -25,8 +25,8 @@ from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_mem
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds, places
 from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot

@@ -29,10 +29,10 @@ from histocc.job.settings import Settings, TeachingSettings
 from histocc.model import model_io, published
 from histocc.model.teaching import Teacher
 from histocc.runtime import checkpoint
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import TEMPORARY, atomic_write, remove_files
 from histocc.runtime.forked import Forked, usable_cores
-from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
 

@@ -10,8 +10,8 @@ from histocc.job.settings import Settings
 from histocc.model import model_io
 from histocc.model.ngrams import AUTO
 from histocc.model.published import Given
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.trainer import loop

@@ -12,8 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from histocc.runtime.torch_private import int8_product
-
 LARGEST = 127
 ROWS_AT_ONCE = 256  # what is rounded and scaled stays in a core's cache
 LEAST = 1e-12  # of what a scale is made of, for rows of zeros
@@ -40,7 +38,7 @@ class Int8Weight:
         for part, into in zip(rows.split(ROWS_AT_ONCE), found.split(ROWS_AT_ONCE)):
             largest = part.abs().amax(1, keepdim=True).clamp_(min=LEAST)  # [R, 1]
             rounded = (part * (LARGEST / largest)).round_().to(torch.int8)
-            sums = int8_product(rounded, self.values.t())  # int32 [R, outputs]
+            sums = torch.ops.aten._int_mm(rounded, self.values.t())  # int32 [R, outputs]
             torch.mul(sums, largest / LARGEST, out=into)
             into.mul_(self.scale)
             if bias is not None:

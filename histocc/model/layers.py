@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from histocc.runtime.products import linear
+from histocc.runtime.device import linear
 
 _STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 

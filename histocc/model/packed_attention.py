@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from histocc.model.layers import dropout_factors
-from histocc.runtime.torch_private import softmax_backward
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class _Attention(torch.autograd.Function):
                 of_shares = own @ value.transpose(1, 2)
                 if factors is not None:
                     of_shares.mul_(factors)
-                of_scores = softmax_backward(of_shares, probs)
+                of_scores = torch.ops.aten._softmax_backward_data(of_shares, probs, -1, probs.dtype)
                 _scatter(of_scores.transpose(1, 2) @ one, dk[of_keys], group.rows, heads)
                 of_one = (of_scores @ key).mul_(ctx.scale)
                 if group.weight is not None:

@@ -10,7 +10,7 @@ from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.model import published
 from histocc.predict.coder import DECODERS
 from histocc.runtime import arguments, entrypoint, files
-from histocc.runtime.precision import Precision, PrecisionSettings
+from histocc.runtime.device import Precision, PrecisionSettings
 
 # What decides the output beside the input and the model; another value is another output.
 DECIDES = (

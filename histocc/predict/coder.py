@@ -18,8 +18,8 @@ from histocc.model.published import Given
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
 from histocc.predict.back_off import Prefixes
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE, encode
 from histocc.text_rules import cleaner

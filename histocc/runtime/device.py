@@ -1,26 +1,42 @@
-"""Which device a process has, how fast it is, how long something took on it, what compiles for it; and
-torch's settings, which a call from Python leaves as they were.
+"""The device of a process: which it is, what it computes in, how fast, and what compiles for it.
+
+Number formats are float32, float64, bfloat16 and float16, and int8 to code alone. In the two half formats
+weights, optimizer, loss and sums stay float32, and matrix products run in half precision (autocast).
 """
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import socket
 import time
 from collections import deque
 from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from histocc.runtime.call_arguments import is_text, shown
 from histocc.runtime.errors import UserError, is_out_of_memory
-from histocc.runtime.products import linear
 
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
 MATMUL_SECONDS = 0.25
-WITHOUT_FLOAT64 = ("mps",)
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+MIN_SCALE = 1.0  # a gradient that is not finite at this scale of the loss is not the scaler's doing
+MIN_PRODUCT = 1 << 21  # multiplications: below, a call of oneDNN costs more than it gains
+CPU_INFO = "/proc/cpuinfo"
+
+
+# ---- which device
+
+
+def by_kind(values: dict[str, int], device: torch.device) -> int:
+    """The value for this kind of device: that of GPUs for one that is not named."""
+    return values[device.type if device.type in values else "cuda"]
 
 
 def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
@@ -52,39 +68,22 @@ def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
 
 def accelerator() -> str:
     """The kind that torch finds here: cuda, xpu, mps, …; "" for none."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return "" if found is None else found.type
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return "" if device is None else device.type
 
 
 def other_accelerator(name: str, local_size: int) -> torch.device:
     """One that is neither CPU nor CUDA, for a run of one process. Raises UserError."""
-    here = accelerator()
+    here, why = accelerator(), ""
     if name != here:
-        found = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
-        raise UserError(f"--device {name}: {found}; take --device {here or 'cpu'}, or leave it out")
-    if name in WITHOUT_FLOAT64:
-        raise UserError(
-            f"--device {name}: it does not compute in float64, in which losses and figures are summed; take"
-            " --device cpu"
-        )
-    if local_size > 1:
-        raise UserError(
-            f"--device {name}: a run has one process there; several go on CPUs and on CUDA devices"
-        )
+        why = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
+    elif name == "mps":
+        why = "it does not compute in float64, in which losses and figures are summed"
+    elif local_size > 1:
+        why = "a run has one process there; several work on CPUs and on CUDA devices"
+    if why:
+        raise UserError(f"--device {name}: {why}; take --device cpu, or leave it out")
     return torch.device(name)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits for what the device has been given to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
-def by_kind(values: dict[str, int], device: torch.device) -> int:
-    """The value for this kind of device: that of GPUs for one that is not named."""
-    return values[device.type if device.type in values else "cuda"]
 
 
 def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:
@@ -114,56 +113,15 @@ def check_one_process_per_gpu(store: Any, rank: int, local_rank: int, local_size
         raise too_few_gpus(local_size - 1, 1, said_by_all=True)
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMUL_SECONDS) -> float:
-    """The best rate at which products of square matrices of `dtype` were computed, in floating point
-    operations per second, a multiplication and an addition being two; 0 where there is no memory for any.
-
-    Takes about `seconds`: sizes double as long as the next one fits into that, and the rest goes into
-    repeats of the last. It has this process's number of threads and torch's settings, and leaves the state
-    of random numbers as it is.
-    """
-    until = time.perf_counter() + seconds
-    size, best, largest = 128, 0.0, by_kind(LARGEST_MATRIX, device)
-    while True:
-        try:
-            pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
-            took = min(_product_seconds(pair) for _ in range(2))  # the first of a size is slow
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return best
-        best = max(best, 2 * size**3 / took)
-        # two products of eight times the work, and matrices to make
-        if size == largest or time.perf_counter() + 24 * took > until:
-            break
-        size *= 2
-    while time.perf_counter() < until:
-        best = max(best, 2 * size**3 / _product_seconds(pair))
-    return best
-
-
-def _product_seconds(pair: torch.Tensor) -> float:
-    """Of the product of two matrices, [2, N, N]."""
-    synchronize(pair.device)
-    started = time.perf_counter()
-    linear(pair[0], pair[1])  # as models multiply
-    synchronize(pair.device)
-    return max(time.perf_counter() - started, 1e-9)
-
-
 def device_of(given: str | torch.device | None) -> torch.device:
     """Raises ValueError for what is no device, UserError for one that is not there."""
-    if not (given is None or is_text(given) or isinstance(given, torch.device)):
-        raise ValueError(
-            f"device: found {shown(given)}, expected None, 'auto', 'cpu', 'cuda', 'cuda:N' or a torch.device"
-        )
     name, sign, number = str("auto" if given is None else given).partition(":")
     if (
-        name not in ("auto", "cpu", "cuda", accelerator())
+        name not in ("auto", "cpu", "cuda", accelerator() or "cpu")
         or sign
         and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0")
     ):
-        raise ValueError(f"device: found {str(given)!r}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
     if sign and name == "cuda" and int(number) >= max(1, torch.cuda.device_count()):
         raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
     with settings_of_torch():
@@ -190,12 +148,56 @@ def settings_of_torch() -> Generator[None]:
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
-class DeviceClock:
-    """How long something took on the device that works: adds up `seconds` between pairs of moments.
+# ---- how fast it is
 
-    On a GPU they are moments of its own queue: what the host does while the queue is not empty takes no time.
-    Events are read when they are over, so nothing waits for the device but `synchronize`. device: None for
-    the host's own clock.
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what the device has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMUL_SECONDS) -> float:
+    """The best rate at which products of square matrices of `dtype` were computed, in floating point
+    operations per second, a multiplication and an addition being two; 0 if there is no memory for any.
+
+    Takes about `seconds`: sizes double as long as the next one fits into that. It has this process's number
+    of threads and torch's settings, and leaves the state of random numbers as it is.
+    """
+    until = time.perf_counter() + seconds
+    size, best = 128, 0.0
+    while True:
+        try:
+            pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
+            took = min(_product_seconds(pair) for _ in range(2))  # the first of a size is slow
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return best
+        best = max(best, 2 * size**3 / took)
+        # two products of eight times the work, and matrices to make
+        if size < by_kind(LARGEST_MATRIX, device) and time.perf_counter() + 24 * took < until:
+            size *= 2
+        elif time.perf_counter() >= until:
+            return best
+
+
+def _product_seconds(pair: torch.Tensor) -> float:
+    """Of the product of two matrices, [2, N, N]."""
+    synchronize(pair.device)
+    started = time.perf_counter()
+    linear(pair[0], pair[1])  # as models multiply
+    synchronize(pair.device)
+    return max(time.perf_counter() - started, 1e-9)
+
+
+class DeviceClock:
+    """Adds up in `seconds` how long something took on the device, between pairs of moments.
+
+    On a GPU they are moments of its own queue: what the host does while the queue is not empty takes no time,
+    and nothing waits for the device but `synchronize`. device: None for the host's clock.
     """
 
     def __init__(self, device: torch.device | None = None):
@@ -212,14 +214,14 @@ class DeviceClock:
         return event
 
     def add(self, since: Any, until: Any) -> None:
-        if not self._on_gpu:
+        if self._on_gpu:
+            self._open.append((since, until))
+            self._read()
+        else:
             self.seconds += until - since
-            return
-        self._open.append((since, until))
-        self._read()
 
     def synchronize(self) -> None:
-        """Waits until the device has done all that it was given, and reads all events."""
+        """Waits until the device has done all that it was given."""
         if self._on_gpu:
             self.now().synchronize()
             self._read()
@@ -228,6 +230,9 @@ class DeviceClock:
         while self._open and self._open[0][1].query():
             since, until = self._open.popleft()
             self.seconds += since.elapsed_time(until) / 1000
+
+
+# ---- what compiles for it
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -243,22 +248,209 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile lacks on `device`, in words; None where nothing does."""
-    if device.type == "cpu":
-        compiler = os.environ.get("CXX", "g++")
-        return (
-            None
-            if shutil.which(compiler)
-            else f"a C++ compiler ({compiler} is not there; apt-get install g++)"
-        )
-    try:
-        import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
-    except ImportError:
+    """What torch.compile lacks on `device`, in words; None if nothing."""
+    on_cpu = device.type == "cpu"
+    if not on_cpu and importlib.util.find_spec("triton") is None:
         return "the package triton (pip install triton)"
-    # triton builds what starts its kernels
-    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
-    return (
-        None
-        if any(map(shutil.which, compilers))
-        else f"a C compiler ({', '.join(compilers)}: not there; apt-get install gcc)"
-    )
+    given = os.environ.get("CXX" if on_cpu else "CC")  # triton builds what starts its kernels
+    compilers = [given] if given else ["g++"] if on_cpu else ["gcc", "clang", "cc"]
+    if any(map(shutil.which, compilers)):
+        return None
+    language, package = ("C++", "g++") if on_cpu else ("C", "gcc")
+    return f"a {language} compiler ({', '.join(compilers)}: not there; apt-get install {package})"
+
+
+# ---- what it computes in
+
+
+def has_bfloat16(device_type: str) -> bool:
+    """Whether the device computes in bfloat16 itself. A CPU without (AVX-512 BF16, AMX) was 100 times slower
+    in it than in float32.
+    """
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device_type != "cpu":
+        return False  # of others nothing is known
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def has_int8() -> bool:
+    """Whether this CPU has instructions that multiply int8 and sum in int32 (AVX-512 VNNI). Others sum pairs
+    of products in 16 bits, which do not hold them.
+    """
+    return torch.cpu._is_vnni_supported()
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """--float64, --bf16, --fp16 and --use-amp, of which one at most is given."""
+
+    float64: bool = False
+    bf16: bool = False
+    fp16: bool = False
+    use_amp: bool = False
+
+
+class Precision:
+    """name: float32, float64, bf16 or fp16, or, to code, int8; device: where it computes. scaler: scales the
+    loss up in fp16, and does nothing in other formats.
+
+    Raises UserError where the device does not have the format, and names what it has.
+    """
+
+    def __init__(self, name: str, device: torch.device | str = "cpu"):
+        self.name, self.device_type = name, torch.device(device).type
+        self.half = HALF.get(name)
+        if name == "bf16" and self.device_type == "cuda" and not has_bfloat16("cuda"):
+            raise UserError(
+                f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; it has float32 (the default) and"
+                " float16 (--fp16)"
+            )
+        if name == "int8" and self.device_type != "cpu":
+            raise UserError(
+                f"--int8 is for CPUs, and this process computes on {self.device_type}: --bf16 or --fp16,"
+                " or --device cpu"
+            )
+        if name == "int8" and not has_int8():
+            raise UserError(
+                "--int8: this CPU has no instructions that multiply int8 exactly (AVX-512 VNNI); leave it out"
+            )
+        self.scaler = torch.amp.GradScaler(self.device_type, enabled=name == "fp16")
+
+    @classmethod
+    def of(cls, asked: PrecisionSettings, device: torch.device) -> "Precision":
+        """What is asked for; --use-amp takes the fastest that the device has."""
+        if asked.use_amp:
+            fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
+            return cls(fastest, device)
+        given = next((name for name in ("float64", "bf16", "fp16") if getattr(asked, name)), "float32")
+        return cls(given, device)
+
+    def use(self) -> None:
+        """Settings of this process: on GPUs that have TF32, products of float32 matrices use it."""
+        if self.device_type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.name == "float32" else "highest")
+
+    def warning(self) -> str | None:
+        """What speaks against this format on this device."""
+        slow = self.name == "fp16" or self.name == "bf16" and not has_bfloat16("cpu")
+        if self.device_type == "cpu" and slow:
+            return f"--{self.name} is many times slower than float32 on this CPU; leave it out"
+        return None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.float64 if self.name == "float64" else torch.float32
+
+    @property
+    def matmul_dtype(self) -> torch.dtype:
+        """Of what matrix products take."""
+        return self.half or self.dtype
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return torch.autocast(self.device_type, self.half) if self.half else contextlib.nullcontext()
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, finite: Tensor) -> Tensor:
+        """Takes the step if the gradients are `finite` (bool, 0-d), without waiting for the device if the
+        optimizer can skip by itself (torch's fused ones).
+
+        Returns:
+            Whether the step was bad, bool, 0-d: not finite, and not because the scaler of fp16 is still
+            looking for its scale.
+        """
+        bad = ~finite
+        if self.scaler.is_enabled():
+            bad = bad & (self.scaler.get_scale() <= MIN_SCALE)
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            fused: Any = optimizer
+            fused.found_inf, fused.grad_scale = bad.float(), None
+            optimizer.step()
+            del fused.found_inf, fused.grad_scale
+        elif finite:
+            optimizer.step()
+        return bad
+
+
+# ---- matrix products on CPUs
+# torch multiplies float32 matrices with MKL, which takes AVX-512 on Intel's CPUs alone; on others that have
+# it, oneDNN is twice as fast (benchmarks/LOG.md). What is computed is the same, up to rounding.
+
+
+def has_onednn_product() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`linear` in float32 or bfloat16, without a gradient."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+@cache
+def onednn_pays() -> bool:
+    """Whether oneDNN multiplies float32 faster than MKL on this CPU: it has AVX-512, and is not Intel's."""
+    try:
+        with open(CPU_INFO, encoding="utf-8", errors="replace") as file:
+            vendors = {line.partition(":")[2].strip() for line in file if line.startswith("vendor_id")}
+    except OSError:
+        return False
+    wide = torch.cpu._is_avx512_supported()
+    return bool(vendors) and "GenuineIntel" not in vendors and wide and has_onednn_product()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return has_bfloat16("cpu") and has_onednn_product()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`: x [..., inputs], weight [outputs, inputs], bias [outputs] → [...,
+    outputs].
+    """
+    if (
+        torch.compiler.is_compiling()
+        or x.device.type != "cpu"
+        or weight.dtype != torch.float32
+        or x.dim() < 2
+        or x.numel() * len(weight) < MIN_PRODUCT
+    ):
+        return F.linear(x, weight, bias)
+    half = torch.is_autocast_enabled("cpu")
+    trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if half and trained and torch.get_autocast_dtype("cpu") == torch.bfloat16 and _multiplies_bfloat16():
+        return _Linear.apply(x, weight, bias, torch.bfloat16)  # pyright: ignore[reportReturnType]
+    if not half and x.dtype == torch.float32 and onednn_pays():
+        return _Linear.apply(x, weight, bias, torch.float32)  # pyright: ignore[reportReturnType]
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """In bfloat16 what autocast makes of a linear layer, as one step of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        # oneDNN multiplies what has gaps between its rows without its fast kernels
+        x, weight = x.to(dtype).contiguous(), weight.to(dtype).contiguous()
+        ctx.save_for_backward(x, weight)
+        return onednn_product(x, weight, None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)  # [N, outputs], [N, inputs]
+        of_x = of_weight = of_bias = None
+        is_half = x.dtype == torch.bfloat16
+        if ctx.needs_input_grad[0]:
+            of_x = rows @ weight if is_half else onednn_product(rows, weight.t())
+            of_x = of_x.to(ctx.dtype).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            of_weight = (rows.t() @ inputs).float() if is_half else onednn_product(rows.t(), inputs.t())
+        if ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0).float()  # summed in float32 inside
+        return of_x, of_weight, of_bias, None

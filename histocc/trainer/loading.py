@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 from histocc.runtime import stacks
 from histocc.runtime.errors import SHARED_MEMORY_IS_FULL, TrainingError, as_user_error
 from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
-from histocc.runtime.torch_private import loading_processes
 
 LOOK_SECONDS = 2.0  # how often a wait for a batch looks whether the run is to stop
 _CANNOT_HAND_OVER = 75  # exit code of a loading process that has no shared memory for its batch
@@ -76,7 +75,7 @@ class Loader:
                 return
             except Exception as error:
                 if "timed out after" not in str(error):
-                    raise self._fault(error, loading_processes(batches)) from None
+                    raise self._fault(error, getattr(batches, "_workers", ())) from None
                 self._waited(time.monotonic() - waiting_since)
             else:
                 yield batch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from histocc.runtime import checkpoint
-from histocc.runtime.device import DeviceClock, matmul_rate
+from histocc.runtime.device import DeviceClock, Precision, matmul_rate
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.parallel import (
     StragglerTimer,
@@ -23,7 +23,6 @@ from histocc.runtime.parallel import (
     unwrap,
     whole_weights,
 )
-from histocc.runtime.precision import Precision
 from histocc.runtime.progress import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
@@ -325,7 +324,7 @@ def forward_backward(
         }
     count = global_count(batch, samples * ranks)
     with phase("backward"):
-        precision.scale(sums["loss"] * (ranks / count)).backward()
+        precision.scaler.scale(sums["loss"] * (ranks / count)).backward()
     return sums, count
 
 
@@ -339,7 +338,7 @@ def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
         same on all ranks, so all of them skip together.
     """
     precision, optimizer = run.number_format, run.optimizer
-    precision.unscale(optimizer)
+    precision.scaler.unscale_(optimizer)
     parameters = list(run.model.parameters())  # those without a gradient do not count
     total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total)

@@ -9,9 +9,9 @@ import torch
 
 from histocc.runtime import checkpoint
 from histocc.runtime.checksums import SUMS
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import load_optimizer_state
-from histocc.runtime.precision import Precision
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
@@ -208,7 +208,8 @@ def restore(resumed: dict[str, Any], optimizer: torch.optim.Optimizer, precision
         )
     for group, peak in zip(optimizer.param_groups, peaks):
         group["initial_lr"] = peak
-    precision.load_state(resumed.get("scaler"))
+    if resumed.get("scaler"):
+        precision.scaler.load_state_dict(resumed["scaler"])
 
 
 def _fitting(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

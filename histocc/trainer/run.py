@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from histocc.runtime import checkpoint, console, files, stacks
-from histocc.runtime.device import missing_compiler
+from histocc.runtime.device import Precision, missing_compiler
 from histocc.runtime.errors import TrainingError, UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
 from histocc.runtime.parallel import evaluating, is_sharded, is_wrapped, unwrap, whole, whole_weights, wrap
-from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
 from histocc.runtime.world import World, launcher_id
@@ -381,7 +380,7 @@ def content_of_checkpoints(ready: Ready, name: str) -> Callable[[int, dict[str, 
         return {
             **whole(weights, keep=world.is_main),
             "scheduler": {"base_lrs": rates, "last_epoch": step},
-            "scaler": ready.precision.state(),
+            "scaler": ready.precision.scaler.state_dict(),
             "step": step,
             "format": checkpoint.FORMAT,
             "args": settings.decided(),

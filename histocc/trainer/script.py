@@ -21,10 +21,9 @@ from torch import nn
 
 from histocc.runtime import arguments, checkpoint, run_checkpoint
 from histocc.runtime.arguments import Parser
-from histocc.runtime.device import compile_layers
+from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, save_path_problem
-from histocc.runtime.precision import Precision
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.schema import dense, mapping, plain, require
 from histocc.runtime.world import World

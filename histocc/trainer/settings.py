@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from histocc.runtime.arguments import by_flag, settings_of
-from histocc.runtime.precision import PrecisionSettings
+from histocc.runtime.device import PrecisionSettings
 from histocc.trainer.batch_size import AutoBatchSize, BatchSettings
 from histocc.trainer.loggers import LoggerSettings
 from histocc.trainer.schedule import ScheduleSettings
