@@ -75,9 +75,7 @@ def prepare_rows(path: str, folder: str) -> dict:
     before, started = peak_mb(), time.perf_counter()
     prepare(settings_of(path), folder, lambda line: None)
     seconds = time.perf_counter() - started
-    # its own process; counts shared pages twice
-    writer = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return {"prepare_sec": seconds, "prepare_peak_mb": peak_mb() + writer, "imports_mb": before}
+    return {"prepare_sec": seconds, "prepare_peak_mb": peak_mb(), "imports_mb": before}
 
 
 def start_again(path: str, folder: str) -> dict:
@@ -97,16 +95,16 @@ def start_again(path: str, folder: str) -> dict:
 
 
 def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank: int = 0):
-    from histocc.data import keys
     from histocc.data.arrays import PreparedData
-    from histocc.data.augment import Augmenter
     from histocc.data.dataset import RowEncoding, TextChanges, TextRows
+    from histocc.data.noise import Augmenter
+    from histocc.data.rows import read_words
     from histocc.formatter import make_formatter
     from histocc.trainer.batches import LENGTH_GROUP_ROWS, LENGTH_GROUPS, MicroBatches
     from histocc.trainer.plan import BatchPlan
 
     data = PreparedData.open(folder)
-    words = keys.read_words(os.path.join(folder, "words.csv"))
+    words = read_words(os.path.join(folder, "words.csv"))
     plan = BatchPlan(len(data.train), total, processes, 0, LENGTH_GROUPS, LENGTH_GROUP_ROWS["cpu"])
     augmenter = Augmenter(5, words=list(words), word_weights=list(words.values())) if noise else None
     encoding, changes = RowEncoding(make_formatter("hisco", COLUMNS)), TextChanges(augmenter=augmenter)

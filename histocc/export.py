@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 import torch
 
-from histocc.data import keys
+from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.model import model_io, published
 from histocc.model.published import MAX_LEN, SETTINGS, Given
@@ -311,7 +311,7 @@ def get_args_parser() -> arguments.Parser:
 def run(argv: list[str] | None) -> None:
     """Raises UserError."""
     args = get_args_parser().parse_args(argv)
-    given = Given(args.formatter, keys.key_reader(args.key), args.target_cols, args.use_within_block_sep)
+    given = Given(args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep)
     print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from histocc.data import keys
-from histocc.data.descriptions import read_descriptions
+from histocc.data.dataset import read_descriptions
+from histocc.data.rows import key_reader
 from histocc.job import data as job_data
 from histocc.job import train
 from histocc.job.call import as_flags, checked_arguments, dataset_file, finetune_parser
@@ -179,7 +179,7 @@ class OccCANINE:
         self._precision = Precision("int8" if given["int8"] else "float32", self.device)
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
-            keys.key_reader(given["key"]),
+            key_reader(given["key"]),
             given["target_cols"],
             given["use_within_block_sep"],
             system,

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from histocc.data import prepare as prep
-from histocc.data import writer as row_writer
 from histocc.data.arrays import PreparedData
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.formatter import make_formatter
@@ -83,11 +82,3 @@ def problems(tmp_path, content: str | bytes, **options) -> list[str]:
     path = tmp_path / "data.csv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return file_problems(settings_for(path, **options))
-
-
-@pytest.fixture
-def second_process(monkeypatch):
-    """Writing continues in its own process from the second chunk on, as it does with many rows."""
-    monkeypatch.setattr("histocc.data.tables.CHUNK", 7)
-    monkeypatch.setattr(row_writer, "PROCESS_FROM", 2)
-    monkeypatch.setattr(row_writer.os, "sched_getaffinity", lambda _: {0, 1})

@@ -11,8 +11,8 @@ from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocc.data import augment
-from histocc.data.augment import KINDS, MAX_EDGE, Augmenter
+from histocc.data.noise import KINDS, MAX_EDGE, Augmenter
+from histocc.runtime import rng
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = ["QUARRYMAN", "ærlig", "𝔊old"]
@@ -64,7 +64,7 @@ def near(share: float, probability: float, n: int) -> bool:
 
 def test_draws_of_a_stream_are_splitmix64():
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # splitmix64 seeded with 0
-    assert augment.draw(np.zeros((1, 1), np.uint64), np.arange(3)).tolist() == [published]
+    assert rng.draw(np.zeros((1, 1), np.uint64), np.arange(3)).tolist() == [published]
 
 
 def test_bits_are_even_and_neighbours_independent():
@@ -74,10 +74,7 @@ def test_bits_are_even_and_neighbours_independent():
     # [seed, epoch, row, draw]
     bits = np.array(
         [
-            [
-                augment.draw(augment.streams(seed, epoch, np.arange(128))[:, None], np.arange(64))
-                for epoch in range(8)
-            ]
+            [rng.draw(rng.streams(seed, epoch, np.arange(128))[:, None], np.arange(64)) for epoch in range(8)]
             for seed in range(8)
         ]
     )
@@ -100,13 +97,13 @@ def test_bits_are_even_and_neighbours_independent():
 
 
 def test_below_covers_its_range_evenly():
-    bits = augment.draw(augment.streams(5, 0, np.arange(30_000)), 2)
-    counts = np.bincount(augment.below(bits, 7), minlength=7)
+    bits = rng.draw(rng.streams(5, 0, np.arange(30_000)), 2)
+    counts = np.bincount(rng.below(bits, 7), minlength=7)
     assert len(counts) == 7 and all(near(c / 30_000, 1 / 7, 30_000) for c in counts)
     extreme = np.array([0, 2**64 - 1], dtype=np.uint64)
     for n in (1, 2, 3, 10**6, 2**32 - 1):
-        assert augment.below(extreme, n).tolist() == [0, n - 1]
-    assert augment.chance(extreme, 1.0).all() and not augment.chance(extreme, 0.0).any()
+        assert rng.below(extreme, n).tolist() == [0, n - 1]
+    assert rng.chance(extreme, 1.0).all() and not rng.chance(extreme, 0.0).any()
 
 
 # ---- a pure function of (seed, epoch, row)
@@ -139,7 +136,8 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, "tests")
 import numpy as np
-from histocc.data.augment import Augmenter
+from histocc.runtime import rng
+from histocc.data.noise import Augmenter
 from test_augment import TEXTS, WORDS, noisy
 a = Augmenter(11, 4, 0.9, 0.3, WORDS, [1, 2, 3])
 rows = np.arange(1000)

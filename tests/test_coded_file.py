@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from histocc.data import keys
+from histocc.data.rows import read_key, write_key
 from histocc.data.tables import read_chunks
 from histocc.predict import arguments as predict_arguments
 from histocc.predict import output as coded_file
@@ -25,8 +25,8 @@ def test_a_lone_carriage_return_stays_inside_its_cell():
 
 def test_it_stays_in_the_small_tables_too(tmp_path):
     path = str(tmp_path / "key.csv")
-    keys.write_key(path, ["a\rb", "c"])
-    assert keys.read_key(path) == ["a\rb", "c"]
+    write_key(path, ["a\rb", "c"])
+    assert read_key(path) == ["a\rb", "c"]
 
 
 def test_columns_of_parquet_whose_names_repeat_are_read_by_place(tmp_path):

@@ -10,8 +10,8 @@ from helpers import write_csv
 
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.augment import Augmenter
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows, code_token_table
+from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.text import padded_width
 from histocc.trainer.batches import BatchLoader, MicroBatches

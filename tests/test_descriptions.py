@@ -5,7 +5,7 @@ import pytest
 from helpers import TINY, run_inside, write_csv, write_rows
 
 import finetune
-from histocc.data import descriptions
+from histocc.data import dataset
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
@@ -43,7 +43,7 @@ def arguments(path, **more):
         "description_prob": 1.0,
         "description_template": "{occ} [DESC: {desc}]",
     }
-    return descriptions.DescriptionSettings(**values | more)
+    return dataset.DescriptionSettings(**values | more)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def file(tmp_path):
 
 def shown(data, args, epoch=0, seed=5):
     """Text of each row of the file, with what was put to it."""
-    found = descriptions.load_descriptions(args, data, HISCO, seed)
+    found = dataset.load_descriptions(args, data, HISCO, seed)
     rows = np.arange(len(data.train))
     flat, offsets = found.apply(
         *data.train.texts(rows),
@@ -83,7 +83,7 @@ def test_each_code_and_language_gets_its_own(data, file):
     ]
     # without languages: the first of its code
     assert shown(data, arguments(file))[0] == "bonde [DESC: General farmer]"
-    assert descriptions.load_descriptions(arguments(file), data, HISCO, 1).codes == 2
+    assert dataset.load_descriptions(arguments(file), data, HISCO, 1).codes == 2
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_some_texts_get_it_by_seed_epoch_and_row(data, file):
 
 
 def test_batches_show_them(data, file):
-    found = descriptions.load_descriptions(arguments(file), data, HISCO, 5)
+    found = dataset.load_descriptions(arguments(file), data, HISCO, 5)
     texts = TextRows(data.train, data, RowEncoding(HISCO), TextChanges(descriptions=found))
     [batch] = MicroBatches(texts, BatchPlan(5, 5), 0, 1)[0, 0]
     texts = [
@@ -133,7 +133,7 @@ def test_batches_show_them(data, file):
 
 def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
     path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
-    assert descriptions.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
+    assert dataset.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
     path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
     with pytest.raises(
         UserError,
@@ -142,18 +142,18 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
             " 'nr', 'words'"
         ),
     ):
-        descriptions.find_columns(arguments(path))
+        dataset.find_columns(arguments(path))
     named = arguments(path, descriptions_code_col="nr", descriptions_text_col="words")
     assert shown(data, named)[2] == "smed [DESC: Smiths]"
     with pytest.raises(UserError, match="has no column 'l'"):
-        descriptions.find_columns(
+        dataset.find_columns(
             arguments(
                 path, descriptions_code_col="nr", descriptions_text_col="words", descriptions_lang_col="l"
             )
         )
     write_csv(path, ("nr", "words"), [("11111", "Else")])
     with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
-        descriptions.load_descriptions(named, data, HISCO, 1)
+        dataset.load_descriptions(named, data, HISCO, 1)
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_flags_that_do_not_fit(tmp_path, flags, words):
 def test_without_the_flag_there_is_nothing(data):
     parser = finetune.get_args_parser()
     args = parser.parse_args(["--dataset", "x.csv"])
-    assert argument_problems(args) == [] and descriptions.load_descriptions(args, data, HISCO, 1) is None
+    assert argument_problems(args) == [] and dataset.load_descriptions(args, data, HISCO, 1) is None

@@ -1,7 +1,7 @@
 """Rows with one code joined into rows with two, and the losses for them: in arrays, batches and runs."""
 
 import json
-import pickle
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -21,14 +21,11 @@ from helpers import (
 )
 
 import finetune
-from histocc import export
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.augment import Augmenter
-from histocc.data.dataset import RowEncoding, TextChanges, TextRows
-from histocc.data.joined_rows import AND, JoinedRows
+from histocc.data.dataset import AND, JoinedRows, RowEncoding, TextChanges, TextRows
+from histocc.data.noise import Augmenter
 from histocc.data.settings import PrepareSettings
-from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
 from histocc.job import recipe
 from histocc.job.settings import Settings
@@ -136,22 +133,6 @@ def test_who_stays_alone(data):
     )
 
 
-def test_a_joined_text_is_never_cut_even_where_its_language_is_hidden(data):
-    """To the position: the room is that of the longer prefix, unk."""
-    text = next(
-        text
-        for epoch in range(20)
-        for text, *_ in joined(data, epoch=epoch)
-        if text.startswith("x" * 100 + " ")
-    )
-    need = len("\0unk[SEP]") + len(text) + 1
-    found = [
-        {text for epoch in range(20) for text, *_ in joined(data, epoch=epoch, max_len=most)}
-        for most in (need, need - 1)
-    ]
-    assert text in found[0] and text not in found[1]
-
-
 def test_share_of_joined_rows(data):
     """Of the rows with one code whose partner has another one: about a third of them have the same."""
     share = {
@@ -183,32 +164,10 @@ def test_a_row_is_joined_by_seed_epoch_and_row_alone(data):
 
 def test_every_language_of_the_published_models_has_its_word(tmp_path):
     rows = [(f"{name}{i}", CODES[i], "", name) for name in LANGUAGES for i in range(2)]
-    for rule, greek in (("as-is", "και"), ("ascii-lower", "kai")):
-        found = joined(prepared(tmp_path, rows, clean_text=rule), epoch=1)
-        words = {language: text.split()[1] for text, _, language in found if " " in text}
-        assert words.keys() <= set(LANGUAGES) and len(words) > 10
-        for epoch in range(2, 12):
-            words |= {
-                language: text.split()[1]
-                for text, _, language in joined(prepared(tmp_path, rows, clean_text=rule), epoch=epoch)
-                if " " in text
-            }
-        assert words == {
-            "en": "and",
-            "da": "og",
-            "no": "og",
-            "is": "og",
-            "se": "och",
-            "nl": "en",
-            "ge": "und",
-            "fr": "et",
-            "es": "y",
-            "it": "e",
-            "pt": "e",
-            "ca": "i",
-            "gr": greek,
-            "unk": "and",
-        }
+    data = prepared(tmp_path, rows, clean_text="ascii-lower")
+    found = [row for epoch in range(12) for row in joined(data, epoch=epoch)]
+    words = {language: text.split()[1] for text, _, language in found if " " in text}
+    assert words == {**{name: AND[name] for name in LANGUAGES}, "gr": "kai"}
 
 
 def test_what_cannot_be_joined_is_refused(data, tmp_path):
@@ -216,23 +175,6 @@ def test_what_cannot_be_joined_is_refused(data, tmp_path):
         JoinedRows(data, 1, 1.5)
     with pytest.raises(ValueError, match="room for one code"):
         JoinedRows(prepared(tmp_path, formatter=make_formatter("hisco", ["code_1"])), 1, 0.5)
-
-
-def test_little_is_sent_to_a_loading_process(data):
-    found = JoinedRows(data, 3, 0.5)
-    rows = np.arange(20)
-    arguments = (
-        *data.train.texts(rows),
-        data.train.codes[rows].astype(np.int64),
-        data.train.language[rows].astype(np.int64),
-        rows,
-        1,
-    )
-    before = found.apply(*arguments)
-    sent = pickle.dumps(found)
-    assert len(sent) < 3000 and b"_by_language" not in sent
-    for array, other in zip(before, pickle.loads(sent).apply(*arguments)):
-        assert np.array_equal(array, other)
 
 
 # ---- batches
@@ -247,22 +189,13 @@ def batches(data, total, processes=1, rank=0, micro=0, groups=1, noise=NOISE, pr
     return MicroBatches(TextRows(data.train, data, encoding, changes), plan, rank, 11)
 
 
+NAMES = ("rows", "input_ids", "attention_mask", "targets_seq2seq", "targets_linear", "weights")
+
+
 def rows_in(batch):
     return [
         (int(row), tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
-        for row, ids, mask, tokens, codes, weight in zip(
-            *(
-                batch[name]
-                for name in (
-                    "rows",
-                    "input_ids",
-                    "attention_mask",
-                    "targets_seq2seq",
-                    "targets_linear",
-                    "weights",
-                )
-            )
-        )
+        for row, ids, mask, tokens, codes, weight in zip(*map(batch.__getitem__, NAMES))
         if weight
     ]
 
@@ -315,16 +248,6 @@ def test_both_targets_have_both_codes(data):
         assert "".join(map(chr, ids[1:-1])) == f"{language}[SEP]{text}"
         assert list(tokens) == HISCO.transform_label("&".join(labels_)).tolist()
         assert tuple(data.codes[code] for code in codes if code >= 0) == labels_
-
-
-def test_shortened_targets_have_room_for_joined_rows(data):
-    blocks = {
-        (batch["targets_seq2seq"].shape[1] - 2) // 5
-        for batch in BatchLoader(batches(data, 4, probability=1.0, first_empty_block=True))
-    }
-    assert blocks == {3}  # two codes, and the first empty block
-    for row in sum(steps(data, 4, 1, probability=1.0, first_empty_block=True), []):
-        assert sum(token not in (1, 2, 3) for token in row[2]) == 5 * sum(code >= 0 for code in row[3])
 
 
 def test_noise_comes_after_joining(data):
@@ -386,214 +309,42 @@ def test_which_loss_a_run_has():
 
 # ---- whole runs
 
-LOSSES = (
-    "train_loss",
-    "train_loss_linear",
-    "train_loss_seq2seq",
-    "val_loss",
-    "val_loss_linear",
-    "val_loss_seq2seq",
-    "grad_norm",
+FLAGS = shlex.split(
+    "--language-col lang --dropout 0 --encoder-dropout 0 --float64 --num-epochs 2 --global-batch-size 12"
+    " --log-interval 1 --eval-interval 2 --save-interval 2 --learning-rate 1e-3 --join-rows 0.8"
+    " --many-codes-weight 2.5"
 )
-JOINED = ["--join-rows", 0.8, "--many-codes-weight", 2.5]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    # where best-fit lets codes share a block
-    pairs = [
-        (f"{TITLES[i % 8][0]} and {TITLES[(i + k) % 8][0]}", TITLES[i % 8][1], TITLES[(i + k) % 8][1], "en")
-        for k in (1, 3)
-        for i in range(8)
-    ]
-    return [
-        "--train-data",
-        write_rows(folder / "train.csv", 25),
-        "--val-data",
-        write_csv(folder / "val.csv", ("occ1", "hisco_1", "hisco_2", "lang"), pairs),
-    ]
-
-
-@pytest.fixture(scope="module")
-def runs(files, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    common = [
-        *files,
-        *TINY,
-        "--language-col",
-        "lang",
-        "--dropout",
-        0,
-        "--encoder-dropout",
-        0,
-        "--float64",
-        "--num-epochs",
-        2,
-        "--global-batch-size",
-        12,
-        "--log-interval",
-        1,
-        "--eval-interval",
-        2,
-        "--save-interval",
-        2,
-        "--learning-rate",
-        1e-3,
-    ]
-    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 12, "--save-dir", folder / "one")
-    run(
-        TRAIN_MIXER,
-        *common,
-        *JOINED,
-        "--batch-size",
-        2,
-        "--max-steps",
-        4,
-        "--save-dir",
-        folder / "two",
-        processes=2,
-    )
-    run(TRAIN_MIXER, *common, *JOINED, "--batch-size", 6, "--save-dir", folder / "two")
-    run(TRAIN_MIXER, *common, "--block-loss", "best-fit", "--batch-size", 12, "--save-dir", folder / "best")
-    return folder, common
-
-
-def trained_args(folder):
-    return torch.load(folder / "last.bin", weights_only=True)["args"]
 
 
 @pytest.mark.processes
 @pytest.mark.full
-class TestRuns:
+def test_runs_are_the_same_on_one_and_two_processes(tmp_path):
     """25 rows in steps of 12, a model from scratch: in one process, and in two to step 4, then in one."""
-
-    def test_losses_are_those_of_one_process(self, runs):
-        folder, _ = runs
-        assert greatest_difference(folder / "one", folder / "two", LOSSES) < 1e-9
-        assert len(read_logs(folder / "one")) == 6
-
-    def test_the_flags_change_the_curve(self, runs):
-        folder, _ = runs
-        one, best = (read_logs(folder / name)[0] for name in ("one", "best"))
-        assert abs(one["train_loss_seq2seq"] - best["train_loss_seq2seq"]) > 0.01 and one["lr"] == best["lr"]
-
-    def test_the_checkpoint_says_with_which_loss(self, runs):
-        folder, _ = runs
-        assert [trained_args(folder / name)["block_loss"] for name in ("one", "two", "best")] == [
-            ONE_TO_ONE,
-            ONE_TO_ONE,
-            BEST_FIT,
-        ]
-        assert json.loads((folder / "one" / "args.json").read_text())["block_loss"] is None  # as it was asked
-
-    def test_other_flags_are_refused_by_name(self, runs):
-        folder, common = runs
-        output = run(
-            TRAIN_MIXER,
-            *common,
-            "--batch-size",
-            12,
-            "--block-loss",
-            "best-fit",
-            "--join-rows",
-            0.5,
-            "--save-dir",
-            folder / "one",
-            code=2,
-        )
-        assert (
-            "--block-loss was 'one-to-one', now it is 'best-fit'" in output
-            and "--join-rows was 0.8, now it is 0.5" in output
-        )
-        assert "--many-codes-weight was 2.5, now it is 1.0" in output
-
-    @pytest.mark.full
-    def test_a_new_run_takes_the_loss_of_its_initial_decoder(self, runs, tmp_path):
-        folder, common = runs
-        for name, more, expected in (
-            ("best", [], BEST_FIT),
-            ("one", [], ONE_TO_ONE),
-            ("best", ["--only-encoder"], ONE_TO_ONE),
-            ("best", ["--block-loss", "one-to-one"], ONE_TO_ONE),
-        ):
-            run(
-                TRAIN_MIXER,
-                *common,
-                "--batch-size",
-                12,
-                "--max-steps",
-                1,
-                "--initial-checkpoint",
-                folder / name,
-                *more,
-                "--overwrite",
-                "--save-dir",
-                tmp_path / "run",
-            )
-            assert trained_args(tmp_path / "run")["block_loss"] == expected
-
-    def test_evaluation_has_the_loss_of_the_training(self, runs, files, tmp_path):
-        """Of a checkpoint, of an exported one, and with --eval-only, whose flags say another one."""
-        folder, common = runs
-        exported = tmp_path / "exported.bin"
-        code, said = run_inside(export.main, folder / "one" / "last.bin", exported, "--to", "published")
-        assert code == 0, said
-        wanted = read_logs(folder / "one")[-1]
-        for number, model in enumerate((folder / "one" / "last.bin", exported)):
-            output = tmp_path / f"report{number}"
-            code, said = run_inside(
-                evaluate.main,
-                "--model",
-                model,
-                "--data",
-                files[3],
-                "--output",
-                output,
-                "--device",
-                "cpu",
-                "--resamples",
-                10,
-            )
-            assert code == 0, said
-            found = json.loads((output / "report.json").read_text(encoding="utf-8"))["validation"]
-            assert found["val_loss_seq2seq"] == pytest.approx(wanted["val_loss_seq2seq"], rel=1e-5)
-        best = torch.load(folder / "one" / "best.bin", weights_only=True)["step"]
-        expected = next(row["val_loss"] for row in read_logs(folder / "one") if row["step"] == best)
-        output = run(
-            TRAIN_MIXER,
-            *common,
-            "--batch-size",
-            12,
-            "--block-loss",
-            "best-fit",
-            "--eval-only",
-            "--save-dir",
-            folder / "one",
-        )
-        assert f"loss {expected:.4f}" in output
-
-
-def test_one_target_column_has_nothing_to_join(tmp_path):
-    flags = [
-        "--dataset",
-        write_rows(tmp_path / "data.csv", 60),
-        "--target-cols",
-        "hisco_1",
-        "--formatter",
-        "hisco",
-        *TINY,
-        "--batch-size",
-        8,
-        "--max-steps",
-        1,
-        "--save-path",
-        tmp_path / "run",
+    pairs = [  # where best-fit lets codes share a block
+        (f"{TITLES[i % 8][0]} and {TITLES[(i + k) % 8][0]}", TITLES[i % 8][1], TITLES[(i + k) % 8][1], "en")
+        for k in (1, 3)
+        for i in range(8)
     ]
-    assert "--join-rows joins nothing: the formatter takes one code per row" in run(
-        FINETUNE, *flags, "--join-rows", 0.5
-    )
-    code, output = run_inside(finetune.main, *flags, "--join-rows", 1.5)
-    assert code == 2 and "--join-rows must lie between 0 and 1, not 1.5" in output
-    code, output = run_inside(finetune.main, *flags, "--many-codes-weight", 0)
-    assert code == 2 and "is not a number above 0" in output
+    val = write_csv(tmp_path / "val.csv", ("occ1", "hisco_1", "hisco_2", "lang"), pairs)
+    common = ["--train-data", write_rows(tmp_path / "train.csv", 25), "--val-data", val, *TINY, *FLAGS]
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(TRAIN_MIXER, *common, "--batch-size", 12, "--save-dir", one)
+    run(TRAIN_MIXER, *common, "--batch-size", 2, "--max-steps", 4, "--save-dir", two, processes=2)
+    run(TRAIN_MIXER, *common, "--batch-size", 6, "--save-dir", two)
+    names = [f"{part}_loss{kind}" for part in ("train", "val") for kind in ("", "_linear", "_seq2seq")]
+    assert greatest_difference(one, two, (*names, "grad_norm")) < 1e-9 and len(read_logs(one)) == 6
+    assert torch.load(two / "last.bin", weights_only=True)["args"]["block_loss"] == ONE_TO_ONE
+    assert json.loads((one / "args.json").read_text())["block_loss"] is None  # as it was asked
+    other = ["--batch-size", 12, "--block-loss", "best-fit", "--save-dir", one]
+    assert "--block-loss was 'one-to-one', now it is 'best-fit'" in run(TRAIN_MIXER, *common, *other, code=2)
+
+
+def test_what_has_nothing_to_join(tmp_path):
+    flags = ["--target-cols", "hisco_1", "--formatter", "hisco", "--batch-size", "8", "--max-steps", "1"]
+    flags = ["--dataset", write_rows(tmp_path / "d.csv", 60), *flags, *TINY, "--save-path", tmp_path / "run"]
+    said = run(FINETUNE, *flags, "--join-rows", 0.5)
+    assert "--join-rows joins nothing: the formatter takes one code per row" in said
+    code, said = run_inside(finetune.main, *flags, "--join-rows", 1.5)
+    assert code == 2 and "--join-rows must lie between 0 and 1, not 1.5" in said
+    code, said = run_inside(finetune.main, *flags, "--many-codes-weight", 0)
+    assert code == 2 and "is not a number above 0" in said

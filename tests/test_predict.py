@@ -17,7 +17,7 @@ import pytest
 import torch
 from helpers import REPO, environment, run_inside, write_csv
 
-from histocc.data import keys
+from histocc.data.rows import key_reader
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -623,8 +623,7 @@ def test_published_models_code(tmp_path):
         tmp_path / "key.csv", ["system_code", "code"], [(code, i) for i, code in enumerate(CODES)]
     )
     assert (
-        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", keys.key_reader(key_file))).codes
-        == CODES
+        Coder.load(str(tmp_path / "keyless.bin"), given=Given("hisco", key_reader(key_file))).codes == CODES
     )
     with pytest.raises(UserError, match="formatter occ1950 are others"):
         Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, problems, quiet, refusal, settings_for
 
-from histocc.data import findings
 from histocc.data import prepare as prep
+from histocc.data import rows
+from histocc.data.prepare import split_values
 from histocc.data.report import report_lines
 from histocc.data.settings import file_problems
-from histocc.data.writer import split_values
 from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
 
@@ -338,9 +338,9 @@ def test_bad_labels_stop_with_their_rows_and_the_flags(tmp_path):
     content = "occ1,hisco_1\nfarmer,61110\n" + "\n".join(f"smith,1{i}" for i in range(7)) + "\nmiller,77120\n"
     message = refusal(tmp_path, content, kind="gpf")
     assert "7 rows" in message and "block size 5" in message
-    for i in range(findings.EXAMPLES):
+    for i in range(rows.EXAMPLES):
         assert f"data.csv, line {i + 3}, column 'hisco_1': code '1{i}' has 2 tokens" in message
-    assert f"'1{findings.EXAMPLES}'" not in message
+    assert f"'1{rows.EXAMPLES}'" not in message
     for flag in (
         "--allow-codes-shorter-than-block-size",
         "--drop-bad-labels",
@@ -495,7 +495,7 @@ def test_language_column(tmp_path):
 
 
 def test_too_many_languages(tmp_path, monkeypatch):
-    monkeypatch.setattr("histocc.data.code_book.MOST_LANGUAGES", 3)
+    monkeypatch.setattr("histocc.data.rows.MAX_LANGUAGES", 3)
     content = "occ1,hisco_1,lang\na,61110,se\nb,61110,da\n"
     assert len(prepare(tmp_path, content, language_col="lang").train) == 2
     assert "'lang'" in refusal(tmp_path, content + "c,61110,en\n", language_col="lang")

@@ -1,57 +1,101 @@
-"""The folder of prepared data: found again, made again, shared by processes, never half there."""
+"""The folder of prepared data: found again, told from damaged ones, made again, never half there."""
 
 import dataclasses
 import errno
+import json
 import multiprocessing
 import os
-import signal
+import resource
+import shutil
 import time
 from pathlib import Path
 
 import pytest
-from helpers import write_csv
-from preparing import HEADER, Result, prepare, quiet, second_process, settings_for  # noqa: F401
+from helpers import mutations, write_csv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from preparing import HEADER, Result, prepare, quiet, settings_for
 
-from histocc.data import folder as prepared_folder
+from histocc.data import arrays
 from histocc.data import prepare as prep
 from histocc.data import settings as data_settings
-from histocc.data import writer as row_writer
+from histocc.data.arrays import FILES, META, TEACHER, PreparedData, fault, read_meta
 from histocc.data.settings import PrepareSettings, fingerprint
+from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
+from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
 
+CONTENT = "occ1,hisco_1,lang\n" + "".join(
+    f"{text} {i},{code},{lang}\n"
+    for i in range(30)
+    for text, code, lang in (("farmer", "61110", "en"), ("smith", "83110", "da"))
+)
+OPTIONS = {"share_val": 0.3, "language_col": "lang"}
+MADE = sorted(
+    [*(f"{part}.{name}" for part in ("train", "val") for name in arrays.ARRAYS), META, "words.csv", "key.csv"]
+    + ["rejected_rows.csv", "conflicts.csv", "data_report.json"]
+)
+LEFTOVER = ".0123456789abcdef.a1b2_c3d"
 
-def test_found_again(tmp_path):
-    path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
+
+@pytest.fixture
+def made(tmp_path):
+    """A prepared folder, its settings, and a function that prepares once more and returns (result, what was
+    said)."""
+    result = prepare(tmp_path, CONTENT, **OPTIONS)
+    chosen = settings_for(tmp_path / "data.csv", **OPTIONS)
+
+    def again(**more):
+        said = []
+        return Result(prep.prepare(chosen, str(tmp_path / "out"), said.append, **more)), said
+
+    return result, chosen, again
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+
+
+def everything(folder: Path) -> dict:
+    """Kind and content of all entries below a folder, links not followed."""
+    return {
+        str(path.relative_to(folder)): (
+            os.lstat(path).st_mode,
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def fill(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text("x")
+    return folder
+
+
+def farmer(tmp_path) -> PrepareSettings:
+    return settings_for(write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")]))
+
+
+# ---- found again, or made again
+
+
+def test_found_again_by_its_content(made, tmp_path):
+    first, _, again = made
+    assert sorted(os.listdir(first.folder)) == MADE
+    before = {file.name: file.stat().st_mtime_ns for file in first.folder.iterdir()}
+    meta = first.folder / META  # the order of its entries does not count
+    meta.write_text(json.dumps(dict(reversed(json.loads(meta.read_text()).items())), indent=2))
+    before[META] = meta.stat().st_mtime_ns
+    assert again()[1] == [f"Prepared data: found in {first.folder}"]
+    os.rename(tmp_path / "data.csv", tmp_path / "renamed.csv")
     said = []
-    folder = prep.prepare(settings_for(path), str(tmp_path / "out"), said.append)
-    before = {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()}
-    assert said == [f"Preparing data: {path}"]
-    os.rename(path, tmp_path / "renamed.csv")  # the content counts, not the path
-    assert prep.prepare(settings_for(tmp_path / "renamed.csv"), str(tmp_path / "out"), said.append) == folder
-    assert (
-        said[1] == f"Prepared data: found in {folder}, made from {path}"
-        and {file.name: file.stat().st_mtime_ns for file in Path(folder).iterdir()} == before
-    )
-    assert sorted(before) == [
-        "conflicts.csv",
-        "data_report.json",
-        "key.csv",
-        "meta.json",
-        "rejected_rows.csv",
-        *(
-            f"{part}.{name}"
-            for part in ("train", "val")
-            for name in ("chars", "codes", "language", "offsets", "text_hash")
-        ),
-        "words.csv",
-    ]
-
-
-def test_a_changed_byte_is_prepared_anew(tmp_path):
-    first = prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n")
-    second = prepare(tmp_path, "occ1,hisco_1\nfarmes,61110\n")
-    assert first.folder != second.folder and (first.texts, second.texts) == (["farmer"], ["farmes"])
+    prep.prepare(settings_for(tmp_path / "renamed.csv", **OPTIONS), str(tmp_path / "out"), said.append)
+    assert said == [f"Prepared data: found in {first.folder}, made from {tmp_path / 'data.csv'}"]
+    assert {file.name: file.stat().st_mtime_ns for file in first.folder.iterdir()} == before
+    assert prepare(tmp_path, CONTENT.replace("farmer 3", "farmes 3"), **OPTIONS).folder != first.folder
 
 
 def test_every_setting_counts(tmp_path, monkeypatch):
@@ -88,31 +132,150 @@ def test_every_setting_counts(tmp_path, monkeypatch):
     assert fingerprint(plain) != prints[0]
 
 
+DAMAGE = st.sampled_from(
+    ["flip", "cut", "append", "delete", "swap", "empty", "edit", "folder", "pipe", "link"]
+)
+
+
+def damage(folder: Path, kind: str, name: str, number: int) -> None:
+    path, content = folder / name, bytearray((folder / name).read_bytes())
+    path.unlink()
+    if kind == "edit":  # an entry of meta.json has another value, or is gone
+        path.write_bytes(content)
+        meta = json.loads((folder / META).read_text())
+        entry = sorted(meta)[number % len(meta)]
+        meta = meta | {entry: [None, "x", -1, [], {"x": 1}][number % 5]} if number % 6 else {}
+        (folder / META).write_text(json.dumps(meta))
+    elif kind == "flip" and content:
+        content[number % len(content)] ^= 1 << number % 8
+        path.write_bytes(content)
+    elif kind in ("cut", "append", "empty", "swap", "flip"):
+        cut = content[: number % (len(content) + 1)]
+        other = (folder / sorted(os.listdir(folder))[number % (len(MADE) - 1)]).read_bytes()
+        path.write_bytes({"cut": cut, "append": content + b"x", "swap": other}.get(kind, b""))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(folder / MADE[0] if name != MADE[0] else "nowhere")
+
+
+@settings(max_examples=mutations(0.34), deadline=None, derandomize=True)
+@given(kind=DAMAGE, name=st.sampled_from(MADE), number=st.integers(0, 1 << 30))
+def test_damaged_data_are_made_again_or_refused(tmp_path_factory, kind, name, number):
+    folder = tmp_path_factory.getbasetemp() / "damaged"
+    folder.mkdir(exist_ok=True)
+    result, said = prepare(folder, CONTENT, **OPTIONS), []
+    before = {file.name: file.read_bytes() for file in result.folder.iterdir()}
+    damage(result.folder, kind, name, number)
+    try:
+        chosen = settings_for(folder / "data.csv", **OPTIONS)
+        found = PreparedData.open(prep.prepare(chosen, str(folder / "out"), said.append))
+    except UserError as error:  # something else than a file is in the way: it stays
+        assert kind in ("folder", "pipe", "link") and f"{result.folder / name}: found" in str(error)
+        shutil.rmtree(result.folder)
+        return
+    assert {file.name: file.read_bytes() for file in result.folder.iterdir()} == before
+    assert len(found.train) + len(found.val) == 60 and len(said) in (1, 2)
+
+
+def test_damage_is_said_by_name(made):
+    first, _, again = made
+    for name in ("train.codes", "words.csv"):
+        flip(first.folder / name)
+        assert fault(str(first.folder), contents=False) is None
+        second, said = again()
+        assert (
+            said[0] == f"Prepared data: {first.folder}: {name} is not as it was written; preparing it again"
+        )
+        assert len(said) == 2 and second.train == first.train
+    shutil.copytree(first.folder, first.folder.with_name("0" * 16))
+    assert fault(str(first.folder.with_name("0" * 16))) == "meta.json is that of other data"
+    os.truncate(first.folder / "train.codes", 5)
+    with pytest.raises(UserError, match="train.codes is not as it was written; move the folder away"):
+        PreparedData.open(str(first.folder))
+    for content in (b"", b"[1]", b"null", b"\xff\xfe{", b"[" * 100_000, b'{"codes": 1' + b"0" * 5000 + b"}"):
+        (first.folder / META).write_bytes(content)
+        with pytest.raises(UserError, match="meta.json: .*; move .* away"):
+            read_meta(str(first.folder))
+    (first.folder / META).unlink()
+    assert "meta.json is missing" in again()[1][0] and fault(str(first.folder)) is None
+
+
+def test_one_process_of_each_node_looks_at_the_checksums(made, tmp_path, monkeypatch):
+    first, chosen, again = made
+    read, of_file = [], checksums.of_file
+    monkeypatch.setattr(checksums, "of_file", lambda path: (read.append(path), of_file(path))[1])
+    again()
+    folder, said, here = str(first.folder), [], str(tmp_path / "out")
+    for rank, files in ((0, 1), (2, 2)):
+        assert prep.prepare_on_node(chosen, here, folder, rank, quiet, said.append) == folder
+        PreparedData.open(folder)
+        assert len(read) == files * (len(MADE) - 1) and said == []
+    flip(first.folder / "train.codes")
+    assert prep.prepare_on_node(chosen, here, folder, 2, quiet, said.append) == folder
+    assert said[0].startswith(f"On the node of rank 2: Prepared data: {folder}: train.codes is not as")
+
+
+def test_no_figure_comes_from_damaged_hashes(made):
+    first = made[0]
+    state = {"position": {"fingerprint": first.data.fingerprint}}
+    file = str(first.folder.parent.parent / "best.bin")
+    assert evaluate.known_texts(file, state, first.data.val)["texts_trained_on"] == 0
+    flip(first.folder / "train.text_hash")
+    assert evaluate.known_texts(file, state, first.data.val)["texts_trained_on"] is None
+
+
+# ---- errors leave nothing behind
+
+
 def test_nothing_stays_behind_after_an_error(tmp_path, monkeypatch):
-    path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
-
-    def fails(*_):
-        raise OSError("disk full")
-
-    for name in ("write_key", "write_words"):
-        with monkeypatch.context() as patch:
-            patch.setattr(prep, name, fails)
-            with pytest.raises(UserError, match="could not be prepared in .*: disk full"):
-                prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
-        assert [file.name for file in tmp_path.iterdir()] == ["data.csv"]
-
-
-def test_an_error_leaves_other_prepared_data_alone(tmp_path):
-    folder = prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").folder
+    chosen = farmer(tmp_path)
+    for name in ("write_key", "write_words", "write_last"):
+        for error, words in ((OSError("disk full"), "disk full"), (MemoryError(), "out of memory")):
+            with monkeypatch.context() as patch:
+                patch.setattr(prep, name, lambda *_, error=error: (_ for _ in ()).throw(error))
+                with pytest.raises(UserError, match=f"could not be prepared in .*: {words}"):
+                    prep.prepare(chosen, str(tmp_path / "out"), quiet)
+            assert [file.name for file in tmp_path.iterdir()] == ["data.csv"]
+    folder = prep.prepare(chosen, str(tmp_path / "out"), quiet)
     with pytest.raises(UserError):
         prepare(tmp_path, "occ1,hisco_1\nfarmer,\n")
-    assert list(folder.parent.iterdir()) == [folder] and Result(str(folder)).texts == ["farmer"]
+    assert os.listdir(tmp_path / "out" / "prepared") == [os.path.basename(folder)] and fault(folder) is None
+
+
+def test_a_limit_of_file_sizes_is_said(tmp_path):
+    path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(20_000)])
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, usual[1]))
+    try:
+        with pytest.raises(UserError, match=r"the file is too large.*ulimit -f"):
+            prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert [file.name for file in tmp_path.iterdir()] == ["data.csv"]
+
+
+def test_data_files_that_change_or_go(made, tmp_path, monkeypatch):
+    chosen, finish = farmer(tmp_path), prep.Reader.finish
+
+    def finish_and_change(reader):
+        write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", ""), ("smith", "83110", "")])
+        return finish(reader)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prep.Reader, "finish", finish_and_change)
+        with pytest.raises(UserError, match="data.csv changed while it was read"):
+            prep.prepare(chosen, str(tmp_path / "other"), quiet)
+    assert not (tmp_path / "other").exists()
+    os.unlink(tmp_path / "data.csv")
+    with pytest.raises(UserError, match="data.csv: cannot be read: No such file"):
+        made[2]()
 
 
 def test_a_killed_preparation_leaves_nothing_that_stays(tmp_path):
-    """A real process, killed while it writes; what it left is removed by the next, and the result is
-    whole.
-    """
+    """A real process, killed while it writes; meanwhile others are refused, and the next one clears up."""
     path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(3000)])
     root, fork = tmp_path / "out" / "prepared", multiprocessing.get_context("fork")
     reached = fork.Event()
@@ -124,72 +287,121 @@ def test_a_killed_preparation_leaves_nothing_that_stays(tmp_path):
     process = fork.Process(target=work)
     process.start()
     assert reached.wait(30)
-    assert [name for name in os.listdir(root) if name != ".lock"][0].startswith(".")
+    with pytest.raises(UserError, match=f"prepared is in use by another job: .* process {process.pid}"):
+        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
     process.kill()
     process.join()
+    assert len(os.listdir(root)) == 2
     result = Result(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
     assert len(result.train) == 3000 and os.listdir(root) == [result.folder.name]
 
 
-def test_without_locks_the_first_to_finish_wins(tmp_path, monkeypatch):
-    """On a file system that has none: another job finishes the same while this one writes."""
-    path = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")])
-    rename, others = os.rename, []
+def test_a_stop_is_seen_between_files(made):
+    class Stop(BaseException):
+        pass
 
+    def check():
+        raise Stop
+
+    with pytest.raises(Stop):
+        made[2](check=check)
+
+
+def test_without_locks(tmp_path, monkeypatch):
     def no_lock(*_):
         raise OSError(errno.ENOLCK, "no locks available")
 
-    def rename_after_the_other(source, target):
-        monkeypatch.setattr(prepared_folder.os, "rename", rename)
-        others.append(prep.prepare(settings_for(path), str(tmp_path / "out"), quiet))
-        rename(source, target)
-
     monkeypatch.setattr("fcntl.flock", no_lock)
-    monkeypatch.setattr(prepared_folder.os, "rename", rename_after_the_other)
-    folder = prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
-    assert [folder] == others and Result(folder).texts == ["farmer"]
-    assert [entry.name for entry in Path(folder).parent.iterdir()] == [Path(folder).name]
+    folder = prep.prepare(farmer(tmp_path), str(tmp_path / "out"), quiet)
+    assert Result(folder).texts == ["farmer"] and len(os.listdir(tmp_path / "out" / "prepared")) == 1
 
 
-def test_several_processes_at_once_do_the_work_once(tmp_path):
-    path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(3000)])
-    fork = multiprocessing.get_context("fork")
-    barrier, answers = fork.Barrier(3), fork.Queue()
-
-    def work():
-        written, said, write_key = [], [], prep.write_key
-        prep.write_key = lambda *arguments: (written.append(1), time.sleep(0.5), write_key(*arguments))
-        barrier.wait()
-        answers.put(
-            (prep.prepare(settings_for(path), str(tmp_path / "out"), said.append), len(written), said[1:])
-        )
-
-    processes = [fork.Process(target=work) for _ in range(3)]
-    for process in processes:
-        process.start()
-    found = sorted((answers.get(timeout=60) for _ in processes), key=lambda answer: -answer[1])
-    for process in processes:
-        process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0, 0, 0] and len(
-        {folder for folder, *_ in found}
-    ) == 1
-    assert [count for _, count, _ in found] == [1, 0, 0]
-    assert found[0][2] == [] and all("Waiting for another job" in said for _, _, [said] in found[1:])
-    folder = found[0][0]
-    assert len(Result(folder).train) == 3000 and os.listdir(Path(folder).parent) == [Path(folder).name]
+# ---- what else is in the folders
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
-    path, finish = write_csv(tmp_path / "data.csv", HEADER, [("farmer", "61110", "")]), prep.Reader.finish
+def test_only_what_killed_jobs_left_is_removed(tmp_path):
+    root = tmp_path / "out" / "prepared"
+    gone = [
+        fill(root / LEFTOVER, "train.codes", "train.lines", "val.codes.new", "rejected_rows.csv"),
+        fill(root / f"{LEFTOVER[:-1]}9"),
+    ]
+    for name in (".git", "notes", ".0123456789abcdef", ".0123456789abcdeg.a1b2_c3d", f"{LEFTOVER}4"):
+        fill(root / name, "train.codes")
+    fill(root / ".fedcba9876543210.a1b2_c3d", "train.codes", "notes.txt")
+    (root / ".fedcba9876543212.a1b2_c3d").symlink_to(fill(tmp_path / "elsewhere", "train.codes"))
+    before = {
+        path: what
+        for path, what in everything(tmp_path).items()
+        if not path.startswith(f"out/prepared/{LEFTOVER[:-1]}")
+        or path.startswith(f"out/prepared/{LEFTOVER}4")
+    }
+    prepare(tmp_path, CONTENT, **OPTIONS)
+    after = everything(tmp_path)
+    assert {path: after.get(path) for path in before} == before
+    assert not any(folder.exists() for folder in gone) and not (root / "run.lock").exists()
 
-    def finish_and_change(reader):
-        write_csv(path, HEADER, [("farmer", "61110", ""), ("smith", "83110", "")])
+
+def test_files_of_others_in_the_folder_stay(made, monkeypatch):
+    first, _, again = made
+    before = {path.name: path.read_bytes() for path in first.folder.iterdir()}
+    fill(first.folder / ".git", "config")
+    (first.folder / "val.lines").write_text("of a killed job")
+    os.truncate(first.folder / "train.codes", 3)
+    whole, replace = [], os.replace
+
+    def watched(source, target):
+        whole.append(fault(str(first.folder), contents=False) is None)
+        replace(source, target)
+
+    monkeypatch.setattr(prep.os, "replace", watched)
+    again()
+    assert not any(whole) and len(whole) >= len(before) and fault(str(first.folder)) is None
+    assert (first.folder / ".git" / "config").read_text() == "x"
+    assert {path.name: path.read_bytes() for path in first.folder.iterdir() if path.is_file()} == before
+
+
+def test_all_files_have_a_name_of_ours(tmp_path, monkeypatch):
+    seen, finish, write_last = set(), prep.Reader.finish, prep.write_last
+
+    def watched(reader):
+        seen.update(os.listdir(reader.folder))
         return finish(reader)
 
-    monkeypatch.setattr(prep.Reader, "finish", finish_and_change)
-    with pytest.raises(UserError, match="data.csv changed while it was read"):
-        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
-    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(prep.Reader, "finish", watched)
+    monkeypatch.setattr(
+        prep, "write_last", lambda new, what: (seen.update(os.listdir(new)), write_last(new, what))
+    )
+    prepare(tmp_path, CONTENT, **OPTIONS)
+    elsewhere = {f"train.{TEACHER}", "train.codes.new", "val.codes.new", META}
+    assert seen == set(FILES) - elsewhere  # meta.json is written behind them
+
+
+@pytest.mark.parametrize("where", ["prepared", "key"])
+@pytest.mark.parametrize("what", ["file", "loose link", "link", "pipe", "folder inside", "link inside"])
+def test_what_is_in_the_way_is_said_and_stays(tmp_path, where, what):
+    chosen, out = farmer(tmp_path), tmp_path / "out"
+    place = out / "prepared" if where == "prepared" else out / "prepared" / fingerprint(chosen)
+    elsewhere = fill(tmp_path / "elsewhere", "train.codes", META)
+    place.parent.mkdir(parents=True)
+    if "link" in what and what != "link inside":
+        place.symlink_to(elsewhere if what == "link" else tmp_path / "nowhere")
+    elif what == "file":
+        place.write_text("mine")
+    elif what == "pipe":
+        os.mkfifo(place)
+    elif what == "folder inside":
+        fill(place / "train.codes", "mine")
+    else:
+        (fill(place) / "train.codes").symlink_to(elsewhere / "train.codes")
+    before = everything(tmp_path)
+    if where == "prepared" and what in ("link", "folder inside", "link inside"):  # it may lie on another disk
+        folder = prep.prepare(chosen, str(out), quiet)
+        assert fault(folder) is None and everything(tmp_path).items() >= before.items()
+        return
+    with pytest.raises(UserError):
+        prep.prepare(chosen, str(out), quiet)
+    assert everything(tmp_path) == before
+    assert (tmp_path / "nowhere").exists() is False
 
 
 def test_lists_can_be_read_again_whatever_their_texts(tmp_path):
@@ -199,85 +411,11 @@ def test_lists_can_be_read_again_whatever_their_texts(tmp_path):
     assert [len(row) for row in result.table("rejected_rows.csv")] == [5, 5] and result.reasons[0][0] == 6
 
 
-def test_a_second_process_writes_the_same(tmp_path, request):
-    path = write_csv(
-        tmp_path / "data.csv",
-        HEADER,
-        [(f"occupation {i % 40} ø𝔊", "61110", ("", "83110")[i % 2]) for i in range(200)],
-    )
-    folders = []
-    for name in ("alone", "beside"):
-        folders.append(
-            Path(
-                prep.prepare(settings_for(path, cols=HEADER[1:], share_val=0.3), str(tmp_path / name), quiet)
-            )
-        )
-        request.getfixturevalue("second_process")
-    assert [file.name for file in sorted(folders[0].iterdir())] == [
-        file.name for file in sorted(folders[1].iterdir())
-    ]
-    for file in folders[0].iterdir():
-        assert file.read_bytes() == (folders[1] / file.name).read_bytes()
-
-
-@pytest.mark.parametrize(
-    "end, words",
-    [("full", "no space left on the device"), ("killed", "process that writes the prepared data has died")],
-)
-def test_what_happens_to_the_second_process_is_said(
-    tmp_path,
-    second_process,
-    monkeypatch,
-    end,
-    words,  # noqa: F811
-):
-    path = write_csv(tmp_path / "data.csv", HEADER, [(f"occupation {i}", "61110", "") for i in range(20_000)])
-    reader = os.getpid()
-    add = row_writer.PartFiles.add
-
-    def fails(self, *arguments, **arrays):
-        if os.getpid() != reader and self.info.rows > 50:
-            if end == "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        add(self, *arguments, **arrays)
-
-    monkeypatch.setattr(row_writer.PartFiles, "add", fails)
-    with pytest.raises(UserError, match=words):
-        prep.prepare(settings_for(path), str(tmp_path / "out"), quiet)
-    assert [file.name for file in tmp_path.iterdir()] == [
-        "data.csv"
-    ] and multiprocessing.active_children() == []
-
-
 def test_words_of_many_rows_are_counted_in_a_part_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr("histocc.data.tables.CHUNK", 10)
-    monkeypatch.setattr(row_writer, "ALL_WORDS_OF", 20)
-    monkeypatch.setattr(row_writer, "MOST_COUNTED_WORDS", 15)
+    monkeypatch.setattr(prep, "ALL_WORDS_OF", 20)
+    monkeypatch.setattr(prep, "MAX_COUNTED_WORDS", 15)
     rows = [("common " + ("often" if i % 2 else f"once{i}"), "61110") for i in range(200)]
     result = prepare(tmp_path, Path(write_csv(tmp_path / "rows.csv", HEADER[:2], rows)).read_bytes())
     words = {word: int(count) for word, count in result.table("words.csv")[1:]}
     assert 40 < words["common"] < 80 and abs(words["often"] * 2 - words["common"]) <= 2 and len(words) <= 15
-
-
-def test_description_of_the_folder_is_written_last(tmp_path, monkeypatch):
-    """Who finds meta.json finds the rest."""
-    present, write_last = [], prep.write_last
-    monkeypatch.setattr(
-        prep,
-        "write_last",
-        lambda folder, content: (present.extend(os.listdir(folder)), write_last(folder, content)),
-    )
-    folder = prepare(tmp_path, "occ1,hisco_1\nfarmer,61110\n").folder
-    assert sorted([*present, "meta.json"]) == sorted(file.name for file in folder.iterdir())
-
-
-@pytest.mark.parametrize("damage", ["short", "missing", "no json"])
-def test_a_damaged_folder_is_made_anew(tmp_path, damage):
-    content = "occ1,hisco_1\nfarmer,61110\nsmith,83110\n"
-    folder = prepare(tmp_path, content).folder
-    file = folder / ("meta.json" if damage == "no json" else "train.codes")
-    file.unlink() if damage == "missing" else os.truncate(file, file.stat().st_size - 1)
-    assert prepare(tmp_path, content).texts == ["farmer", "smith"] and os.listdir(folder.parent) == [
-        folder.name
-    ]

@@ -12,7 +12,7 @@ import torch
 from helpers import REPO, write_csv
 
 from histocc import export
-from histocc.data import keys
+from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.model import model_io
 from histocc.model.mixer import model_config
@@ -455,5 +455,5 @@ def test_a_key_of_another_size_is_refused(tmp_path):
     path = save(hisco_program("tiny"), tmp_path / "model.bin")
     key = write_csv(tmp_path / "key.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
     with pytest.raises(UserError, match="1,919 outputs, and its key 2 different codes"):
-        Coder.load(path, given=Given(key=keys.key_reader(key)))
-    assert Coder.load(path, given=Given(key=keys.key_reader("hisco"))).codes == list(hisco_key())
+        Coder.load(path, given=Given(key=key_reader(key)))
+    assert Coder.load(path, given=Given(key=key_reader("hisco"))).codes == list(hisco_key())

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.augment import Augmenter
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
+from histocc.data.noise import Augmenter
 from histocc.data.settings import PrepareSettings
 from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter

@@ -19,10 +19,9 @@ from helpers import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocc.data import csv_text, keys, tables
-from histocc.data.csv_text import detect_encoding
-from histocc.data.parquet_files import is_parquet
-from histocc.data.tables import column_problems, read_chunks, read_header
+from histocc.data import tables
+from histocc.data.rows import read_columns, read_key, read_words
+from histocc.data.tables import column_problems, is_parquet, read_chunks, read_header, table_format
 from histocc.predict.output import save_pipe
 from histocc.runtime.config_file import config_arguments
 from histocc.runtime.errors import UserError
@@ -31,20 +30,11 @@ from histocc.runtime.files import kind_of
 
 @contextlib.contextmanager
 def limits(**values):
-    """Other values of module constants: chunk=CHUNK, block=_TEXT_BLOCK, begin=BEGIN."""
-    places = {
-        "chunk": (tables, "CHUNK"),
-        "block": (csv_text, "_TEXT_BLOCK"),
-        "begin": (csv_text, "BEGIN"),
-    }
-    before = {name: getattr(*places[name]) for name in values}
-    try:
+    """Other values of CHUNK and _BLOCK."""
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
-            setattr(*places[name], value)
+            patch.setattr(tables, {"chunk": "CHUNK", "block": "_BLOCK"}[name], value)
         yield
-    finally:
-        for name, value in before.items():
-            setattr(*places[name], value)
 
 
 def read(path, columns=None):
@@ -93,7 +83,7 @@ def written(rows, end, quoting, encoding) -> bytes | None:
 @examples(400)
 @given(
     rows=TABLES,
-    end=st.sampled_from(["\n", "\r\n", "\r", "\r\r\n"]),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
     chunk=st.integers(1, 4),
@@ -102,54 +92,41 @@ def written(rows, end, quoting, encoding) -> bytes | None:
 def test_rows_come_back_or_are_refused_by_line(rows, end, quoting, encoding, chunk, block):
     header = [f"é{i}" for i in range(len(rows[0]))]
     content = written([header, *rows], end, quoting, encoding)
-    if (
-        content is None
-        or end == "\r"
-        and quoting == csv.QUOTE_MINIMAL
-        and any(row[0].startswith("\n") for row in rows)
-    ):
-        return  # a line feed that begins a row and the "\r" before it are one line end to any reader
+    torn = quoting == csv.QUOTE_MINIMAL and any("\r" in cell for row in rows for cell in row)
+    if content is None or torn and "\n" not in end:
+        return  # Python's writer leaves a carriage return bare
     content, begins = content
     expected = dict(zip(begins[1:], map(tuple, rows), strict=True))
-    with tempfile.TemporaryDirectory() as folder, limits(chunk=chunk, block=block, begin=64):
+    with tempfile.TemporaryDirectory() as folder, limits(chunk=chunk, block=block):
         path = Path(folder) / "data.csv"
         path.write_bytes(content)
         try:
             found, faults = read(path)
         except UserError as error:
             inside = [cell for row in rows for cell in row if "\r" in cell or "\n" in cell]
-            undecodable = encoding in ("utf-8", "cp1252") and "\0" in content.partition(b"\n")[0].decode(
-                "latin-1"
-            )
-            assert inside or undecodable or encoding == "cp1252", str(error)
-            assert re.search("line [0-9]|first line|UTF-", str(error)), str(error)
+            assert inside or encoding == "cp1252", str(error)
             return
-    torn = [line for line, kind in faults if kind == "carriage return in a row"]
-    assert len(torn) + len(found) + len([1 for _, kind in faults if kind == "rows inside a cell"]) == len(
-        rows
-    ), (found, faults)
-    assert torn == [] or quoting == csv.QUOTE_MINIMAL and "\r" not in end
-    for line, row in found.items():
-        assert row[:-1] == expected[line][:-1] and row[-1].rstrip("\r\n") == expected[line][-1].rstrip("\r\n")
+    if torn:
+        return  # each part is a row, or has too few cells
+    assert len(found) + len(faults) == len(rows), (found, faults)
+    assert {kind for _, kind in faults} <= {"rows inside a cell"}
+    assert all(row == expected[line] for line, row in found.items())
     assert {line for line, _ in faults} == expected.keys() - found.keys()
 
 
 @pytest.mark.parametrize(
     "content, rows, faults",
     [
-        (b"a\nx\ry\nz\n", {4: ("z",)}, [(2, "carriage return in a row")]),
-        (b"a\nx\r\r\ny\r\r\n", {2: ("x",), 4: ("y",)}, []),
-        (b"a,b\n1,x\ry\n2,z\n", {4: ("2", "z")}, [(2, "carriage return in a row")]),
+        (b"a\nx\ry\nz\n", {2: ("x",), 3: ("y",), 4: ("z",)}, []),
+        (b"a,b\n1,x\ry\n2,z\n", {2: ("1", "x"), 4: ("2", "z")}, [(3, "wrong number of cells")]),
         (b'a,b\n1,"x\ry"\n2,z\n', {2: ("1", "x\ry"), 4: ("2", "z")}, []),
-        (b'a,b\n"x"\r,1\n2,z\n', {4: ("2", "z")}, [(2, "carriage return in a row")]),
         (b"a\rx\ry", {2: ("x",), 3: ("y",)}, []),
         (b'a\r"x\ny"\rz\r', {2: ("x\ny",), 4: ("z",)}, []),
-        (b"a\nx\r", {2: ("x",)}, []),
         (b"a,b\r\r\n1,2\r\r\n\r\r\n3,4\r\r\n", {3: ("1", "2"), 7: ("3", "4")}, []),
         (
-            b'a,b\n"x"y,1\n\n1,x\ry\n1,2\n',
-            {6: ("1", "2")},
-            [(2, "broken quotation marks"), (4, "carriage return in a row")],
+            b'a,b\n"x"y,1\n\n1,x,\n1,2\n',
+            {5: ("1", "2")},
+            [(2, "broken quotation marks"), (4, "wrong number of cells")],
         ),
     ],
 )
@@ -160,10 +137,10 @@ def test_carriage_returns(tmp_path, content, rows, faults, chunk):
         assert read(tmp_path / "f.csv") == (rows, faults)
 
 
-@pytest.mark.parametrize("row", [b'x\ry,"a\nb,c"\n', b'"x"y,"a\nb,c"\n', b'"x"y,"a ""q""\nb,c"\n'])
+@pytest.mark.parametrize("row", [b'"x"y,"a\nb,c"\n', b'"x"y,"a ""q""\nb,c"\n'])
 def test_a_broken_row_whose_rest_would_be_taken_for_a_row_refuses_the_file(tmp_path, row):
     said = refusal(tmp_path / "f.csv", b"a,b\n1,2\n" + row + b"3,4\n")
-    assert "FILE, line 3: a row that cannot be read continues in the lines below" in said
+    assert "FILE, line 3: a quotation mark there is not closed before line 3" in said
 
 
 @pytest.mark.parametrize("row", [b'"12" pipe fitter",2\n', b'"x"y,"z"\n', b'"x"y,""\n'])
@@ -178,42 +155,11 @@ def test_a_quotation_mark_that_is_open_at_the_end_of_the_file(tmp_path, end):
     assert read(tmp_path / "f.csv") == ({2: ("1", "2")}, [(3, "broken quotation marks")])
 
 
-def test_lines_that_end_in_different_ways_are_refused(tmp_path):
-    said = refusal(tmp_path / "f.csv", b"a,b\n1,2\n3,4\r5,6\r7,8\r")
-    assert (
-        "FILE, line 3: lines end there in another way than before" in said
-        and "tr -s '\\r' '\\n' < FILE" in said
-    )
-    with limits(begin=8, block=8):
-        assert "FILE, line 4: lines end" in refusal(tmp_path / "f.csv", b"a,b\r1,2\r3,4\r5,6\n7,8\r")
-    assert "a carriage return stands inside it" in refusal(tmp_path / "f.csv", b"a,b\rc\n1,2\n")
-
-
 def test_faults_do_not_make_chunks_small(tmp_path):
     (tmp_path / "f.csv").write_bytes(b"a,b\n" + b'1,"x"y\n2,z\n' * 300)
     chunks = list(read_chunks(str(tmp_path / "f.csv"), ["b"]))
     assert len(chunks) == 1 and chunks[0].lines.tolist() == list(range(3, 602, 2))
     assert [line for line, _, _ in chunks[0].faults] == list(range(2, 602, 2))
-
-
-def test_a_line_without_end_is_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_text, "LONGEST_LINE", 1 << 20)
-    path = tmp_path / "f.csv"
-    for begin, line in ((b"a,b\n1,2\n", 3), (b"", 1)):
-        path.write_bytes(begin)
-        os.truncate(path, 1 << 31)  # zeros, without a block on the disk
-        with path.open("r+b") as file:
-            file.write(begin + b"x" * (1 << 18))
-        with pytest.raises(
-            UserError,
-            match=(
-                f"line {line}: more than 1,048,576 characters without a line end|NUL byte in the first line"
-            ),
-        ):
-            list(read_chunks(str(path), None, encoding="utf-8-sig"))
-    path.write_bytes(b"a," + b"x" * (3 << 20))
-    with pytest.raises(UserError, match="line 1: more than 1,048,576 characters"):
-        read_header(str(path))
 
 
 def test_a_cell_larger_than_the_limit_is_said_as_such(tmp_path):
@@ -226,58 +172,34 @@ def test_a_cell_larger_than_the_limit_is_said_as_such(tmp_path):
         csv.field_size_limit(before)
 
 
-def test_a_file_that_is_changed_while_it_is_read(tmp_path):
-    path = tmp_path / "f.csv"
-    for change, said in (
-        (lambda: os.truncate(path, 60_000), "was changed while it was read"),
-        (lambda: path.open("ab").write(b"3,4\n" * 9), "was changed while it was read"),
-    ):
-        path.write_bytes(b"a,b\n" + b"1,2\n" * 200_000)
-        chunks = read_chunks(str(path), ["a"], encoding="utf-8-sig")
-        next(chunks)
-        change()
-        with pytest.raises(UserError, match=said):
-            list(chunks)
-
-
 # ---- encodings
 
 
 @pytest.mark.parametrize(
     "encoding, said",
     [
-        ("utf-32", "text in UTF-32.*iconv -f UTF-32 -t UTF-8"),
-        ("utf-32-le", "looks like UTF-32 without a byte order mark.*\n  iconv -f UTF-32LE -t UTF-8 FILE"),
-        ("utf-32-be", "looks like UTF-32 without a byte order mark.*\n  iconv -f UTF-32BE -t UTF-8 FILE"),
-        ("utf-16-le", "looks like UTF-16 without a byte order mark.*\n  iconv -f UTF-16LE -t UTF-8 FILE"),
-        ("utf-16-be", "looks like UTF-16 without a byte order mark.*\n  iconv -f UTF-16BE -t UTF-8 FILE"),
-        ("utf-7", "text in UTF-7"),
+        ("utf-32", "text in UTF-32"),
+        ("utf-32-le", "not a text file"),
+        ("utf-16-le", "not a text file .*; --encoding utf-16-le reads it if it is UTF-16"),
+        ("utf-16-be", "not a text file .*; --encoding utf-16-be reads it if it is UTF-16"),
     ],
 )
-@pytest.mark.parametrize(
-    "text", ["occ1,lang\nsmed,da\n", "å\r\nbødker\r\n", "слово,язык,code\nкузнец,ru,83110\n"]
-)
-def test_encodings_that_are_named(tmp_path, encoding, said, text):
-    content = b"+/v8-" + text.encode("utf-7") if encoding == "utf-7" else text.encode(encoding)
+def test_encodings_that_are_named(tmp_path, encoding, said):
+    content = "occ1,lang\nsmed,da\n".encode(encoding)
     assert re.search(said, refusal(tmp_path / "f.csv", content))
-    if encoding == "utf-32":
-        assert "text in UTF-32" in refusal(tmp_path / "f.csv", b"\0\0\xfe\xff" + text.encode("utf-32-be"))
+    if "16" in encoding:
+        assert list(read_chunks(str(tmp_path / "f.csv"), ["occ1"], encoding=encoding))[0].columns == [
+            ["smed"]
+        ]
 
 
 def test_what_is_no_letter_is_named_by_its_line(tmp_path):
     for encoding in ("utf-16-le", "utf-16-be"):
         mark = "\ufeff".encode(encoding)
-        content = (
-            mark
-            + "a,b\n1,2\nsm".encode(encoding)
-            + "\ud800".encode(encoding, "surrogatepass")
-            + "x,2\n".encode(encoding)
-        )
-        with limits(begin=4, block=4):
-            assert "FILE, line 3: cannot be read as UTF-16" in refusal(tmp_path / "f.csv", content)
-        assert "FILE, line 3: cannot be read as UTF-16" in refusal(
-            tmp_path / "f.csv", mark + "a\n1\nx".encode(encoding) + b"y"
-        )
+        content = mark + "a,b\n1,2\nsm".encode(encoding) + "\ud800".encode(encoding, "surrogatepass")
+        with limits(block=4):
+            said = refusal(tmp_path / "f.csv", content + "x,2\n".encode(encoding))
+        assert re.search("FILE, line [123] or below: cannot be read as UTF-16", said)
 
 
 # ---- what a path is
@@ -311,12 +233,12 @@ def paths_that_are_no_files(folder: Path) -> list[tuple[str, str]]:
 def test_every_reader_looks_at_the_path_first(tmp_path):
     readers = [
         is_parquet,
-        detect_encoding,
+        table_format,
         read_header,
         lambda path: list(read_chunks(path, None)),
-        keys.read_key,
-        keys.read_words,
-        lambda path: keys.read_columns(path, ["a"]),
+        read_key,
+        read_words,
+        lambda path: read_columns(path, ["a"]),
         lambda path: config_arguments(path, [], {}),
     ]
     for path, said in paths_that_are_no_files(tmp_path):
@@ -505,7 +427,7 @@ def test_shapes_of_parquet(pyarrow, tmp_path):
     parquet_file(path, [["x"], ["y"]], names=["a", "a"])
     assert read(path) == ({1: ("x", "y")}, [])
     assert column_problems(str(path), read_header(str(path))[0], ["a"]) == [
-        f"{path}: column 'a' stands there 2 times; rename one of them"
+        f"{path}: column 'a' is listed 2 times; rename one of them"
     ]
     path.write_bytes(b"PARE" + b"\0" * 50 + b"PARE")
     with pytest.raises(UserError, match="an encrypted Parquet file; write it without encryption"):

@@ -4,7 +4,7 @@ import pytest
 from helpers import write_csv
 from preparing import HEADER, prepare
 
-from histocc.data import keys
+from histocc.data.rows import find_target_columns, hold_numbers, read_key, read_words
 from histocc.data.settings import columns_of
 from histocc.job.flags import finetune_parser, train_mixer_parser
 from histocc.runtime.errors import UserError
@@ -12,7 +12,7 @@ from histocc.runtime.errors import UserError
 
 def test_target_columns_that_a_file_has():
     def find(*names, **options):
-        return keys.find_target_columns(["occ1", *names], **options)
+        return find_target_columns(["occ1", *names], **options)
 
     hisco, occ1950 = ("hisco", ["hisco_1", "hisco_2", "hisco_4"]), ("occ1950", ["OCC1950_1", "OCC1950_2"])
     both = ("hisco_1", "hisco_2", "hisco_4", "OCC1950_2", "OCC1950_1", "code1")
@@ -36,7 +36,7 @@ def test_target_columns_that_a_file_has():
     ],
 )
 def test_columns_that_hold_numbers(columns, numbers):
-    assert keys.hold_numbers(columns) is numbers
+    assert hold_numbers(columns) is numbers
 
 
 def write_key(tmp_path, text: str) -> str:
@@ -52,7 +52,7 @@ def write_key(tmp_path, text: str) -> str:
     ],
 )
 def test_key_file(tmp_path, text):
-    assert keys.read_key(write_key(tmp_path, text)) == ["-3", "01110", "61110"]
+    assert read_key(write_key(tmp_path, text)) == ["-3", "01110", "61110"]
 
 
 @pytest.mark.parametrize(
@@ -71,22 +71,22 @@ def test_key_file(tmp_path, text):
 )
 def test_key_file_with_faults(tmp_path, text, words):
     with pytest.raises(UserError, match=words) as caught:
-        keys.read_key(write_key(tmp_path, text))
+        read_key(write_key(tmp_path, text))
     assert "key.csv" in str(caught.value)
 
 
 def test_key_file_with_a_short_row_is_refused_not_shifted(tmp_path):
     with pytest.raises(UserError, match="key.csv"):
-        keys.read_key(write_key(tmp_path, "code,system_code\n0,61110\n1\n2,83110\n"))
+        read_key(write_key(tmp_path, "code,system_code\n0,61110\n1\n2,83110\n"))
 
 
 def test_key_file_with_a_code_twice_is_refused(tmp_path):
     with pytest.raises(UserError, match="61110"):
-        keys.read_key(write_key(tmp_path, "system_code,code\n61110,0\n83110,1\n61110,2\n"))
+        read_key(write_key(tmp_path, "system_code,code\n61110,0\n83110,1\n61110,2\n"))
 
 
 def test_word_file(tmp_path):
-    assert keys.read_words(write_key(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
+    assert read_words(write_key(tmp_path, "freq;word\n3;og\n1;NA\n")) == {"og": 3, "NA": 1}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_word_file(tmp_path):
 )
 def test_word_file_with_faults(tmp_path, text):
     with pytest.raises(UserError, match="key.csv"):
-        keys.read_words(write_key(tmp_path, text))
+        read_words(write_key(tmp_path, text))
 
 
 HISCO = "--formatter hisco --target-cols hisco_1 hisco_2"
@@ -164,7 +164,7 @@ def test_words_of_the_training_texts(tmp_path):
         ["hand,", "1"],
         ["old", "1"],
     ]
-    assert keys.read_words(str(result.folder / "words.csv")) == {
+    assert read_words(str(result.folder / "words.csv")) == {
         "hand": 2,
         "Farm": 1,
         "farm": 1,
@@ -174,6 +174,6 @@ def test_words_of_the_training_texts(tmp_path):
 
 
 def test_the_most_frequent_words_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "MOST_WORDS", 2)
+    monkeypatch.setattr("histocc.data.rows.MAX_WORDS", 2)
     result = prepare(tmp_path, "occ1,hisco_1\na b c b c c,61110\n")
     assert result.table("words.csv")[1:] == [["c", "3"], ["b", "2"]]

@@ -14,15 +14,15 @@ every other file and of its own content.
 
 import json
 import os
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import kind_of
+from histocc.runtime.files import opened
 from histocc.runtime.rng import mix
 
 PREPARED_FORMAT = 3
@@ -65,104 +65,75 @@ def teacher_record(room: int) -> np.dtype:
     )
 
 
-def _is_count(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_code_point(value) -> bool:
-    return _is_count(value) and value <= sys.maxunicode
-
-
-def _list_of(kind: Callable) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, list) and all(map(kind, value))
-
-
-def _counts_by_name(value) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
-def _is_text(value) -> bool:
-    return isinstance(value, str)
-
-
-def _is_report(value) -> bool:
-    files = value.get("files") if isinstance(value, dict) else None
-    return _list_of(lambda file: isinstance(file, dict) and _is_text(file.get("path")))(files)
-
-
-# Entry of meta.json: (whether a value is of its kind, that kind in words).
-_ENTRIES = {
-    "format": (lambda value: value == PREPARED_FORMAT, str(PREPARED_FORMAT)),
-    "fingerprint": (_is_text, "a text"),
-    "codes": (_list_of(_is_text), "a list of texts"),
-    "languages": (_list_of(_is_text), "a list of texts"),
-    "alphabet": (_list_of(_is_code_point), "a list of code points"),
-    "max_codes": (lambda value: _is_count(value) and value > 0, "a whole number above 0"),
-    "report": (_is_report, "a report with the list of its files"),
-    "clean_text": (_is_text, "a text"),
-    "kept_codes": (_is_count, "a whole number from 0"),
-    "hisco_numbers": (lambda value: isinstance(value, bool), "true or false"),
-    "sizes": (_counts_by_name, "a whole number for each file"),
-    "checksums": (_counts_by_name, "a whole number for each file"),
-    "checksum": (_is_count, "a whole number from 0"),
-}
-
-
 def content_checksum(meta: dict) -> int:
     """The checksum of all entries of meta.json but that of its own, whatever their order."""
     content = {name: value for name, value in meta.items() if name != "checksum"}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def read_meta(folder: str) -> dict:
-    """The content of a prepared folder's meta.json, each entry of its kind.
-
-    Raises UserError with the file, the entry, what was found and what was expected.
+def write_last(folder: str, content: dict) -> None:
+    """Writes the file that makes a folder whole: `content`, and the sizes and checksums of all other
+    files.
     """
+    paths = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
+    sizes = {name: os.path.getsize(path) for name, path in paths.items()}
+    sums = {name: checksums.of_file(path) for name, path in paths.items()}
+    meta = json.loads(json.dumps({**content, "sizes": sizes, "checksums": sums}))
+    with open(os.path.join(folder, META), "w", encoding="utf-8") as file:
+        json.dump({**meta, "checksum": content_checksum(meta)}, file)
+
+
+def read_meta(folder: str) -> dict:
+    """The content of a prepared folder's meta.json. Raises UserError if it is not as it was written."""
     path = os.path.join(folder, META)
-    remedy = f"move {folder} away and the data are prepared again"
     try:
-        if kind_of(path) not in (None, "a file"):
-            raise UserError(f"{path}: found no plain file, expected a JSON file; {remedy}")
-        with open(path, encoding="utf-8") as file:
+        with opened(path) as file:
             meta = json.load(file)
+        if meta["format"] == PREPARED_FORMAT and meta["checksum"] == content_checksum(meta):
+            return meta
+        what = "was changed after it was written, or by another version"
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is no JSON file as it was written ({error}); {remedy}") from None
-    if not isinstance(meta, dict):
-        raise UserError(f"{path}: found {_short(meta)}, expected an object with entries; {remedy}")
-    for name, (fits, expected) in _ENTRIES.items():
-        if name not in meta:
-            raise UserError(f"{path}: {name}: found nothing, expected {expected}; {remedy}")
-        if not fits(meta[name]):
-            raise UserError(f"{path}: {name}: found {_short(meta[name])}, expected {expected}; {remedy}")
-    if meta["checksum"] != content_checksum(meta):
-        raise UserError(
-            f"{path}: checksum: found {meta['checksum']}, expected {content_checksum(meta)}: it"
-            f" was changed after it was written; {remedy}"
-        )
-    return meta
+        what = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        what = f"is no JSON file as it was written ({error})"
+    raise UserError(f"{path}: {what}; move {folder} away and the data are prepared again")
 
 
-def file_of_other_size(folder: str, meta: dict) -> str | None:
-    """What is wrong with the first file of a folder that is missing or not as long as it was written; None
-    where all are."""
-    for name, size in meta["sizes"].items():
-        path = os.path.join(folder, name)
+def fault(folder: str, contents: bool = True, check: Callable[[], None] = lambda: None) -> str | None:
+    """Why a folder is not as it was written, by the checksums of its files or, without `contents`, their
+    sizes; None if it is. `check` is called between files.
+    """
+    if not os.path.exists(os.path.join(folder, META)):
+        return f"{META} is missing"
+    try:
+        meta = read_meta(folder)
+    except UserError:
+        return f"{META} is not as it was written"
+    if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
+        return f"{META} is that of other data"
+    if found := file_of_other_size(folder, meta):
+        return found
+    for name, expected in meta["checksums"].items() if contents else ():
+        check()
         try:
-            if os.path.getsize(path) != size or kind_of(path) != "a file":
+            if checksums.of_file(os.path.join(folder, name)) != expected:
                 return f"{name} is not as it was written"
-        except FileNotFoundError:
-            return f"{name} is missing"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
 
 
-def _short(value) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else said[:59] + "…"
+def file_of_other_size(folder: str, meta: dict) -> str | None:
+    """What is wrong with the first file of a folder that is missing or not as long as it was written; None
+    if all are.
+    """
+    for name, size in meta["sizes"].items():
+        path = os.path.join(folder, name)
+        if not os.path.lexists(path):
+            return f"{name} is missing"
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            return f"{name} is not as it was written"
+    return None
 
 
 def map_array(path: str, dtype: np.dtype) -> np.ndarray:

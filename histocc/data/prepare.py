@@ -1,28 +1,68 @@
 """Tables → checked, memory-mapped arrays, once: what every process of a run then maps and nobody parses
 again.
 
-Nothing is dropped or changed without a count: each rejected row stands in `rejected_rows.csv` with its file,
-line, column, value and reason. The folder is keyed by the content of the files and the settings, and appears
-whole or not at all. `histocc.data.arrays` says what lies in it.
+Nothing is dropped or changed without a count: each rejected row is listed in `rejected_rows.csv` with its
+file, line, column, value and reason. The folder is keyed by the content of the files and the settings, and
+appears whole or not at all. `histocc.data.arrays` says what it holds.
 """
 
+import contextlib
+import gc
 import json
 import os
+import re
+import shutil
+import sys
+import tempfile
+from collections import Counter
 from collections.abc import Callable
+from itertools import compress
 
-from histocc.data import folder as prepared_folder
-from histocc.data.arrays import PREPARED_FORMAT, PreparedData, read_meta
-from histocc.data.folder import WAIT_SECONDS, build_folder, write_last
-from histocc.data.keys import write_key, write_words
-from histocc.data.rows import Reader
+import numpy as np
+
+from histocc.data.arrays import (
+    ARRAYS,
+    FILES,
+    META,
+    PREPARED_FORMAT,
+    PreparedData,
+    fault,
+    read_meta,
+    write_last,
+)
+from histocc.data.report import LINES, WrittenPart, make_report
+from histocc.data.rows import (
+    BLANK,
+    DOES_NOT_FIT,
+    FLAGS,
+    REPAIRED,
+    SHORT,
+    WORD,
+    CodeBook,
+    Findings,
+    Languages,
+    write_key,
+    write_words,
+)
 from histocc.data.settings import PrepareSettings, file_problems, fingerprint
+from histocc.data.tables import Chunk, read_chunks, table_format
+from histocc.formatter import BlockyFormatter
 from histocc.runtime.checkpoint import exists_in
-from histocc.runtime.errors import UserError
-from histocc.runtime.files import OwnFiles
+from histocc.runtime.errors import UserError, in_words
+from histocc.runtime.files import OwnFiles, kind_of, run_lock, sync
+from histocc.runtime.progress import Stage
 from histocc.runtime.world import World
+from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
+from histocc.text_rules import AS_IS, cleaner
 from histocc.trainer.run import copy_lists
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
+MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
+ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
+_OF_THE_MODEL = re.compile("[\ue000-\ue004]")
+# UTF-8 that was read as Windows-1252, or lost altogether
+_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")
+_LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]{8}")  # the hidden folders of `build_folder`
 
 
 class UnusableData(UserError):
@@ -33,54 +73,417 @@ class UnusableData(UserError):
         self.report = report
 
 
-def _copy_lists(folder: str, reports: OwnFiles) -> None:
-    """Raises UserError where the lists in `reports` are those of a run, and would change."""
-    keep = exists_in(reports.folder) and not reports.overwrite
-    copy_lists([os.path.join(folder, name) for name in LISTS], reports, keep)
+def nothing(*_) -> None:
+    """Says nothing, checks nothing."""
 
 
-def write_folder(
-    settings: PrepareSettings,
-    key: str,
-    folder: str,
-    reports: OwnFiles | None,
-    check: Callable[[], None],
-    wait_seconds: float = WAIT_SECONDS,
-) -> dict:
-    """Reads the files and fills `folder` with all but its last file, whose content it returns; `reports`:
-    files of the folder that gets the lists of what was found if the data are of no use.
-
-    Raises UnusableData, and UserError for what cannot be read at all.
+def split_values(hashes: np.ndarray) -> np.ndarray:
+    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated
+    on.
     """
-    reader = Reader(settings, folder, check, wait_seconds)
+    return hashes / 2.0**64
+
+
+# ---- rows → arrays
+
+
+class Part:
+    """The open array files of one part, `train` or `val`, and how many rows they have."""
+
+    def __init__(self, folder: str, part: str):
+        self.files = {name: open(os.path.join(folder, f"{part}.{name}"), "wb") for name in (*ARRAYS, "lines")}
+        self.rows = self.end = 0
+        self.files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
+
+    def add(self, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
+        """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
+        ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
+        self.files["chars"].write(code_points("".join(texts)).tobytes())
+        for name, values in {**arrays, "offsets": ends}.items():
+            self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
+        self.end = int(ends[-1]) if texts else self.end
+        self.rows += len(texts)
+
+
+class Reader:
+    """One pass over the files: checks each row, writes it or lists it as rejected, and counts everything.
+    check: called often; an exception of it ends the work.
+    """
+
+    def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
+        self.settings, self.folder, self.check = settings, folder, check
+        self.formatter = BlockyFormatter.from_dict(settings.formatter)
+        numbers = settings.number_codes or settings.fixed_codes if settings.numbered else None
+        self.book = CodeBook(self.formatter, settings.fixed_codes, numbers)
+        self.clean = cleaner(settings.clean_text)
+        self.languages = Languages(settings.language_col, settings.max_len // 2)
+        self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
+        self.findings = Findings(folder)
+        self.files: list[dict] = []
+        self.parts = {part: Part(folder, part) for part in ("train", "val")}
+        self.words: Counter[str] = Counter()  # of the training texts
+        self.chunks = self.rare = 0  # rare: words met this often or less have been forgotten
+
+    def read(self, path: str, part: str) -> None:
+        """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
+        table = table_format(path, self.settings.delimiter)
+        rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
+        with Stage(f"reading {path}", size, "MB") as stage:
+            for chunk in read_chunks(path, self.settings.columns, table.delimiter or None, table.encoding):
+                self.check()
+                rows += len(chunk.lines) + len(chunk.faults)
+                try:
+                    self._read_chunk(path, part, chunk)
+                except UserError as error:
+                    where = f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}"
+                    raise UserError(f"{where}: {error}") from None
+                self.book.forget_faults()
+                stage.at(round(size * (chunk.share or 0.0), 1))
+        self.files.append(
+            {
+                "path": path,
+                "part": part,
+                "rows": rows,
+                "encoding": table.encoding.removesuffix("-sig").upper() or "Parquet",
+                "delimiter": table.delimiter,
+                "columns": table.names,
+                "notes": list(table.notes),
+            }
+        )
+
+    def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
+        settings, findings = self.settings, self.findings
+        cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
+        texts = list(map(self.clean, cells))
+        keep = np.ones(len(texts), dtype=bool)
+        rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+
+        def reject(rows, kind: str, reason: str, column: str, values: list[str]) -> None:
+            for i in rows:
+                keep[i] = False
+                rejects.append((lines[i], column, values[i], kind, reason))
+
+        whole, name = "".join(cells), settings.input_col
+        if _OF_THE_MODEL.search(whole):
+            reason = "the description holds a character from U+E000 to U+E004, which mark the ends of a text"
+            rows = [i for i, cell in enumerate(cells) if _OF_THE_MODEL.search(cell)]
+            reject(rows, "character of the model", reason, name, list(map(str.strip, cells)))
+        if "\0" in whole:
+            rows = [i for i in np.flatnonzero(keep) if "\0" in texts[i]]
+            reject(rows, "NUL character", "the description holds a NUL character", name, texts)
+        blank = [i for i, text in enumerate(texts) if not text or text.isspace()]
+        reject([i for i in blank if keep[i]], "empty text", "the description is empty", name, cells)
+        if not whole.isascii() and _BROKEN.search(whole):
+            broken = [i for i, cell in enumerate(cells) if _BROKEN.search(cell)]
+            findings.note("letters_broken", path, lines[broken], (cells[i].strip() for i in broken))
+
+        codes = self._codes(path, chunk, keep, reject)  # [n, K]
+        for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
+            # nobody has named a key for numbers that are none
+            assumed = settings.number_codes is not None and settings.fixed_codes is None
+            stops = kind == DOES_NOT_FIT and (assumed or not settings.drop_bad_labels)
+            findings.reject(kind, path, line, column, value, reason, stops)
+        if not keep.all():
+            texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
+            columns = [list(compress(column, keep)) for column in columns]
+        if not texts:
+            return
+        arrays = {
+            "language": self._language(path, lines, texts, columns),
+            "codes": codes,
+            "text_hash": text_hashes(list(map(str.strip, texts))),
+            "lines": lines + (len(self.files) << 40),
+        }
+        self.chunks += 1
+        sides = {part: np.ones(len(texts), dtype=bool)}
+        if part == "train" and settings.share_val is not None:
+            val = split_values(arrays["text_hash"]) < settings.share_val
+            sides = {"train": ~val, "val": val}
+        for side, chosen in sides.items():
+            some = texts if chosen.all() else list(compress(texts, chosen))
+            self.parts[side].add(some, {name: values[chosen] for name, values in arrays.items()})
+            if side == "train":
+                self._count_words(some)
+
+    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
+        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects rows that cannot be
+        used.
+        """
+        names = self.settings.target_cols
+        if not names:
+            return np.full((len(keep), self.settings.max_codes), BLANK)
+        cells = chunk.columns[1 : 1 + len(names)]
+        numbers = np.stack(
+            [np.fromiter(map(self.book.__getitem__, column), np.int64, len(column)) for column in cells],
+            axis=1,
+        )  # [n, K]
+        blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
+        if self.missing is None:
+            reason = "the first code is missing or blank; --missing-code CODE gives such rows a code"
+            reject(np.flatnonzero(blank), "first code missing", reason, names[0], cells[0])
+        else:
+            numbers[blank, 0] = self.missing
+        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
+            place = int(np.argmax(numbers[i] < WORD))
+            reject([i], *self.book.fault(int(numbers[i, place])), names[place], cells[place])
+
+        def note(kind: str, found: np.ndarray) -> None:  # bool [n, K]
+            rows, places = np.nonzero(found & keep[:, None])
+            if len(rows):
+                values = (cells[place][row] for row, place in zip(rows, places))
+                self.findings.note(kind, path, chunk.lines[rows], values)
+
+        if self.missing is not None:
+            note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
+        note("missing_words", numbers == WORD)
+        note("zeros_restored", (numbers >= REPAIRED) & (numbers & REPAIRED > 0))
+        note("codes_short", numbers >= SHORT)
+        numbers = np.where(numbers >= 0, numbers & ~FLAGS, BLANK)
+        repeated = np.zeros(numbers.shape, dtype=bool)  # further left in their row, too
+        for place in range(1, numbers.shape[1]):
+            repeated[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
+        repeated &= numbers >= 0
+        note("codes_repeated", repeated)
+        numbers[repeated] = BLANK
+        return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+
+    def _language(
+        self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]
+    ) -> np.ndarray:
+        """Number of each row's language; also counts what is missing, and the texts that will be cut."""
+        settings = self.settings
+        if settings.language_col:
+            cells = columns[-1]
+            numbers = np.fromiter(map(self.languages.__getitem__, cells), dtype=np.int64, count=len(cells))
+            blank = [i for i in np.flatnonzero(numbers == 0) if not cells[i].strip()]
+            self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
+        else:
+            numbers = np.full(len(texts), self.languages[settings.language])
+        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
+        cut = np.flatnonzero(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > room[numbers])
+        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
+        return numbers
+
+    def _count_words(self, texts: list[str]) -> None:
+        if self.parts["train"].rows > ALL_WORDS_OF and self.chunks % 4:
+            return  # enough for how often a word is drawn
+        self.words.update(" ".join(texts).split())
+        while len(self.words) > MAX_COUNTED_WORDS:
+            self.rare += 1
+            self.words = Counter({word: count for word, count in self.words.items() if count > self.rare})
+
+    def finish(self) -> tuple[list[str], dict]:
+        """Closes the files and gives codes their final numbers. Returns (codes, report)."""
+        self.close()
+        settings, written = self.settings, self.written()
+        found = list(self.book.codes)
+        used = np.zeros(len(found) + 1, dtype=bool)  # not those of rejected rows alone
+        for part in written:
+            for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
+                used[np.unique(numbers)] = True  # −1 marks the last
+        codes = settings.fixed_codes
+        if codes is None:
+            first = settings.first_codes or []
+            codes = first + sorted({code for number, code in enumerate(found) if used[number]} - set(first))
+        place = {code: i for i, code in enumerate(codes)}
+        final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
+        for part in written:
+            path = os.path.join(self.folder, f"{part.part}.codes")
+            with open(path + ".new", "wb") as file:
+                for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
+                    file.write(final[numbers].tobytes())
+            os.replace(path + ".new", path)
+        report = make_report(
+            written,
+            not settings.val_files,
+            self._what_was_read(),
+            self.files,
+            self.findings,
+            list(codes),
+            self.languages.names,
+            os.path.join(self.folder, "conflicts.csv"),
+        )
+        for part in written:
+            os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
+        return list(codes), report
+
+    def written(self) -> list[WrittenPart]:
+        max_codes = self.settings.max_codes
+        return [WrittenPart(self.folder, name, part.rows, max_codes) for name, part in self.parts.items()]
+
+    def alphabet(self) -> list[int]:
+        """All code points of the descriptions, sorted. After `finish`."""
+        occurs = np.zeros(sys.maxunicode + 1, dtype=bool)
+        for part in self.written():
+            for points in part.blocks("chars", ARRAYS["chars"]):
+                occurs[points] = True
+        return np.flatnonzero(occurs).tolist()
+
+    def close(self) -> None:
+        for file in [
+            self.findings.file,
+            *(file for part in self.parts.values() for file in part.files.values()),
+        ]:
+            file.close()
+
+    def _what_was_read(self) -> list[str]:
+        settings, formatter = self.settings, self.formatter
+        language = (
+            f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
+        )
+        codes = "no codes"
+        if settings.target_cols:
+            columns = ", ".join(settings.target_cols)
+            codes = f"codes from {columns} ({formatter.kind}, block size {formatter.block_size})"
+        lines = [
+            f"Read: descriptions from column {settings.input_col}, {codes}, language: {language}"
+            + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")
+        ]
+        ignored = [
+            name for file in self.files for name in file["columns"] if name.casefold() in ("lang", "language")
+        ]
+        if ignored and not settings.language_col and settings.language == UNKNOWN_LANGUAGE:
+            lines.append(
+                f"Note: there is a column {ignored[0]!r} that is not read; --language-col {ignored[0]}"
+                " reads it"
+            )
+        return lines
+
+    def problem(self) -> str | None:
+        """What makes the data unusable."""
+        settings, findings = self.settings, self.findings
+        rows = {name: part.rows for name, part in self.parts.items()}
+        if findings.errors:
+            return self._bad_labels()
+        if not rows["train"]:
+            kinds = (
+                "; ".join(f"{count:,} × {kind}" for kind, count in findings.rejected.items())
+                or "there are only column names"
+            )
+            if rows["val"]:
+                kinds = f"all {rows['val']:,} valid rows went to validation; lower --share-val (0: none)"
+            return f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})"
+        if rows["val"] or not (settings.val_files or settings.share_val):
+            return None
+        if settings.val_files:
+            return ", ".join(settings.val_files) + ": no valid row to validate on"
+        return (
+            f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise it,"
+            " or pass --share-val 0 to train without validation"
+        )
+
+    def _bad_labels(self) -> str:
+        formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
+        ways = ["--drop-bad-labels leaves these rows out and lists them"]
+        if formatter.kind == "gpf" and not formatter.allow_short:
+            ways = [
+                "--allow-codes-shorter-than-block-size fills shorter codes up",
+                *ways,
+                "--block-size N sets another length",
+            ]
+            hisco = "--formatter hisco is for HISCO codes, and restores lost leading zeros"
+            ways = [hisco, *ways] if formatter.target_cols[0].startswith("hisco") else [*ways, hisco]
+        if rows > sum(part.rows for part in self.parts.values()):
+            ways.insert(
+                0, "Most rows are of this kind: look whether --target-cols and --formatter are the right ones"
+            )
+        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
+        if self.settings.numbered:
+            rename = [
+                "columns code1, code2 … hold numbers of the HISCO key if no --key is named: if they hold"
+                " codes, rename them"
+            ]
+            what = "what is not a number of the key"
+            ways = [
+                "--key names the file that the numbers belong to",
+                *(rename if self.settings.number_codes else ways),
+            ]
+        first = [
+            f"{row['file']}, line {row['line']}, {row['reason']}" for row in self.findings.examples[kind]
+        ]
+        return "\n    ".join([f"{rows:,} rows hold {what}. The first:", *first, "What to do:", *ways])
+
+
+# ---- the folder
+
+
+def build_folder(
+    root: str, name: str, build: Callable[[str], None], check: Callable[[], None] = nothing
+) -> str:
+    """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
+    a job.
+
+    It is built in a hidden folder beside it, and appears by one rename. An exception of `build` passes
+    through, an OSError (no space left, …) as a UserError, and nothing that was not there before stays behind.
+    Nothing is removed or replaced but plain files with names of `arrays.FILES` in folders with our names.
+    Raises UserError if something else is in the way, or another job works in `root`.
+    """
+    folder = os.path.join(root, name)
+    missing, path = [], os.path.abspath(root)
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    expected = {os.path.realpath(root): "a folder", folder: "a folder"}  # the first may link to another disk
+    for path, kind in (expected | {os.path.join(folder, name): "a file" for name in FILES}).items():
+        found = kind_of(path, follow_links=False)
+        if found not in (None, kind):
+            raise UserError(
+                f"{path}: found {found}, expected {kind} that this program made; nothing was changed. Move it"
+                " away, or choose another folder for the run"
+            )
     try:
-        for part, path in settings.files:
-            reader.read(path, part)
-        codes, report = reader.finish()
+        with run_lock(root):
+            _remove_leftovers(root)
+            if fault(folder, check=check) is not None:
+                _build(root, folder, build)
+    except BaseException as error:
+        for path in missing:
+            with contextlib.suppress(OSError):  # not empty: somebody else's work is in it
+                os.rmdir(path)
+        if isinstance(error, (OSError, MemoryError)):
+            raise UserError(f"the data could not be prepared in {root}: {in_words(error)}") from None
+        raise
+    return folder
+
+
+def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
+    new = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}.", dir=root)
+    try:
+        os.chmod(new, 0o755)
+        build(new)
+        names = sorted(os.listdir(new), key=lambda name: name == META)
+        for name in names:
+            sync(os.path.join(new, name))
+        if not os.path.isdir(folder):
+            os.rename(new, folder)
+        else:  # damaged: its files are replaced, meta.json goes first and comes last; the rest stays
+            for name in {*FILES, META}.difference(names) | {META}:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
+            for name in names:
+                os.replace(os.path.join(new, name), os.path.join(folder, name))
+            sync(folder)
+        sync(root)
     finally:
-        reader.abandon()
-    write_key(os.path.join(folder, "key.csv"), codes)
-    write_words(os.path.join(folder, "words.csv"), reader.writer.words)
-    with open(
-        os.path.join(folder, "data_report.json"), "w", encoding="utf-8", errors="backslashreplace"
-    ) as file:
-        json.dump(report, file, indent=1, ensure_ascii=False)
-    if problems := reader.problems():
-        if reports:
-            _copy_lists(folder, reports)
-        raise UnusableData("\n  ".join(problems), report)
-    return {
-        "format": PREPARED_FORMAT,
-        "fingerprint": key,
-        "codes": codes,
-        "languages": reader.languages.names,
-        "alphabet": reader.alphabet(),
-        "max_codes": settings.max_codes,
-        "clean_text": settings.clean_text,
-        "kept_codes": len(settings.first_codes or []),
-        "hisco_numbers": settings.number_codes is not None,
-        "report": report,
-    }
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _remove_leftovers(root: str) -> None:
+    """Removes hidden folders of killed jobs: named and filled as this program does, with nothing else in
+    them.
+    """
+    for entry in list(os.scandir(root)):
+        if _LEFTOVER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            files = list(os.scandir(entry.path))
+            if all(file.name in FILES and file.is_file(follow_symlinks=False) for file in files):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _copy_lists(folder: str, reports: OwnFiles | None) -> None:
+    """Raises UserError if the lists in `reports` are those of a run, and would change."""
+    if reports:
+        keep = exists_in(reports.folder) and not reports.overwrite
+        copy_lists([os.path.join(folder, name) for name in LISTS], reports, keep)
 
 
 def prepare(
@@ -88,56 +491,86 @@ def prepare(
     save_path: str,
     say: Callable[[str], None] = print,
     reports: OwnFiles | None = None,
-    check: Callable[[], None] = prepared_folder.nothing,
-    wait_seconds: float = WAIT_SECONDS,
+    check: Callable[[], None] = nothing,
     warn: Callable[[str], None] | None = None,
 ) -> str:
-    """Prepares the data under `save_path`/prepared, or finds it there as it was written; returns the folder.
-    One process.
+    """Prepares the data under `save_path`/prepared, or finds it there as it was written. One process.
 
-    reports: files of the folder for the lists of what was found. check: called often; an exception of it ends
-    the work.
-    wait_seconds: how long to wait for another job. warn: takes what is out of the ordinary (default: `say`).
-    The files must have passed `file_problems`. Raises UserError, and then leaves nothing behind.
+    Args:
+        settings: whose files have passed `file_problems`.
+        reports: files of the folder for the lists of what was found.
+        check: called often; an exception of it ends the work.
+        warn: takes what is out of the ordinary (default: `say`).
+
+    Returns:
+        The folder.
+
+    Raises:
+        UnusableData: rows that cannot be trained on.
+        UserError: anything else that the user must mend. Both leave nothing behind but `reports`.
     """
-    before, key, warn = _states(settings), _fingerprint(settings), warn or say
+    try:
+        key = fingerprint(settings)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    before = _states(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
-    fault = prepared_folder.fault(folder, check=check)
-    if fault is None:
+    paths = [path for _, path in settings.files]
+    problem = fault(folder, check=check)
+    if problem is None:
         made_from = [file["path"] for file in read_meta(folder)["report"]["files"]]
-        others = (
-            f", made from {', '.join(made_from)}" if made_from != [path for _, path in settings.files] else ""
-        )
+        others = f", made from {', '.join(made_from)}" if made_from != paths else ""
         say(f"Prepared data: found in {folder}{others}")
-        if reports:
-            _copy_lists(folder, reports)
+        _copy_lists(folder, reports)
         return folder
     if os.path.lexists(folder):
-        warn(f"Prepared data: {folder}: {fault}; preparing it again")
-    say(f"Preparing data: {', '.join(path for _, path in settings.files)}")
+        (warn or say)(f"Prepared data: {folder}: {problem}; preparing it again")
+    say(f"Preparing data: {', '.join(paths)}")
 
     def build(new: str) -> None:
-        content = write_folder(settings, key, new, reports, check, wait_seconds)
+        reader = Reader(settings, new, check)
+        garbage_collection = gc.isenabled()
+        gc.disable()  # rows make no cycles, but so many lists that looking for them takes a fifth of the time
+        try:
+            for part, path in settings.files:
+                reader.read(path, part)
+            codes, report = reader.finish()
+        finally:
+            if garbage_collection:
+                gc.enable()
+            with contextlib.suppress(OSError):  # what could not be written has been said
+                reader.close()
+        write_key(os.path.join(new, "key.csv"), codes)
+        write_words(os.path.join(new, "words.csv"), reader.words)
+        path = os.path.join(new, "data_report.json")
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(report, file, indent=1, ensure_ascii=False)
+        if unusable := reader.problem():
+            _copy_lists(new, reports)
+            raise UnusableData(unusable, report)
         now = _states(settings)
-        changed = [path for path, state in now.items() if state is None or state != before[path]]
-        if changed:
+        if changed := [path for path, state in now.items() if state is None or state != before[path]]:
             raise UserError(
                 f"{', '.join(changed)} changed while it was read; start again when nobody writes to it"
             )
+        content = {
+            "format": PREPARED_FORMAT,
+            "fingerprint": key,
+            "codes": codes,
+            "languages": reader.languages.names,
+            "alphabet": reader.alphabet(),
+            "max_codes": settings.max_codes,
+            "clean_text": settings.clean_text,
+            "kept_codes": len(settings.first_codes or []),
+            "hisco_numbers": settings.number_codes is not None,
+            "report": report,
+        }
         write_last(new, content)
 
-    folder = build_folder(root, key, build, warn, check, wait_seconds)
-    if reports:
-        _copy_lists(folder, reports)
+    folder = build_folder(root, key, build, check)
+    _copy_lists(folder, reports)
     return folder
-
-
-def _fingerprint(settings: PrepareSettings) -> str:
-    try:
-        return fingerprint(settings)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def _states(settings: PrepareSettings) -> dict[str, tuple | None]:
@@ -158,30 +591,19 @@ def prepare_on_node(
     folder: str,
     rank: int,
     check: Callable[[], None],
-    wait_seconds: float = WAIT_SECONDS,
     warn: Callable[[str], None] = print,
 ) -> str:
-    """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, where it is seen, else its
+    """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, if it is seen, else its
     own. Looks at the checksums, but for rank 0, which has just done so. `warn` takes what is out of the
-    ordinary, with the rank.
-
-    Raises UserError that names the rank.
+    ordinary, with the rank. Raises UserError that names the rank.
     """
-    if rank == 0 or prepared_folder.fault(folder, check=check) is None:
+    if rank == 0 or fault(folder, check=check) is None:
         return folder
     try:
-        problems = file_problems(settings)
-        if problems:
+        if problems := file_problems(settings):
             raise UserError("\n  ".join(problems))
-        return prepare(
-            settings,
-            save_path,
-            prepared_folder.nothing,
-            None,
-            check,
-            wait_seconds,
-            lambda line: warn(f"On the node of rank {rank}: {line}"),
-        )
+        here = f"On the node of rank {rank}: "
+        return prepare(settings, save_path, nothing, None, check, lambda line: warn(here + line))
     except (UserError, OSError) as error:
         raise UserError(f"on the node of rank {rank}: {error}") from None
 
@@ -192,7 +614,6 @@ def on_every_node(
     folder: str,
     world: World,
     check: Callable[[], None],
-    wait_seconds: float,
     name: str = "prepare on each node",
 ) -> PreparedData:
     """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
@@ -200,19 +621,14 @@ def on_every_node(
     """
     leaders = world.node_leaders()
     folders = world.run_on(
-        name,
-        leaders,
-        lambda: prepare_on_node(settings, save_path, folder, world.rank, check, wait_seconds),
+        name, leaders, lambda: prepare_on_node(settings, save_path, folder, world.rank, check)
     )
-    if len({os.path.basename(folder) for folder in folders}) > 1:
-        differ = [
-            rank
-            for rank, folder in zip(leaders, folders)
-            if os.path.basename(folder) != os.path.basename(folders[0])
-        ]
+    keys = list(map(os.path.basename, folders))
+    differ = [str(rank) for rank, key in zip(leaders, keys) if key != keys[0]]
+    if differ:
         raise UserError(
-            f"the nodes of ranks {', '.join(map(str, differ))} have other data files than that of rank 0:"
-            f" copy the same {', '.join(path for _, path in settings.files)} to every node",
+            f"the nodes of ranks {', '.join(differ)} have other data files than that of rank 0: copy the same"
+            f" {', '.join(path for _, path in settings.files)} to every node",
             heard_from_main=True,
         )
     return PreparedData.open(folders[leaders.index(world.rank - world.local_rank)])

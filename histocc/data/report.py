@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from histocc.data.arrays import ARRAYS, map_array
-from histocc.data.findings import NOTES, Findings, row_writer
+from histocc.data.rows import NOTES, Findings, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
@@ -87,11 +87,13 @@ def compare_rows(
 ) -> dict:
     """Duplicates and contradictions among the rows of all parts; the contradictions are listed in `path`.
 
-    Texts that differ only in case and blanks are one text. Returns distinct_texts; duplicates: rows with the
-    text, language and set of codes of an earlier one; conflicts: texts of a language that stand with several
-    sets of codes;
-    val_rows_seen_in_training: rows of val whose text is also in train (none where the parts were split by
-    text). Works on a share of the texts at a time, so that memory does not grow with the rows.
+    Texts that differ only in case and blanks are one text. Works on a share of the texts at a time, so that
+    memory does not grow with the rows.
+
+    Returns:
+        distinct_texts; duplicates: rows with the text, language and set of codes of an earlier one;
+        conflicts: texts of a language that have several sets of codes; val_rows_seen_in_training: rows of val
+        whose text is also in train (0 if the parts were split by text).
     """
     found = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(part.rows for part in parts) // _BUCKET))
@@ -99,7 +101,14 @@ def compare_rows(
         write_row = row_writer(file)
         write_row(["text", "language", "codes", "rows", "file", "line"])
         for bucket in range(buckets):
-            texts, inputs, labels, rows = _bucket(parts, bucket, buckets)
+            # the three keys and the numbers (over all parts) of the rows whose text falls into the bucket
+            chosen, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
+            for part in parts:
+                for keys in part.keys():  # noqa: SIM118 (not a dict)
+                    inside = np.flatnonzero(keys[0] % np.uint64(buckets) == bucket)
+                    chosen.append([*(key[inside] for key in keys), inside + start])
+                    start += len(keys[0])
+            texts, inputs, labels, rows = map(np.concatenate, zip(*chosen))
             _, first, counts = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
             found["duplicates"] += len(rows) - len(first)
             found["distinct_texts"] += (
@@ -110,28 +119,13 @@ def compare_rows(
                 found["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())
             _, group, sizes = np.unique(inputs[first], return_inverse=True, return_counts=True)
             found["conflicts"] += int((sizes > 1).sum())
-            chosen = np.flatnonzero(sizes[group] > 1)
             total = np.bincount(group, weights=counts)
-            order = chosen[
-                np.lexsort((rows[first[chosen]], -counts[chosen], group[chosen], -total[group[chosen]]))
-            ]
-            for at in order:
+            several = np.flatnonzero(sizes[group] > 1)
+            of_text = group[several]
+            order = np.lexsort((rows[first[several]], -counts[several], of_text, -total[of_text]))
+            for at in several[order]:
                 write_row(_conflict(parts, int(rows[first[at]]), int(counts[at]), files, codes, languages))
     return found
-
-
-def _bucket(parts: list[WrittenPart], bucket: int, buckets: int) -> list[np.ndarray]:
-    """The three keys and the numbers (over all parts) of the rows whose text falls into a bucket."""
-    chosen: list[tuple[np.ndarray, ...]] = []
-    start = 0
-    for part in parts:
-        for keys in part.keys():  # noqa: SIM118 (not a dict)
-            inside = np.flatnonzero(keys[0] % np.uint64(buckets) == bucket)
-            chosen.append((*(key[inside] for key in keys), inside + start))
-            start += len(keys[0])
-    if not chosen:
-        return [np.zeros(0, dtype=dtype) for dtype in (np.uint64, np.uint64, np.uint64, np.int64)]
-    return [np.concatenate(arrays) for arrays in zip(*chosen)]
 
 
 def _conflict(
@@ -301,9 +295,7 @@ def _what_there_is(report: dict) -> list[str]:
 def _notes(report: dict) -> list[str]:
     """What is remarkable about the data as a whole."""
     lines = [
-        f"Note: {os.path.basename(file['path'])} was read as {file['encoding']}"
-        for file in report["files"]
-        if file["encoding"] not in ("UTF-8", "Parquet")
+        f"Note: {os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]
     ]
     if report["unpublished_languages"]:
         lines.append(

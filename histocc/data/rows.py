@@ -1,399 +1,329 @@
-"""Rows of tables, checked one by one: written to arrays, or listed with the reason why they are rejected."""
+"""What a row may hold: codes and languages by their cells, keys, and what is said of rows that are out of the
+ordinary.
+"""
 
-import contextlib
-import gc
+import csv
+import functools
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from itertools import compress
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from histocc.data.arrays import ARRAYS
-from histocc.data.code_book import BLANK, REPAIRED, SHORT, WORD, CodeBook, Languages
-from histocc.data.findings import DOES_NOT_FIT, OUTSIDE_KEY, Findings
-from histocc.data.report import WrittenPart, make_report
-from histocc.data.settings import PrepareSettings
-from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks, read_header
-from histocc.data.writer import RowWriter
-from histocc.formatter import BlockyFormatter
+from histocc.data.tables import column_problems, read_chunks, table_format
+from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
 from histocc.runtime.errors import UserError
-from histocc.runtime.progress import Stage
-from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE
-from histocc.text_rules import AS_IS, cleaner
+from histocc.text import UNKNOWN_LANGUAGE
 
-_OF_THE_MODEL = re.compile("[\ue000-\ue004]")
-# UTF-8 that was read as Windows-1252, or lost altogether
-_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")
-Reject = tuple[int, str, str, str, str]  # line, column, value, kind, reason
-ENCODINGS = {
-    "utf-8-sig": "UTF-8",
-    "utf-16": "UTF-16",
-    "windows-1252": "Windows-1252 (Latin-1), since it is not UTF-8",
+EXAMPLES = 5  # rows shown of each kind
+SHOWN = 60  # characters of a value in an example
+MAX_REASON = 300  # characters
+MAX_LANGUAGES = 255
+MAX_FAULTS = 100_000  # kept at once: more distinct cells that do not fit are those of a wrong column
+MAX_WORDS = 50_000  # of the training texts, the most frequent ones, for word insertion
+
+# Kinds that leave a row as it is, or repair it: what is said of them.
+NOTES = {
+    "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
+    "missing_words": "cells such as NA or null in the columns of codes were read as no code",
+    "language_missing": "rows without a language are coded as unk",
+    "texts_cut": "descriptions are longer than the model reads and are cut",
+    "missing_code_used": "rows without a first code got the code of --missing-code",
+    "codes_repeated": "codes repeated within a row count once",
+    "codes_short": "codes are shorter than the block and are filled up",
+    "letters_broken": (
+        "descriptions hold letters that were broken by a wrong encoding before (such as Ã¦ for æ)"
+    ),
 }
+DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
-@contextlib.contextmanager
-def paused_garbage_collection():
-    """Rows make no cycles, but so many lists that looking for cycles takes a fifth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+def row_writer(file) -> Callable[[Sequence], None]:
+    """Writes rows of CSV to an open file. Python's writer leaves a lone carriage return bare, where readers
+    would cut the row.
+    """
+    usual = csv.writer(file, lineterminator="\n")
+    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    return lambda row: (
+        quoted if any("\r" in cell for cell in row if isinstance(cell, str)) else usual
+    ).writerow(row)
 
 
-def _readable(path: str, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks of a file; an error of the disk that it lies on is said as such, not as one of writing."""
-    try:
-        yield from chunks
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+class Findings:
+    """Counts by kind. Rejected rows are listed in `folder`/rejected_rows.csv: file, line, column, value,
+    reason.
+    """
+
+    def __init__(self, folder: str):
+        self.notes: Counter = Counter()
+        self.rejected: Counter = Counter()
+        self.errors: Counter = Counter()
+        self.examples: dict[str, list[dict]] = {}
+        path = os.path.join(folder, "rejected_rows.csv")
+        self.file = open(path, "w", encoding="utf-8", newline="", errors="backslashreplace")
+        self.write_row = row_writer(self.file)
+        self.write_row(["file", "line", "column", "value", "reason"])
+
+    def reject(
+        self, kind: str, path: str, line: int, column: str, value: str, reason: str, stops: bool = False
+    ) -> None:
+        """A row that is not used; stops: that makes the data unusable until the user decides."""
+        (self.errors if stops else self.rejected)[kind] += 1
+        self.write_row([path, line, column, value, reason[:MAX_REASON]])
+        self._example(kind, path, line, value, f"column {column!r}: {reason}" if stops else reason)
+
+    def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
+        """Rows that are used, after a change or in spite of something: their lines and what stands there."""
+        for line, value in zip(lines, values):
+            self.notes[kind] += 1
+            self._example(kind, path, line, value, NOTES[kind])
+
+    def _example(self, kind: str, path: str, line: int, value: str, reason: str) -> None:
+        known = self.examples.setdefault(kind, [])
+        if len(known) < EXAMPLES:
+            known.append(
+                {"file": path, "line": int(line), "value": value[:SHOWN], "reason": reason[:MAX_REASON]}
+            )
+
+    def problems(self) -> list[dict]:
+        """Each kind with its rows: {"kind", "action": error|rejected|noted, "rows", "first": examples}; the
+        worst first.
+        """
+        return [
+            {"kind": kind, "action": action, "rows": rows, "first": self.examples[kind]}
+            for action, counter in (
+                ("error", self.errors),
+                ("rejected", self.rejected),
+                ("noted", self.notes),
+            )
+            for kind, rows in counter.most_common()
+        ]
 
 
-def _repeated(numbers: np.ndarray) -> np.ndarray:
-    """Which numbers ≥ 0 stand further left in their row, too; int64 [n, K] → bool [n, K]."""
-    found = np.zeros(numbers.shape, dtype=bool)
-    for place in range(1, numbers.shape[1]):
-        found[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
-    return found & (numbers >= 0)
+# ---- cells → numbers, each distinct cell checked once, however many rows hold it
+
+# What statistical programs write for a missing value. In a column of codes they count as no code, unless the
+# key has them.
+MISSING_WORDS = frozenset({"NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"})
+BLANK = -1  # an empty cell
+WORD = -2  # one of MISSING_WORDS; lower values number the cells that do not fit
+REPAIRED = 1 << 40  # added to the number of a cell that was repaired
+SHORT = 1 << 41  # added to that of a code that does not fill its block
+FLAGS = -1 << 40
 
 
-class Reader:
-    """One pass over the files: checks each row, writes it or lists it as rejected, and counts everything.
+class CodeBook(dict):
+    """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
-    check: called often; an exception of it ends the work. wait_seconds: how long the process that writes may
-    take no rows.
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus REPAIRED
+    where the cell was repaired and SHORT where it is filled up; BLANK and WORD are no code; `fault` explains
+    lower ones. by_number: cells hold numbers of these codes.
     """
 
     def __init__(
-        self, settings: PrepareSettings, folder: str, check: Callable[[], None], wait_seconds: float
+        self,
+        formatter: BlockyFormatter,
+        fixed_codes: list[str] | None = None,
+        by_number: list[str] | None = None,
     ):
-        self.settings, self.folder, self.check = settings, folder, check
-        self.formatter = BlockyFormatter.from_dict(settings.formatter)
-        self.book = CodeBook(
-            self.formatter,
-            settings.fixed_codes,
-            settings.number_codes or settings.fixed_codes if settings.numbered else None,
-        )
-        # nobody has named a key for them
-        self.numbers_assumed = settings.number_codes is not None and settings.fixed_codes is None
-        self.clean = cleaner(settings.clean_text)
-        self.languages = Languages(settings.language_col, settings.max_len // 2)
-        self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
-        self.findings = Findings(folder)
-        self.files: list[dict] = []
-        self.writer = RowWriter(folder, settings.max_codes, settings.share_val, check, wait_seconds)
+        super().__init__()
+        self.formatter, self.by_number = formatter, by_number
+        self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
+        self.codes: dict[str, int] = {}  # code → provisional number
+        self.faults: list[tuple[str, str]] = []  # (kind, message)
 
-    def read(self, path: str, part: str) -> None:
-        """Reads one file into `part`, or into both parts by the hash of the text where the settings ask for
-        it.
-        """
-        encoding = None if is_parquet(path) else detect_encoding(path)
-        columns, delimiter = read_header(path, self.settings.delimiter)
-        rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
-        with paused_garbage_collection(), Stage(f"reading {path}", size, "MB") as stage:
-            for chunk in _readable(
-                path, read_chunks(path, self.settings.columns, delimiter or None, encoding)
-            ):
-                self.check()
-                rows += len(chunk.lines) + len(chunk.faults)
-                try:
-                    self._read_chunk(path, part, chunk)
-                except UserError as error:
-                    raise UserError(
-                        f"{path}, in lines {chunk.lines[0]:,} to {chunk.lines[-1]:,}: {error}"
-                    ) from None
-                self.book.forget_faults()
-                stage.at(round(size * (chunk.share or 0.0), 1))
-        self.files.append(
-            {
-                "path": path,
-                "part": part,
-                "rows": rows,
-                "encoding": ENCODINGS[encoding] if encoding else "Parquet",
-                "delimiter": delimiter,
-                "columns": columns,
-            }
-        )
+    def __missing__(self, cell: str) -> int:
+        number = self[cell] = self._check(cell)
+        return number
 
-    def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
-        columns, lines = chunk.columns, chunk.lines
-        texts = list(map(self.clean, columns[0]))
-        rejects = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
-        keep, unusable = self._check_texts(path, chunk, texts)
-        rejects += unusable
-        codes = self._codes(path, chunk, keep, rejects)  # [n, K]; clears `keep` where a row is no use
-        for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
-            self.findings.reject(kind, path, line, column, value, reason)
-        if not keep.all():
-            texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
-            columns = [list(compress(column, keep)) for column in columns]
-        if texts:
-            language = self._language(path, lines, texts, columns)
-            self.writer.add(
-                part,
-                texts,
-                language=language.astype(ARRAYS["language"]),
-                codes=codes.astype(ARRAYS["codes"]),
-                lines=lines + (len(self.files) << 40),
-            )
-
-    def _check_texts(self, path: str, chunk: Chunk, texts: list[str]) -> tuple[np.ndarray, list[Reject]]:
-        """(which rows have a usable description, bool [n], what is said of the others); texts: the
-        descriptions, cleaned. Also notes letters that were broken before.
-        """
-        column, cells = self.settings.input_col, chunk.columns[0]
-        whole = "".join(cells)
-        keep = np.fromiter(map(len, map(str.strip, texts)), dtype=np.int64, count=len(texts)) > 0
-        of_model = []
-        if _OF_THE_MODEL.search(whole):
-            of_model = [i for i, text in enumerate(cells) if _OF_THE_MODEL.search(text)]
-        keep[of_model] = True  # transliterated, nothing may be left of them
-        rejects = [
-            (chunk.lines[i], column, cells[i], "empty text", "the description is empty")
-            for i in np.flatnonzero(~keep)
-        ]
-        if "\ufffd" in whole or "Ã" in whole:
-            broken = [i for i, text in enumerate(cells) if _BROKEN.search(text)]
-            self.findings.note(
-                "letters_broken", path, chunk.lines[broken], (cells[i].strip() for i in broken)
-            )
-        if "\0" in whole:
-            nul = [i for i, text in enumerate(texts) if "\0" in text]
-            keep[nul] = False
-            reason = "the description holds a NUL character"
-            rejects += [(chunk.lines[i], column, texts[i], "NUL character", reason) for i in nul]
-        of_model = [i for i in of_model if keep[i]]
-        keep[of_model] = False
-        reason = (
-            "the description holds a character from U+E000 to U+E004, which the model uses for the ends of a"
-            " text"
-        )
-        rejects += [
-            (chunk.lines[i], column, cells[i].strip(), "character of the model", reason) for i in of_model
-        ]
-        return keep, rejects
-
-    def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, rejects: list[Reject]) -> np.ndarray:
-        """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rows that cannot be used leave
-        `keep`.
-        """
-        names = self.settings.target_cols
-        if not names:
-            return np.full((len(keep), self.settings.max_codes), BLANK)
-        cells = chunk.columns[1 : 1 + len(names)]
-        # [n, K]
-        numbers = np.stack(
-            [
-                np.fromiter(map(self.book.__getitem__, column), dtype=np.int64, count=len(column))
-                for column in cells
-            ],
-            axis=1,
-        )
-        blank = keep & ((numbers[:, 0] == BLANK) | (numbers[:, 0] == WORD))
-        if self.missing is None:
-            rejects += [
-                (
-                    chunk.lines[i],
-                    names[0],
-                    cells[0][i],
-                    "first code missing",
-                    "the first code is missing or blank; --missing-code CODE gives such rows a code",
+    def _check(self, cell: str) -> int:
+        code, repaired = self.formatter.repair(cell)
+        if not code:
+            return BLANK
+        if self.by_number is not None:
+            number = re.sub(r"\.0+$", "", cell.strip())
+            if number in MISSING_WORDS:
+                return WORD
+            if not number.isdecimal() or len(number) > 12 or int(number) >= len(self.by_number):
+                return self._fault(
+                    DOES_NOT_FIT, f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
                 )
-                for i in np.flatnonzero(blank)
-            ]
-            keep &= ~blank
-        else:
-            numbers[blank, 0] = self.missing
-        self._check_numbers(path, chunk, numbers, keep, rejects)
+            code, repaired = self.by_number[int(number)], False
+        if code in MISSING_WORDS and (self.fixed is None or code not in self.fixed):
+            return WORD
+        number = self.of_code(code)
+        if number < 0:
+            return number
+        may_be_short = self.formatter.allow_short and code not in NEVER_SHORT
+        short = may_be_short and EOS_IDX in self.formatter.encode_code(code)
+        return number + REPAIRED * repaired + SHORT * short
 
-        def note(kind: str, where: np.ndarray) -> None:  # where: bool [n, K]
-            rows, places = np.nonzero(where & keep[:, None])
-            if len(rows):
-                self.findings.note(
-                    kind, path, chunk.lines[rows], (cells[place][row] for row, place in zip(rows, places))
-                )
+    def of_code(self, code: str) -> int:
+        """Number of a code, or of the fault that it has."""
+        try:
+            self.formatter.encode_code(code)
+        except CodeError as error:
+            return self._fault(DOES_NOT_FIT, str(error))
+        if self.fixed is not None and code not in self.fixed:
+            return self._fault(
+                OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key"
+            )
+        return self.codes.setdefault(code, len(self.codes))
 
-        if self.missing is not None:
-            note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
-        note("missing_words", numbers == WORD)
-        note("zeros_restored", (numbers >= REPAIRED) & (numbers & REPAIRED > 0))
-        note("codes_short", numbers >= SHORT)
-        numbers &= np.where(numbers >= 0, REPAIRED - 1, -1)
-        numbers[numbers < 0] = BLANK
-        repeated = _repeated(numbers)
-        note("codes_repeated", repeated)
-        numbers[repeated] = BLANK
-        return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+    def _fault(self, kind: str, message: str) -> int:
+        self.faults.append((kind, message))
+        return WORD - len(self.faults)
 
-    def _check_numbers(
-        self, path: str, chunk: Chunk, numbers: np.ndarray, keep: np.ndarray, rejects: list[Reject]
-    ) -> None:
-        """Rows with a cell that is no code of the model or the key leave `keep`, and are rejected or, where
-        the user must decide, errors.
+    def fault(self, number: int) -> tuple[str, str]:
+        """(DOES_NOT_FIT or OUTSIDE_KEY, message) of a number below WORD."""
+        return self.faults[WORD - number - 1]
+
+    def forget_faults(self) -> None:
+        """Between chunks of rows: keeps memory small where nearly every cell is another one that does not
+        fit.
         """
-        for i in np.flatnonzero(keep & (numbers < WORD).any(axis=1)):
-            place = int(np.argmax(numbers[i] < WORD))
-            kind, message = self.book.fault(int(numbers[i, place]))
-            found = DOES_NOT_FIT if kind == "label" else OUTSIDE_KEY
-            line, value = chunk.lines[i], chunk.columns[1 + place][i]
-            column = self.settings.target_cols[place]
-            if kind == "label" and (self.numbers_assumed or not self.settings.drop_bad_labels):
-                self.findings.error(found, path, line, column, value, message)
-            else:
-                rejects.append((line, column, value, found, message))
-            keep[i] = False
+        if len(self.faults) > MAX_FAULTS:
+            for cell in [cell for cell, number in self.items() if number < WORD]:
+                del self[cell]
+            self.faults.clear()
 
-    def _language(
-        self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]
-    ) -> np.ndarray:
-        """Number of each row's language; also counts what is missing, and the texts that will be cut."""
-        settings = self.settings
-        if settings.language_col:
-            cells = columns[-1]
-            numbers = np.fromiter(map(self.languages.__getitem__, cells), dtype=np.int64, count=len(cells))
-            blank = [i for i in np.flatnonzero(numbers == 0) if not cells[i].strip()]
-            self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
-        else:
-            numbers = np.full(len(texts), self.languages[settings.language])
-        room = settings.max_len - 2 - len(LANGUAGE_SEPARATOR) - np.array(list(map(len, self.languages.names)))
-        cut = np.flatnonzero(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)) > room[numbers])
-        self.findings.note("texts_cut", path, lines[cut], (texts[i] for i in cut))
-        return numbers
 
-    def problems(self) -> list[str]:
-        """What makes the data unusable."""
-        settings, findings = self.settings, self.findings
-        rows = {part.part: part.rows for part in self._parts()}
-        if findings.errors:
-            return [self._bad_labels()]
-        if not rows["train"]:
-            kinds = (
-                "; ".join(f"{count:,} × {kind}" for kind, count in findings.rejected.items())
-                or "there are only column names"
+class Languages(dict):
+    """Cell of the language column → its number; 0 is `unk`."""
+
+    def __init__(self, column: str | None, longest: int):
+        super().__init__()
+        self.column, self.longest, self.names = column, longest, [UNKNOWN_LANGUAGE]
+
+    def __missing__(self, cell: str) -> int:
+        name = cell.strip() or UNKNOWN_LANGUAGE
+        if len(name) > self.longest:
+            raise UserError(
+                f"column {self.column!r} holds {name[:30] + '…'!r}, of {len(name)} characters; is it the"
+                " language?"
             )
-            if rows["val"]:
-                kinds = f"all {rows['val']:,} valid rows went to validation; lower --share-val (0: none)"
-            return [f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})"]
-        if rows["val"] or not (settings.val_files or settings.share_val):
-            return []
-        if settings.val_files:
-            return [", ".join(settings.val_files) + ": no valid row to validate on"]
-        return [
-            f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise it,"
-            " or pass --share-val 0 to train without validation"
-        ]
+        if name not in self.names:
+            self.names.append(name)
+            if len(self.names) > MAX_LANGUAGES:
+                raise UserError(
+                    f"column {self.column!r} holds more than {MAX_LANGUAGES} different values; is it the"
+                    " language?"
+                )
+        number = self[cell] = self.names.index(name)
+        return number
 
-    def _what_was_read(self) -> list[str]:
-        settings, formatter = self.settings, self.formatter
-        language = (
-            f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
+
+# ---- the small tables beside the rows: keys of codes, frequencies of words, and which columns hold codes
+
+
+def find_target_columns(
+    header: list[str], naming: str = "hisco", has_key: bool = False, formatter: str | None = None
+) -> list[tuple[str, list[str]]]:
+    """The families of target columns that `header` has, as (formatter, columns), the first choice first.
+
+    Families: code1 … code5 (only with a key file, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2;
+    those of `formatter` come before the others.
+    """
+    families = [(formatter or "hisco", [f"code{i}" for i in range(1, 6)])] if has_key else []
+    families += [
+        ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
+        ("occ1950", ["OCC1950_1", "OCC1950_2"]),
+    ]
+    found = [
+        (kind, [name for name in names if name in header]) for kind, names in families if names[0] in header
+    ]
+    return sorted(found, key=lambda family: family[0] != formatter)
+
+
+def hold_numbers(columns: list[str]) -> bool:
+    """True for the columns code1, code2 …: they hold numbers of a key, not codes."""
+    return all(re.fullmatch(r"code\d+", name) for name in columns)
+
+
+def read_columns(path: str, columns: list[str]) -> list[list[str]]:
+    """The cells of some columns, row by row, without blanks around them. Raises UserError, also for a row too
+    short.
+    """
+    problems = column_problems(path, table_format(path).names, columns)
+    if problems:
+        raise UserError("\n".join(problems))
+    rows = []
+    for chunk in read_chunks(path, columns):
+        if chunk.faults:
+            line, _, reason = chunk.faults[0]
+            raise UserError(f"{path}, line {line}: {reason}")
+        rows += [[cell.strip() for cell in row] for row in zip(*chunk.columns)]
+    return rows
+
+
+def key_reader(path: str | None) -> Callable[[], list[str]] | None:
+    """What reads the codes of a key file when they are needed; None without a file."""
+    return None if path is None else functools.partial(read_key, path)
+
+
+def read_key(path: str) -> list[str]:
+    """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
+    `hisco`.
+
+    Rows without a code are passed over; the path "hisco", where there is no such file, is the HISCO key.
+    Raises UserError where a code is listed twice, or the numbers are not 0 … n−1, each once.
+    """
+    if path == "hisco" and not os.path.exists(path):
+        return list(hisco_key())
+    header = table_format(path).names
+    name = next((column for column in ("system_code", "hisco") if column in header), None)
+    if name is None or "code" not in header:
+        raise UserError(
+            f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
+            f"this one has {', '.join(map(repr, header))}"
         )
-        codes = "no codes"
-        if settings.target_cols:
-            columns = ", ".join(settings.target_cols)
-            codes = f"codes from {columns} ({formatter.kind}, block size {formatter.block_size})"
-        lines = [
-            f"Read: descriptions from column {settings.input_col}, {codes}, language: {language}"
-            + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")
-        ]
-        ignored = [
-            name for file in self.files for name in file["columns"] if name.casefold() in ("lang", "language")
-        ]
-        if ignored and not settings.language_col and settings.language == UNKNOWN_LANGUAGE:
-            lines.append(
-                f"Note: there is a column {ignored[0]!r} that is not read; --language-col {ignored[0]}"
-                " reads it"
+    numbered: dict[int, str] = {}
+    for code, number in read_columns(path, [name, "code"]):
+        if not code:
+            continue
+        if not number.isdecimal() or len(number) > 12 or int(number) in numbered:
+            raise UserError(
+                f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; code {code!r} has"
+                f" {number!r}"
             )
-        return lines
-
-    def _bad_labels(self) -> str:
-        formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
-        ways = ["--drop-bad-labels leaves these rows out and lists them"]
-        if formatter.kind == "gpf" and not formatter.allow_short:
-            ways = [
-                "--allow-codes-shorter-than-block-size fills shorter codes up",
-                *ways,
-                "--block-size N sets another length",
-            ]
-            hisco = "--formatter hisco is for HISCO codes, and restores lost leading zeros"
-            ways = [hisco, *ways] if formatter.target_cols[0].startswith("hisco") else [*ways, hisco]
-        if rows > sum(part.rows for part in self._parts()):
-            ways.insert(
-                0, "Most rows are of this kind: look whether --target-cols and --formatter are the right ones"
-            )
-        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
-        if self.settings.numbered:
-            rename = [
-                "columns code1, code2 … hold numbers of the HISCO key where no --key is named: where they"
-                " hold codes, rename them"
-            ]
-            what = "what is not a number of the key"
-            ways = [
-                "--key names the file that the numbers belong to",
-                *(rename if self.settings.number_codes else ways),
-            ]
-        return "\n    ".join(
-            [f"{rows:,} rows hold {what}. The first:", *self._first(kind), "What to do:", *ways]
+        numbered[int(number)] = code
+    if sorted(numbered) != list(range(len(numbered))) or not numbered:
+        raise UserError(
+            f"{path}: column 'code' must number the codes 0 … {max(len(numbered) - 1, 0)} without a gap"
         )
+    codes = [numbered[i] for i in range(len(numbered))]
+    twice, times = Counter(codes).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{path}: code {twice!r} is listed {times} times")
+    return codes
 
-    def _first(self, kind: str) -> list[str]:
-        return [
-            f"{each['file']}, line {each['line']}, {each['reason']}" for each in self.findings.examples[kind]
-        ]
 
-    def finish(self) -> tuple[list[str], dict]:
-        """Closes the files and gives codes their final numbers. Returns (codes, report)."""
-        self.writer.close()
-        self.findings.close()
-        found = list(self.book.codes)
-        used = np.zeros(len(found) + 1, dtype=bool)  # not those of rejected rows alone
-        for part in self._parts():
-            for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-                used[np.unique(numbers)] = True  # −1 marks the last
-        codes = self.settings.fixed_codes
-        if codes is None:
-            first = self.settings.first_codes or []
-            codes = first + sorted({code for number, code in enumerate(found) if used[number]} - set(first))
-        place = {code: i for i, code in enumerate(codes)}
-        final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
-        for part in self._parts():
-            path = os.path.join(self.folder, f"{part.part}.codes")
-            with open(path + ".new", "wb") as file:
-                for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-                    file.write(final[numbers].tobytes())
-            os.replace(path + ".new", path)
-        report = make_report(
-            self._parts(),
-            not self.settings.val_files,
-            self._what_was_read(),
-            self.files,
-            self.findings,
-            list(codes),
-            self.languages.names,
-            os.path.join(self.folder, "conflicts.csv"),
+def read_words(path: str) -> dict[str, int]:
+    """Words and how often they occur: columns word, freq. Raises UserError."""
+    rows = read_columns(path, ["word", "freq"])
+    bad = next((row for row in rows if not row[0] or not row[1].isdecimal() or len(row[1]) > 18), None)
+    if bad or not rows:
+        raise UserError(
+            f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else "")
         )
-        for part in self._parts():
-            os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
-        return list(codes), report
+    words: Counter[str] = Counter()
+    for word, count in rows:
+        words[word] += int(count)
+    return dict(words)
 
-    def alphabet(self) -> list[int]:
-        """All code points of the descriptions, sorted. After `finish`."""
-        stand = np.zeros(sys.maxunicode + 1, dtype=bool)
-        for part in self._parts():
-            for points in part.blocks("chars", ARRAYS["chars"]):
-                stand[points] = True
-        return np.flatnonzero(stand).tolist()
 
-    def _parts(self) -> list[WrittenPart]:
-        return [files.info for files in self.writer.parts.values()]
+def write_table(path: str, rows: Iterable[Sequence]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        write = row_writer(file)
+        for row in rows:
+            write(row)
 
-    def abandon(self) -> None:
-        """Ends what is still at work and closes what is still open. Called after `finish`, too."""
-        self.writer.abandon()
-        with contextlib.suppress(OSError):  # what could not be written has been said
-            self.findings.close()
+
+def write_words(path: str, words: dict[str, int]) -> None:
+    """`words.csv`: columns word, freq; the most frequent words first."""
+    ordered = sorted(words.items(), key=lambda item: (-item[1], item[0]))
+    write_table(path, [("word", "freq"), *ordered[:MAX_WORDS]])
+
+
+def write_key(path: str, codes: list[str]) -> None:
+    """`key.csv`: columns system_code, code (the number of the linear output)."""
+    write_table(path, [("system_code", "code"), *((code, i) for i, code in enumerate(codes))])

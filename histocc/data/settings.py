@@ -7,8 +7,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
-from histocc.data import keys
 from histocc.data.arrays import PREPARED_FORMAT
+from histocc.data.rows import find_target_columns, hold_numbers, read_columns, read_key
 from histocc.data.tables import column_problems, read_header
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.errors import UserError, raise_if_any
@@ -140,7 +140,7 @@ def columns_of(
     try:
         if not (target_cols or args.formatter or args.key) and naming == "hisco":
             header = read_header(path, args.delimiter)[0]
-            families = keys.find_target_columns(header)
+            families = find_target_columns(header)
             if len(families) > 1:
                 language = ", and --language-col lang with it" if "lang" in header else ""
                 raise UserError(
@@ -189,9 +189,7 @@ def settings_from(
             fixed = _fixed_codes(args, formatter, target_cols[0])
     except (UserError, ValueError) as error:
         problems.append(str(error))
-    hisco_numbers = (
-        columns.formatter == "hisco" and not args.key and keys.hold_numbers(target_cols or ["hisco_1"])
-    )
+    hisco_numbers = columns.formatter == "hisco" and not args.key and hold_numbers(target_cols or ["hisco_1"])
     settings = PrepareSettings(
         train_files=train_files,
         val_files=val_files,
@@ -207,7 +205,7 @@ def settings_from(
         fixed_codes=fixed,
         delimiter=args.delimiter,
         clean_text=args.clean_text or start.text,
-        numbered=bool(args.key) and keys.hold_numbers(target_cols) or hisco_numbers,
+        numbered=bool(args.key) and hold_numbers(target_cols) or hisco_numbers,
         number_codes=list(hisco_key()) if hisco_numbers else None,
         first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
     )
@@ -234,9 +232,9 @@ def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: Sta
 
 def _find_target_cols(args: argparse.Namespace, formatter: str, path: str, naming: str) -> list[str]:
     header = read_header(path, args.delimiter)[0]
-    found = keys.find_target_columns(header, naming, bool(args.key), formatter)
+    found = find_target_columns(header, naming, bool(args.key), formatter)
     if not found and formatter == "hisco":
-        found = keys.find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
+        found = find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
     if not found:
         numbers = (
             " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
@@ -258,7 +256,7 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_col
     if not path:
         return None
     if args.key:
-        cells = keys.read_key(path)
+        cells = read_key(path)
     else:
         column = args.all_codes_col or first_column
         if column not in read_header(path)[0]:
@@ -266,7 +264,7 @@ def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_col
                 f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
                 + ", ".join(map(repr, read_header(path)[0]))
             )
-        cells = [cell for (cell,) in keys.read_columns(path, [column])]
+        cells = [cell for (cell,) in read_columns(path, [column])]
     codes = [formatter.repair(cell)[0] for cell in cells if cell]
     try:
         for code in codes:

@@ -1,28 +1,33 @@
-"""Files of rows, read in chunks of columns: CSV in whatever encoding and with whatever delimiter it has, and
-Parquet.
+"""Tables, read in chunks of columns: CSV in whatever encoding and with whatever delimiter, and Parquet.
 
 Values stay the text that stands in the file: "NA", "null" and "0123" are never turned into anything else.
 Memory holds one chunk, however long the file is.
 """
 
 import codecs
+import contextlib
 import csv
+import io
+import os
 import re
-import shlex
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from functools import cache
+from itertools import chain, compress, islice
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from histocc.data import parquet_files
-from histocc.data.csv_text import BEGIN, CsvLines, detect_encoding, encoding_of_header, is_torn, unquoted
-from histocc.data.parquet_files import is_parquet
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
 
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+PARQUET = b"PAR1"
+_BEGIN = 1 << 16  # bytes that tell what a file is
+_BLOCK = 1 << 16  # characters that are cut into lines at a time
+_LINE_BREAK = re.compile("\r\n|\r|\n")
 # What the first bytes of other files are.
 _OTHERS = {
     b"PK\x03\x04": "an Excel workbook or a zip archive; save the sheet as CSV (UTF-8), or unpack the archive",
@@ -37,24 +42,19 @@ _OTHERS = {
     b"SQLite format 3": "a database; export the table as CSV",
     b"%PDF": "a PDF",
     b"PARE": "an encrypted Parquet file; write it without encryption",
-    **dict.fromkeys(
-        (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
-        "text in UTF-32; save it as UTF-8, for example with: iconv -f UTF-32 -t UTF-8 FILE > utf8.csv",
-    ),
-    **dict.fromkeys(
-        (b"+/v8", b"+/v9", b"+/v+", b"+/v/"),
-        "text in UTF-7; save it as UTF-8, for example with: iconv -f UTF-7 -t UTF-8 FILE > utf8.csv",
-    ),
+    codecs.BOM_UTF32_LE: "text in UTF-32; save it as UTF-8",
+    codecs.BOM_UTF32_BE: "text in UTF-32; save it as UTF-8",
 }
-_LINE_BREAK = re.compile("\r\n|\r|\n")
+
+# Characters of a cell: an open quotation mark must not swallow the memory with the file.
+csv.field_size_limit(1 << 24)
 
 
 @dataclass
 class Chunk:
     """Some rows of a file, below the header. lines: where each row begins in the file, int64 [n], 1 is the
     first line (Parquet: the number of the row); columns: the cells of each wanted column, n texts each;
-    faults: rows that cannot be read, as (line, kind, reason); share: of the file that
-    is read, 0…1, where that is known.
+    faults: rows that cannot be read, as (line, kind, reason); share: of the file that is read, 0…1, or None.
     """
 
     lines: np.ndarray
@@ -63,35 +63,54 @@ class Chunk:
     share: float | None = None
 
 
-def read_header(path: str, delimiter: str | None = None) -> tuple[list[str], str]:
-    """(column names, delimiter) of a file; `delimiter` None finds it. Raises UserError for what cannot be a
-    table.
+class Format(NamedTuple):
+    """How a file is read. names: of its columns; delimiter, encoding: "" for Parquet; above: lines before the
+    names; notes: what a user should know of it.
     """
+
+    names: list[str]
+    delimiter: str
+    encoding: str
+    above: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def table_format(path: str, delimiter: str | None = None, encoding: str | None = None) -> Format:
+    """How a file is read; what is not given is found. Raises UserError for what cannot be a table."""
     with opened(path) as file:
-        begin = file.read(BEGIN)
-        kind = next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None)
-        if kind:
-            raise UserError(f"{path}: is not a CSV file but {kind}")
-        if begin.startswith(parquet_files.MAGIC):
-            return parquet_files.column_names(path), ""
-        encoding = encoding_of_header(path, begin)
-        file.seek(0)
-        table = CsvLines(path, file, encoding, errors="replace")
-        line = table.begin.partition(table.end)[0]
-        if not line.strip():
-            raise UserError(
-                f"{path}: is empty"
-                if not table.begin
-                else f"{path}: the first line, with the column names, is blank"
-            )
-        found = delimiter or max(DELIMITERS.values(), key=unquoted(line).count)  # the first where none occurs
-        try:
-            return next(table.rows(found)), found
-        except csv.Error as error:
-            reason = "a carriage return stands inside it" if is_torn(error) else error
-            raise UserError(
-                f"{path}: the column names in the first line are not readable as CSV ({reason})"
-            ) from None
+        begin = file.read(_BEGIN)
+    kind = next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None)
+    if kind:
+        raise UserError(f"{path}: is not a CSV file but {kind}")
+    if begin.startswith(PARQUET):
+        return Format(_parquet(path)[1].names, "", "")
+    notes: tuple[str, ...] = ()
+    if encoding is None:
+        state = os.stat(path)
+        encoding, notes = _detected(path, state.st_ino, state.st_size, state.st_mtime_ns)
+    with opened(path) as file, _decodes(path, encoding):
+        text = io.TextIOWrapper(file, encoding=encoding, newline="")
+        first = [text.readline(), *islice(text, 20)]
+        text.detach()
+    if not first[0].strip():
+        what = "the first line, with the column names, is blank" if first[0] else "is empty"
+        raise UserError(f"{path}: {what}")
+    unquoted = "".join(first[0].split('"')[::2])
+    delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first where none occurs
+    try:
+        names = next(csv.reader(first, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"{path}: the column names in the first line are not readable as CSV ({error})"
+        ) from None
+    return Format(names, delimiter, encoding, 0, notes)
+
+
+def read_header(
+    path: str, delimiter: str | None = None, encoding: str | None = None
+) -> tuple[list[str], str]:
+    """(column names, delimiter) of a file. Raises UserError for what cannot be a table."""
+    return table_format(path, delimiter, encoding)[:2]
 
 
 def column_problems(
@@ -106,12 +125,12 @@ def column_problems(
                 f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
                 + (f". Is {near[0]!r} meant?" if near else "")
                 + (f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "")
-                + (" (several columns are parted by blanks)" if "," in name else "")
+                + (" (separate several columns by spaces)" if "," in name else "")
                 + (" (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "")
             )
         elif header.count(name) > 1:
             problems.append(
-                f"{path}: column {name!r} stands there {header.count(name)} times; rename one of them"
+                f"{path}: column {name!r} is listed {header.count(name)} times; rename one of them"
             )
     return problems
 
@@ -120,176 +139,390 @@ def read_chunks(
     path: str, columns: list[str] | None, delimiter: str | None = None, encoding: str | None = None
 ) -> Iterator[Chunk]:
     """All rows below the header, with the cells of `columns`, which the header must have; None: all columns,
-    in order.
-
-    delimiter, encoding: None finds them. Raises UserError where the rest of the file cannot be read.
+    in order. delimiter, encoding: None finds them. Raises UserError where the file cannot be read to its end.
     """
-    header, delimiter = read_header(path, delimiter)
-    if is_parquet(path):
+    table = table_format(path, delimiter, encoding or None)
+    if not table.encoding:
         row = 0
-        for cells in parquet_files.read_columns(path, columns, CHUNK):
+        for cells in _parquet_columns(path, columns):
             yield Chunk(np.arange(row, row + len(cells[0]), dtype=np.int64) + 1, cells)
             row += len(cells[0])
         return
-    places = list(range(len(header))) if columns is None else [header.index(name) for name in columns]
-    yield from _csv_chunks(path, encoding or detect_encoding(path), delimiter, len(header), places)
-
-
-def _csv_chunks(path: str, encoding: str, delimiter: str, width: int, places: list[int]) -> Iterator[Chunk]:
-    with opened(path) as file:
-        table = CsvLines(path, file, encoding)
-        reader = table.rows(delimiter)
-        next(reader, None)
+    width = len(table.names)
+    places = range(width) if columns is None else [table.names.index(name) for name in columns]
+    with _csv_reader(path, table) as (reader, lines, file):
+        size = max(1, os.fstat(file.fileno()).st_size)
         more = True
         while more:
-            rows, faults, ends = [], [], [np.array([reader.line_num])]
+            rows, faults, starts = [], [], []
             while more and len(rows) < CHUNK:
-                start, before, last = reader.line_num, len(rows), None
+                start, before = reader.line_num, len(rows)
                 try:
                     rows.extend(islice(reader, CHUNK - before))  # keeps what came before an error
-                    more, last = len(rows) == CHUNK, reader.line_num
-                except csv.Error as error:
-                    fault = error
+                    more, error = len(rows) == CHUNK, None
+                except csv.Error as caught:
+                    error = caught
                 if width == 1:  # an empty line is a row with an empty cell
                     rows[before:] = [row or [""] for row in rows[before:]]
-                ends.append(_ends(rows[before:], start, last, table.end))
-                if last is None:
-                    line = int(ends[-1][-1]) + 1 if len(rows) > before else start + 1
-                    faults.append(_broken_row(table, line, delimiter, fault))
+                ends = _ends(rows[before:], start, reader.line_num if error is None else None)
+                starts.append(ends)
+                if error is not None:
+                    line = int(ends[-1]) + 1
+                    faults.append(_broken_row(path, table, line, reader.line_num, lines.last(reader), error))
                     rows.append([])  # passed over, so that the next row's line is right
-                    ends.append(np.array([reader.line_num]))
-            if rows:
-                spans = np.concatenate(ends)
-                chunk = _chunk(
-                    rows,
-                    table.numbers(spans[:-1] + 1),
-                    table.numbers(spans[1:], "right"),
-                    faults,
-                    delimiter,
-                    width,
-                    places,
-                )
-                chunk.share = file.tell() / max(1, table.size)
+                    starts[-1] = np.append(ends, reader.line_num)
+            chunk = _chunk(rows, starts, faults, table, places)
+            if len(chunk.lines) or chunk.faults:
+                chunk.share = file.tell() / size
                 yield chunk
-            table.forget()
 
 
-def _ends(rows: list[list[str]], start: int, last: int | None, end: str) -> np.ndarray:
-    """The line on which each row ends, int64 [n], for rows that begin behind the line `start`; `last` is the
-    last of them where it is known."""
-    if last is not None and last == start + len(rows):  # only quoted line ends make a row longer than a line
-        return np.arange(start + 1, last + 1)
-    breaks = [sum(cell.count(end) for cell in row) for row in rows]
-    return start + np.cumsum(np.array(breaks, dtype=np.int64) + 1)
+def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
+    """(line on which it ends, cells) of each row below the header, however many cells it has. Raises
+    UserError.
+    """
+    with _csv_reader(path, table) as (reader, _, _):
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.line_num:,}: is not readable as CSV ({error})") from None
 
 
-def _is_open(line: str, delimiter: str) -> bool:
-    """Whether a cell begins in the line with a quotation mark that is not closed there."""
-    return re.search(f'(?:^|{re.escape(delimiter)})"[^"]*(?:""[^"]*)*$', line) is not None
+class _Lines:
+    """The lines of an open file with their ends: a line feed, a carriage return, or a pair of both."""
+
+    def __init__(self, file: io.TextIOWrapper):
+        self.file, self.block, self.before = file, [], 0  # before: lines of earlier blocks
+
+    def blocks(self) -> Iterator[list[str]]:
+        while block := self.file.readlines(_BLOCK):
+            self.before += len(self.block)
+            self.block = block
+            yield block
+
+    def last(self, reader: Any) -> str:
+        """The line that `reader` has read last."""
+        return self.block[reader.line_num - self.before - 1]
 
 
-def _broken_row(table: CsvLines, line: int, delimiter: str, error: csv.Error) -> tuple[int, str, str]:
-    """The fault of a row that is not CSV; line: where it begins, as it is handed out. Raises UserError where
-    other rows are lost with it."""
-    last = table.reader.line_num
-    first, end = int(table.numbers(line)), int(table.numbers(last))
-    where = f"{table.path}, line {first:,}"
+@contextlib.contextmanager
+def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, _Lines, BinaryIO]]:
+    """(csv's reader behind the header, its lines, the file that they come from)"""
+    with opened(path) as file:
+        text = io.TextIOWrapper(file, encoding=table.encoding, newline="")
+        lines = _Lines(text)
+        reader = csv.reader(chain.from_iterable(lines.blocks()), delimiter=table.delimiter, strict=True)
+        with _decodes(path, table.encoding, reader):
+            next(reader)
+            yield reader, lines, file
+            text.detach()
+
+
+@contextlib.contextmanager
+def _decodes(path: str, encoding: str, reader: Any = None) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeError as error:
+        line = 1 + (reader.line_num if reader is not None else 0)
+        raise UserError(
+            f"{path}, line {line:,} or below: cannot be read as {encoding.upper()} ({error}). Save it as"
+            " UTF-8, or name its encoding with --encoding"
+        ) from None
+
+
+def _ends(rows: list[list[str]], start: int, last: int | None) -> np.ndarray:
+    """`start`, and the line on which each row ends, int64 [n + 1], for rows that begin behind the line
+    `start`; `last` is the last of them where it is known.
+    """
+    if last is not None and last == start + len(
+        rows
+    ):  # only quoted line breaks make a row longer than a line
+        return np.arange(start, last + 1)
+    breaks = [0, *(1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows)]
+    return start + np.cumsum(np.array(breaks, dtype=np.int64))
+
+
+def _broken_row(
+    path: str, table: Format, first: int, last: int, text: str, error: csv.Error
+) -> tuple[int, str, str]:
+    """The fault of a row that is not CSV, in the lines `first` to `last`; text: the last one. Raises
+    UserError if other rows are lost with it.
+    """
+    where = f"{path}, line {first:,}"
     if str(error).startswith("field larger"):
         raise UserError(
-            f"{where}: a cell there has more than {csv.field_size_limit():,} characters (down to "
-            f"line {end:,}). Is a quotation mark not closed?"
+            f"{where}: a cell there has more than {csv.field_size_limit():,} characters (down to line"
+            f" {last:,}). Is a quotation mark not closed?"
         )
-    if last > line and not is_torn(error):
+    is_open = re.search(f'(?:^|{re.escape(table.delimiter)})"[^"]*(?:""[^"]*)*$', text)
+    if last > first or is_open and not str(error).startswith("unexpected end"):
         raise UserError(
-            f"{where}: a quotation mark there is not closed before line {end:,}, so that the rows "
-            "between would be lost. A cell that begins with a quotation mark must end with one, and "
-            f"quotation marks inside it must be doubled ({error})"
-        )
-    if not str(error).startswith("unexpected end") and _is_open(table.last_line(), delimiter):
-        raise UserError(
-            f"{where}: a row that cannot be read continues in the lines below {end:,}, so that it "
-            f"cannot be told where the next one begins; mend it ({error})"
-        )
-    if is_torn(error):
-        inside = int(table.numbers(last, "right")) - last - (first - line)  # line breaks that end no line
-        if table.end == "\r" or inside > 1:
-            mend = f"tr -s '\\r' '\\n' < {shlex.quote(table.path)} > mended.csv"
-            raise UserError(
-                f"{where}: lines end there in another way than before (some with a carriage return, "
-                "some with a line feed), so that several rows would be taken for one. Give all "
-                f"lines the same end, for example with\n  {mend}"
-            )
-        return (
-            first,
-            "carriage return in a row",
-            (
-                "a carriage return stands in the row outside of quotation "
-                "marks, so that it may be one row or two: put the cell into quotation marks, or remove the "
-                "carriage return"
-            ),
+            f"{where}: a quotation mark there is not closed before line {last:,}, so that rows are lost. A"
+            " cell that begins with a quotation mark must end with one, and quotation marks inside it must be"
+            f" doubled ({error})"
         )
     return (
         first,
         "broken quotation marks",
-        (
-            "a cell that begins with a quotation mark must end with one, and "
-            f"those inside it must be doubled ({error})"
-        ),
+        "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
+        f" ({error})",
     )
 
 
-def _chunk(
-    rows: list[list[str]],
-    lines: np.ndarray,
-    ends: np.ndarray,
-    faults: list,
-    delimiter: str,
-    width: int,
-    places: list[int],
-) -> Chunk:
-    """lines, ends: the first and the last line of each row, int64 [n]."""
-    keep = None
-    if set(map(len, rows)) != {width}:
+def _chunk(rows: list[list[str]], spans: list[np.ndarray], faults: list, table: Format, places: Any) -> Chunk:
+    """spans: as `_ends` gives them, of consecutive rows."""
+    width, delimiter = len(table.names), table.delimiter
+    lines = np.concatenate([span[:-1] for span in spans]) + 1
+    ends = np.concatenate([span[1:] for span in spans])
+    keep = np.ones(len(rows), dtype=bool)
+    if set(map(len, rows)) - {width}:
         sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         keep = sizes == width
-        # 0: a blank line between rows of several cells
         faults += [
             (
                 int(lines[i]),
                 "wrong number of cells",
                 f"{sizes[i]} cells in the row, {width} columns in the header",
             )
-            for i in np.flatnonzero((sizes != width) & (sizes != 0))
+            for i in np.flatnonzero(~keep & (sizes != 0))  # 0: a blank line between rows of several cells
         ]
-    tall = np.flatnonzero(ends > lines)
-    swallowing = [i for i in tall if any(_swallows(cell, delimiter, width) for cell in rows[i])]
-    if swallowing:
-        keep = np.ones(len(rows), dtype=bool) if keep is None else keep
-        keep[swallowing] = False
-        faults += [
-            (
-                int(lines[i]),
-                "rows inside a cell",
-                (
-                    f"a cell holds whole rows, down to line {ends[i]:,}: a quotation mark "
-                    "that is not closed swallows the rows below it"
-                ),
-            )
-            for i in swallowing
-            if len(rows[i]) == width
-        ]
-    if keep is not None:
+    for i in np.flatnonzero((ends > lines) & keep) if width > 1 else ():
+        # a cell with as many delimiters, for its lines, as rows have; one before a blank is that of prose
+        if any(
+            cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0
+            for cell in rows[i]
+            for breaks in [len(_LINE_BREAK.findall(cell))]
+        ):
+            keep[i] = False
+            reason = f"a cell holds whole rows, down to line {ends[i]:,}: is a quotation mark not closed?"
+            faults.append((int(lines[i]), "rows inside a cell", reason))
+    if not keep.all():
         rows, lines = list(compress(rows, keep)), lines[keep]
     return Chunk(lines, [[row[place] for row in rows] for place in places], sorted(faults))
 
 
-def _swallows(cell: str, delimiter: str, columns: int) -> bool:
-    """Whether a cell of several lines looks like rows of the table: with as many delimiters, for its lines,
-    as rows have. A delimiter before a blank is taken for one of prose.
+# ---- encodings
+
+# Letters beside a–z of languages, by the code pages that their files may be in.
+_WESTERN = (
+    "äöüßéà",
+    "àâæçéèêëîïôùûüÿœ",
+    "áéíóúüñç",
+    "àáâãçéêíóôõúü",
+    "àèéìíîòóùú",
+    "àçèéíïòóúü·",
+    "æøåéèêôöäü",
+    "åäöéèàüæø",
+    "áðéíóúýþæö",
+    "éèêëïîöüóáíúàâôûçĳ",
+)
+_CYRILLIC = "".join(map(chr, range(0x430, 0x460))) + "ґ"
+_LETTERS = {
+    "cp1252": _WESTERN,
+    "cp1250": ("áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "ąćęłńóśźż", "áéíóöőúüű", "čćđšž", "ăâîşţ"),
+    "cp1251": (_CYRILLIC,),
+    "cp1253": ("αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώϊϋΐΰ",),
+    "cp1254": ("çğıöşüâîû\u0307",),
+    "cp850": _WESTERN,
+    "mac_roman": _WESTERN,
+}
+_SIGNS = "‘’‚“”„´`'–—…°£€½¼¾«»§ºª·†‡©®\xa0\xad"  # stand beside words in any language
+_HIGH_WORD = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
+_HIGH_CELL = re.compile(rb'[^,;\t|"\r\n]*[\x80-\xff][^,;\t|"\r\n]*')
+_MAX_ODD_LINES = 20_000  # that are looked at
+_MIN_SHARE = 0.95  # of the words that a language must explain
+
+
+def detect_encoding(path: str) -> str:
+    """utf-8-sig (with or without byte order mark), utf-16 (with one), or a code page. Raises UserError where
+    it cannot be told.
     """
-    breaks = len(_LINE_BREAK.findall(cell))
-    return (
-        columns > 1
-        and breaks > 0
-        and cell.count(delimiter) - cell.count(delimiter + " ") >= breaks * (columns - 1)
+    return table_format(path).encoding
+
+
+@cache
+def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
+    """(encoding, what to tell of it) of a CSV file in this state."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with opened(path) as file:
+        begin = file.read(4096)
+        if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16", ("was read as UTF-16",)
+        if b"\0" in begin.partition(b"\n")[0]:
+            nul = {at % 2 for at, byte in enumerate(begin) if not byte}
+            utf16 = f"; --encoding utf-16-{'le' if nul == {1} else 'be'} reads it if it is UTF-16"
+            raise UserError(
+                f"{path}: is not a text file (a NUL byte in the first line)" + utf16 * (len(nul) == 1)
+            )
+        with contextlib.suppress(UnicodeDecodeError):
+            decoder.decode(begin)
+            while block := file.read(1 << 22):
+                decoder.decode(block)
+            decoder.decode(b"", final=True)
+            return "utf-8-sig", ()
+    return _code_page(path)
+
+
+def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
+    """As `_detected`, for a file that is not UTF-8."""
+    odd, utf8, first = [], 0, 0
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.isascii():
+                try:
+                    line.decode("utf-8")
+                    utf8 += 1
+                except UnicodeDecodeError:
+                    first = first or number
+                    odd.append(line)
+                    if len(odd) == _MAX_ODD_LINES:
+                        break
+    if utf8 * 100 > len(odd):
+        raise UserError(
+            f"{path}: is not UTF-8 in line {first:,}, as {utf8:,} other lines are. Parts of different"
+            " encodings were put together: save each as UTF-8 first, or correct the lines"
+        )
+    words = {word for line in odd for word in _HIGH_WORD.findall(line)}
+    best = {page: _explained(words, page) for page in _LETTERS}
+    single, several = best["cp1252"]
+    samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
+
+    def shown(page: str) -> str:
+        return ", ".join(repr(sample.decode(page, "replace")) for sample in samples)
+
+    page = "cp1252"
+    if several < _MIN_SHARE or max(share for share, _ in best.values()) > single:
+        page = _guessed(b"".join(odd))
+    if page is not None:
+        name = "Windows-1252" if page == "cp1252" else page
+        note = f"was read as {name}, since it is not UTF-8: {shown(page)}; --encoding names another"
+        return page, (note,)
+    raise UserError(
+        "\n    ".join(
+            [
+                f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME"
+                " reads it; some of its texts as each would read them:",
+                *(f"{page}: {shown(page)}" for page in sorted(_LETTERS, key=best.__getitem__, reverse=True)),
+                "The package charset-normalizer, where it is installed, is asked for a guess",
+            ]
+        )
     )
+
+
+def _explained(words: set[bytes], page: str) -> tuple[float, float]:
+    """The shares of words that the best language of a code page explains, and that any of them does."""
+    of_language: Counter[int] = Counter()
+    some = 0
+    for word in words:
+        text = word.decode(page, "replace").strip(_SIGNS).lower()
+        fits = [
+            i for i, letters in enumerate(_LETTERS[page]) if all(c < "\x80" or c in letters for c in text)
+        ]
+        of_language.update(fits)
+        some += bool(fits)
+    return max(of_language.values(), default=0) / len(words), some / len(words)
+
+
+def _guessed(data: bytes) -> str | None:
+    """The code page by charset-normalizer; None without it, or without an answer."""
+    try:
+        from charset_normalizer import from_bytes
+    except ImportError:
+        return None
+    found = from_bytes(data, cp_isolation=list(_LETTERS)).best()
+    return None if found is None else found.encoding
+
+
+# ---- Parquet, through pyarrow
+#
+# What cannot be seen: where the writer has stored no checksums of pages (most do not unless asked to), a
+# changed byte may give another text or number without any error.
+
+
+def is_parquet(path: str) -> bool:
+    """Whether the file begins as Parquet does. Raises UserError for what is no regular file."""
+    with opened(path) as file:
+        return file.read(len(PARQUET)) == PARQUET
+
+
+def _parquet(path: str) -> tuple[Any, Any, tuple[type[Exception], ...]]:
+    """(file, schema, what pyarrow raises for damaged files). Raises UserError."""
+    with opened(path):  # a regular file that can be read
+        pass
+    try:
+        import pyarrow
+        from pyarrow import lib, parquet  # pyright: ignore[reportAttributeAccessIssue]  compiled
+    except ImportError:
+        raise UserError(
+            f"{path}: reading Parquet needs pyarrow: pip install pyarrow (or histocc with the extra parquet)"
+        ) from None
+    errors = lib.ArrowException, OSError, ValueError, MemoryError, OverflowError
+    try:
+        # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
+        # Nothing is read ahead: that would hold all row groups in memory.
+        file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
+        schema = file.schema_arrow
+        _ = schema.names  # are decoded here, where an error is caught
+        return file, schema, errors
+    except errors as error:
+        raise UserError(f"{path}: is a damaged Parquet file ({_short(error)})") from None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _parquet_columns(path: str, columns: list[str] | None) -> Iterator[list[list[str]]]:
+    """The texts of each column, in the order of `columns` (None: all), up to CHUNK rows at a time; none and
+    NaN become the empty text. Raises UserError.
+    """
+    import pyarrow
+
+    file, schema, errors = _parquet(path)
+    places = range(len(schema)) if columns is None else [schema.get_field_index(name) for name in columns]
+    for column in (schema.field(place) for place in places):
+        if pyarrow.types.is_nested(column.type):
+            raise UserError(
+                f"{path}: column {column.name!r} holds {column.type}, not texts or numbers; write the file"
+                " without it, or with one text in each row"
+            )
+    row, batches = 0, file.iter_batches(CHUNK, columns=columns)
+    while places:
+        try:
+            if (batch := next(batches, None)) is None:
+                break
+            # By place where all are read, since names may repeat.
+            found = places if columns is None else map(batch.schema.get_field_index, columns)
+            cells = [_texts(batch.column(place)) for place in found]
+        except errors as error:
+            raise UserError(
+                f"{path}, row {row + 1:,} or below: cannot be read as text ({_short(error)})"
+            ) from None
+        yield cells
+        row += len(batch)
+    if places and row != file.metadata.num_rows:
+        raise UserError(
+            f"{path}: is a damaged Parquet file ({row:,} rows of {file.metadata.num_rows:,} are there)"
+        )
+
+
+def _texts(values: Any) -> list[str]:
+    """A column as texts; floats that are whole (in pandas, whole numbers with gaps) without a fraction."""
+    import pyarrow.compute
+
+    compute: Any = pyarrow.compute  # its functions are made when it is imported
+    if isinstance(values, pyarrow.ExtensionArray):
+        values = values.storage
+    if pyarrow.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    texts = values.cast(pyarrow.string())
+    if pyarrow.types.is_floating(values.type):
+        wide = values.cast(pyarrow.float64())
+        small = compute.less(
+            compute.abs(wide), 1 << 53
+        )  # beyond it a float does not tell whole numbers apart
+        whole = compute.and_(compute.equal(compute.floor(wide), wide), small)
+        numbers = compute.if_else(whole, wide, 0.0).cast(pyarrow.int64()).cast(pyarrow.string())
+        texts = compute.if_else(compute.is_nan(wide), None, compute.if_else(whole, numbers, texts))
+    return [text or "" for text in texts.to_pylist()]

@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from histocc.data.arrays import ARRAYS, TEACHER, PreparedData, RowSet, read_meta, text_keys
-from histocc.data.code_book import MOST_LANGUAGES
+from histocc.data.arrays import ARRAYS, TEACHER, PreparedData, RowSet, read_meta, text_keys, write_last
 from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
-from histocc.data.folder import build_folder, write_last
+from histocc.data.prepare import build_folder
+from histocc.data.rows import MAX_LANGUAGES
 from histocc.runtime.errors import UserError
 from histocc.runtime.rng import chance, draw, streams
 
@@ -47,10 +47,10 @@ class Questions:
         """Of all rows: those of the labelled ones, then new ones of the others."""
         more = [] if self.unlabelled is None else self.unlabelled.languages
         found = list(dict.fromkeys([*self.data.languages, *more]))
-        if len(found) > MOST_LANGUAGES:
+        if len(found) > MAX_LANGUAGES:
             raise UserError(
                 f"the labelled rows and those of --unlabelled have {len(found)} languages together, and"
-                f" {MOST_LANGUAGES} are the most: does --language-col name the right column?"
+                f" {MAX_LANGUAGES} are the most: does --language-col name the right column?"
             )
         return found
 
@@ -133,16 +133,14 @@ def build(
     questions: Questions,
     answers: np.ndarray,
     said: dict,
-    say: Callable[[str], None],
     check: Callable[[], None],
-    wait_seconds: float,
 ) -> str:
     """The prepared folder `root`/`key` of the student's rows, if it is not there; returns its path.
 
     Args:
         answers: of all questions, `teacher_record`s.
         said: is kept in the report as `teacher`.
-        say, check, wait_seconds: as `build_folder` takes them.
+        check: called now and then; an exception of it ends the work.
     """
 
     def fill(new: str) -> None:
@@ -175,7 +173,7 @@ def build(
         }
         write_last(new, content)
 
-    return build_folder(root, key, fill, say, check, wait_seconds)
+    return build_folder(root, key, fill, check)
 
 
 def _room(answers: np.ndarray) -> int:

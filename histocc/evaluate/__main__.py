@@ -22,12 +22,10 @@ import os
 import numpy as np
 
 from histocc.data import arguments as table_arguments
-from histocc.data import keys
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.findings import OUTSIDE_KEY
-from histocc.data.folder import is_whole
+from histocc.data.arrays import PreparedData, RowSet, fault
 from histocc.data.report import report_lines
+from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, read_key
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.evaluate import baseline
 from histocc.evaluate import markdown as report_text
@@ -178,15 +176,15 @@ def number_codes(
     --key, else of the --key of the training, else of the HISCO key. Raises UserError where a model of another
     system does not say.
     """
-    trained_on_them = keys.hold_numbers(formatter.target_cols) and "args" in state
+    trained_on_them = hold_numbers(formatter.target_cols) and "args" in state
     if (
-        not keys.hold_numbers(columns)
+        not hold_numbers(columns)
         or trained_on_them
         and not (args.key or state["args"].get("key") or state.get("hisco_numbers"))
     ):
         return None  # of another formatter: codes, in columns of such names
     if args.key:
-        return [formatter.repair(code)[0] for code in keys.read_key(args.key)]
+        return [formatter.repair(code)[0] for code in read_key(args.key)]
     if trained_on_them and state["args"].get("key"):
         return list(state["key"])
     if formatter.kind != "hisco":
@@ -309,7 +307,6 @@ def prepared(
                 args.output,
                 lambda line: None,
                 check=world.give_up_if_asked,
-                wait_seconds=60 * args.timeout_minutes,
                 warn=world.print,
             )
             return settings, folder
@@ -323,7 +320,6 @@ def prepared(
         folder,
         world,
         world.give_up_if_asked,
-        60 * args.timeout_minutes,
     )
 
 
@@ -357,7 +353,7 @@ def prepared_of_run(file: str, state: dict) -> str:
 def trained_on(file: str, state: dict) -> PreparedData | None:
     """The prepared data of the run; None where they are not there any more as they were written."""
     folder = prepared_of_run(file, state)
-    if not is_whole(folder):
+    if fault(folder):
         return None
     with contextlib.suppress(OSError, ValueError, KeyError, UserError):
         return PreparedData.open(folder)
@@ -545,11 +541,11 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
     content = model_io.load_state(file)
     own = model_io.brings_settings(content)
     trained = (content.get(SETTINGS, content).get("formatter") or {}).get("target_cols") if own else None
-    key = None if own and keys.hold_numbers(args.target_cols or trained or ["-"]) else args.key
+    key = None if own and hold_numbers(args.target_cols or trained or ["-"]) else args.key
     model, formatter, state = model_io.model_of(
         file,
         content,
-        Given(args.formatter, keys.key_reader(key), args.target_cols, args.use_within_block_sep),
+        Given(args.formatter, key_reader(key), args.target_cols, args.use_within_block_sep),
     )
     stores = [
         f"--{name}" for name in ("fit-thresholds", "fit-confidence") if getattr(args, name.replace("-", "_"))

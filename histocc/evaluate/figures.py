@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
-from histocc.data.findings import OUTSIDE_KEY
+from histocc.data.rows import OUTSIDE_KEY
 from histocc.evaluate import measures as report_metrics
 from histocc.evaluate.answers import CANDIDATES, GRID, RANKED
 from histocc.evaluate.coverage import Coverage

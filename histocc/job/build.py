@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.data import keys
 from histocc.data.arrays import PreparedData
-from histocc.data.augment import Augmenter
-from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
-from histocc.data.descriptions import load_descriptions
-from histocc.data.joined_rows import JoinedRows
+from histocc.data.dataset import (
+    NO_CHANGES,
+    JoinedRows,
+    RowEncoding,
+    TextChanges,
+    TextRows,
+    TextRowSet,
+    load_descriptions,
+)
+from histocc.data.noise import Augmenter
+from histocc.data.rows import read_words
 from histocc.data.taught import TaughtRows
 from histocc.job import initial_weights, new_model, recipe
 from histocc.job.ngram_fit import ngrams_of
@@ -113,7 +119,7 @@ def row_encoding(settings: Settings, config: dict) -> RowEncoding:
 def text_changes(settings: Settings, world: World, data: PreparedData, max_len: int) -> TextChanges:
     """Noise, joined rows and descriptions of the training texts. Raises UserError."""
     noise, seed = settings.noise, settings.seed
-    words = keys.read_words(noise.fn_word_freq or join(data.folder, "words.csv"))
+    words = read_words(noise.fn_word_freq or join(data.folder, "words.csv"))
     texts = [cleaner(data.clean_text)(word) for word in words]
     kept = [i for i, word in enumerate(texts) if word.strip()]
     augmenter = Augmenter(

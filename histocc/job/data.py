@@ -4,12 +4,12 @@ import argparse
 import contextlib
 import os
 
-from histocc.data import keys
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
-from histocc.data.descriptions import DescriptionSettings, find_columns, load_descriptions
+from histocc.data.dataset import DescriptionSettings, find_columns, load_descriptions
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
+from histocc.data.rows import read_words
 from histocc.data.settings import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, teacher
@@ -181,20 +181,16 @@ def prepared(
                 " --allow-codes-shorter-than-block-size): the key is that of the data"
             )
         if args.fn_word_freq:
-            keys.read_words(args.fn_word_freq)  # only to find out now whether it can be read
+            read_words(args.fn_word_freq)  # only to find out now whether it can be read
         lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
-        folder = preparing.prepare(
-            settings, args.save_path, world.print, lists, world.give_up_if_asked, 60 * args.timeout_minutes
-        )
+        folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
         formatter = BlockyFormatter.from_dict(settings.formatter)
         if found := load_descriptions(descriptions, PreparedData.open(folder), formatter, 0):
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
     settings, folder = world.run_on_main("prepare", first)
-    data = preparing.on_every_node(
-        settings, args.save_path, folder, world, world.give_up_if_asked, 60 * args.timeout_minutes
-    )
+    data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     for line in report_lines(data.report):
         world.print(line)
     return Settings.of(args, settings), data

@@ -3,7 +3,7 @@ that belong to them."""
 
 from typing import Any
 
-from histocc.data import keys
+from histocc.data.rows import read_key
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.recipe import CHOICES
@@ -86,9 +86,9 @@ def _published_key(asked: ModelSettings, file: str, found: published.Published) 
         return {}
     named, said = list(found.key), f"the key of {file}"
     if asked.initial_key:
-        named, said = keys.read_key(asked.initial_key), f"--initial-key {asked.initial_key}"
+        named, said = read_key(asked.initial_key), f"--initial-key {asked.initial_key}"
     elif not named and asked.key and (found.outputs is None or not model_io.is_hisco(found)):
-        named, said = keys.read_key(asked.key), f"--key {asked.key}"
+        named, said = read_key(asked.key), f"--key {asked.key}"
     elif not named and model_io.is_hisco(found):
         named = list(hisco_key())
     if named and found.outputs is not None and len(named) != found.outputs:

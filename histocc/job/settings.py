@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from histocc.data.descriptions import DescriptionSettings
+from histocc.data.dataset import DescriptionSettings
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter
 from histocc.runtime.arguments import by_flag, settings_of

@@ -19,10 +19,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from histocc.data import folder as prepared_folder
 from histocc.data import prepare as preparing
 from histocc.data import taught
-from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
+from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, fault, teacher_record
 from histocc.data.report import report_lines
 from histocc.data.settings import Columns, PrepareSettings, StartsFrom, file_problems
 from histocc.job.settings import Settings, TeachingSettings
@@ -116,7 +115,7 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     there = world.run_on(
         "look for answers",
         leaders,
-        lambda: prepared_folder.fault(folder, check=world.give_up_if_asked) is None,
+        lambda: fault(folder, check=world.give_up_if_asked) is None,
     )
     if all(there):
         world.print(f"Teacher: its answers are in {folder}")
@@ -132,26 +131,18 @@ def _root(data: PreparedData) -> str:
     return os.path.dirname(os.path.abspath(data.folder))
 
 
-def _wait_seconds(settings: Settings) -> float:
-    return 60 * settings.asked["timeout_minutes"]
-
-
 def _unlabelled(settings: Settings, world: World) -> PreparedData | None:
     """The prepared rows of --unlabelled; None where there are none. All ranks. Raises UserError."""
     files = settings.teaching.unlabelled
     if not files:
         return None
-    wanted, save_path, seconds = (
-        unlabelled_settings(settings.data, files),
-        settings.folder.save_path,
-        _wait_seconds(settings),
-    )
+    wanted, save_path = unlabelled_settings(settings.data, files), settings.folder.save_path
     folder = world.run_on_main(
         "prepare unlabelled texts",
-        lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked, seconds),
+        lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked),
     )
     found = preparing.on_every_node(
-        wanted, save_path, folder, world, world.give_up_if_asked, seconds, "prepare unlabelled on each node"
+        wanted, save_path, folder, world, world.give_up_if_asked, "prepare unlabelled on each node"
     )
     for line in report_lines(found.report):
         listed = os.path.join(found.folder, "rejected_rows.csv")
@@ -225,7 +216,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
     lists = world.run_on("ask the teacher", askers, ask)[0]  # of rank 0
 
     def finish() -> None:
-        if prepared_folder.fault(folder, contents=False) is None:  # another node, or job, has made it
+        if fault(folder, contents=False) is None:  # another node, or job, has made it
             return
         answers = read_answers(pieces, _number_of(questions), len(questions), record)
         said = _said(settings.teaching, questions, answers, lists)
@@ -235,9 +226,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
             questions,
             answers,
             said,
-            world.print,
             world.give_up_if_asked,
-            _wait_seconds(settings),
         )
 
     for leader in leaders:  # one after the other: the report is that of the first where they share a folder
@@ -292,7 +281,7 @@ def _answer_pieces(
 
     def work(part: int) -> None:
         # a forked process has the connection to the store in common with its parent, who ends it
-        check = forked.check if part == 0 else prepared_folder.nothing
+        check = forked.check if part == 0 else preparing.nothing
         for i, number in enumerate(left):
             if forked.number > 1 and not mine.is_mine(i):
                 continue

@@ -1,7 +1,7 @@
 """`--eval-only`: validates a checkpoint on the validation rows and prints the figures; writes nothing."""
 
-from histocc.data import keys
 from histocc.data.arrays import PreparedData
+from histocc.data.rows import key_reader
 from histocc.job import recipe
 from histocc.job.build import make_rows
 from histocc.job.recipe import make_loss
@@ -26,7 +26,7 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
     file = model_io.find_weights(named, named)
     content = model_io.load_state(file)
     separated = formatter.within_block_sep is not None
-    key = keys.key_reader(asked.initial_key or asked.key)
+    key = key_reader(asked.initial_key or asked.key)
     given = Given(formatter.kind, key, formatter.target_cols, separated)
     model, own_formatter, state = model_io.model_of(
         file, content, Given() if model_io.brings_settings(content) else given

@@ -21,8 +21,8 @@ import os
 import time
 from collections import Counter
 
-from histocc.data import keys
-from histocc.data.descriptions import read_descriptions
+from histocc.data.dataset import read_descriptions
+from histocc.data.rows import key_reader
 from histocc.data.tables import Chunk, column_problems, read_header
 from histocc.model import model_io
 from histocc.model.published import Given
@@ -51,7 +51,7 @@ class Job:
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
         precision = precision_of(args, world.device)
         precision.use()
-        key = keys.key_reader(args.key)
+        key = key_reader(args.key)
         given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
         self.coder = Coder.load(
             args.model,

@@ -6,7 +6,7 @@ import os
 import torch
 
 from histocc.data import arguments as table_arguments
-from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.model import published
 from histocc.predict.coder import DECODERS
 from histocc.runtime import arguments, entrypoint, files

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from histocc.data.findings import row_writer
-from histocc.data.tables import Chunk, detect_encoding, is_parquet, read_chunks
+from histocc.data.rows import row_writer
+from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.predict.coder import Coded
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, kind_of, opened, remove_files
@@ -224,7 +224,7 @@ class CodedFile:
         """
         if self.read(SCAN) is not None:
             return
-        encoding = None if is_parquet(path) else detect_encoding(path)
+        encoding = table_format(path, delimiter).encoding
         counts: Counter = Counter()
         rows = chunks = 0
         for chunk in read_chunks(path, columns, delimiter, encoding):

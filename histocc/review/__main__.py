@@ -16,8 +16,8 @@ import sys
 from collections import Counter
 
 from histocc.data import arguments as table_arguments
-from histocc.data import keys
-from histocc.data.descriptions import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.data.rows import read_columns, read_key
 from histocc.data.tables import read_header
 from histocc.formatter import hisco_key, make_formatter
 from histocc.predict.output import csv_text
@@ -171,7 +171,7 @@ def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
             f"--descriptions {args.descriptions}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and"
             f" one of descriptions ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
         )
-    found = keys.read_columns(args.descriptions, [name for name in names if name])
+    found = read_columns(args.descriptions, [name for name in names if name])
     formatter = make_formatter("hisco", None) if coded.layout.system == "hisco" else None
     repaired = [(formatter.repair(code)[0] if formatter else code, words) for code, words in reversed(found)]
     return dict(repaired) | coded.words
@@ -180,7 +180,7 @@ def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
 def codes_of_key(args: argparse.Namespace, coded: CodedFile) -> Codes:
     """Raises UserError."""
     if args.key is not None:
-        return Codes(keys.read_key(args.key))
+        return Codes(read_key(args.key))
     if coded.layout.system != "hisco":
         raise UserError(
             f"--key names the codes of {coded.layout.system} that may be written: key.csv in the folder of"

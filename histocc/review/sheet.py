@@ -1,16 +1,13 @@
 """Sheets: texts for a person, as CSV that spreadsheets open as it is, and what the person has decided."""
 
-import csv
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from histocc.data.csv_text import CsvLines, detect_encoding
-from histocc.data.tables import column_problems, read_header
+from histocc.data.tables import column_problems, csv_rows, table_format
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedFile, CodedText, Key, key_of
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import opened
 
 MOST_CODES = 5  # shown of a text
 DECISION, ID = "decision", "id"
@@ -165,7 +162,7 @@ class Sheets:
             self._read(path, delimiter)
 
     def _read(self, path: str, delimiter: str | None) -> None:
-        header, delimiter = read_header(path, delimiter)
+        header = table_format(path, delimiter).names
         if wrong := column_problems(path, header, [DECISION, ID]):
             raise UserError(
                 "\n  ".join(wrong)
@@ -178,7 +175,7 @@ class Sheets:
                 f" {' and '.join(sorted(set(SAMPLED) - sampled))}"
             )
         problems, strangers, lines = [], [], 0
-        for line, cells in sheet_rows(path, delimiter, len(header)):
+        for line, cells in sheet_rows(path, delimiter):
             row = dict(zip(header, map(str.strip, cells)))
             lines += 1
             key = self.key_of_id.get(row[ID][1:])
@@ -225,26 +222,17 @@ class Sheets:
             self.chosen.add(key)
 
 
-def sheet_rows(path: str, delimiter: str, width: int) -> Iterator[tuple[int, list[str]]]:
+def sheet_rows(path: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
     """(line, cells) of each row below the header; spreadsheets leave empty cells at the end out. Raises
     UserError.
     """
-    with opened(path) as file:
-        table = CsvLines(path, file, detect_encoding(path))
-        reader = table.rows(delimiter)
-        next(reader, None)
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise UserError(f"{path}, line {line:,}: is not readable as CSV ({error})") from None
-            if row is None:
-                return
-            if any(row[width:]):
-                raise UserError(f"{path}, line {line:,}: has {len(row)} cells, and the header {width}")
-            if any(row):
-                yield line, row[:width] + [""] * (width - len(row))
+    table = table_format(path, delimiter)
+    width = len(table.names)
+    for line, row in csv_rows(path, table):
+        if any(row[width:]):
+            raise UserError(f"{path}, line {line:,}: has {len(row)} cells, and the header {width}")
+        if any(row):
+            yield line, row[:width] + [""] * (width - len(row))
 
 
 def number(cell: str) -> int:

@@ -2,8 +2,7 @@
 
 import os
 
-from histocc.data.csv_text import detect_encoding
-from histocc.data.tables import read_chunks, read_header
+from histocc.data.tables import read_chunks, read_header, table_format
 from histocc.predict.output import csv_text
 from histocc.review.coded import CodedText, Key, Layout, key_of
 from histocc.runtime.errors import UserError
@@ -34,7 +33,7 @@ class TrainingRows:
             raise UserError(f"--training-data {path}: its columns are parted by {delimiter!r}, not by commas")
         with opened(path) as file:
             content = file.read()
-        if detect_encoding(path) not in ("utf-8", "utf-8-sig") or b"\r" in content.replace(b"\r\n", b""):
+        if table_format(path).encoding != "utf-8-sig" or b"\r" in content.replace(b"\r\n", b""):
             raise UserError(
                 f"--training-data {path}: is not in UTF-8 with usual line ends, so nothing can be added to"
                 " it: save it as CSV (UTF-8)"

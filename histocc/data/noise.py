@@ -1,12 +1,9 @@
-"""Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of Unicode code
-points.
+"""Noise on descriptions, for training: slips of the pen and of the keyboard, on arrays of code points.
 
-The noise of a row is a pure function of (seed, epoch, row). It comes from a counter-based generator, so it
-does not depend on the batch the row stands in, on the order of rows, or on how many processes and workers
-share the work, and no state of a generator has to be saved to continue.
-
-A whole batch is changed at once. A transformation cuts each text into five pieces taken from a pool (the
-texts themselves, drawn letters, words); the new texts are one gather from that pool.
+The noise of a row is a function of (seed, epoch, row), from a counter-based generator: it does not depend on
+the batch, the order of rows, or the number of processes and workers, and has no state to be saved. A whole
+batch is changed at once: a transformation cuts each text into five pieces taken from a pool (the texts
+themselves, drawn letters, words); the new texts are one gather from that pool.
 """
 
 import unicodedata
@@ -25,7 +22,6 @@ _ALTERED, _LANGUAGE, _BLOCK = 0, 1, 64
 _KIND, _WHERE, _WHAT, _LEADING, _TRAILING, _LETTERS = range(6)  # letters: 2 · MAX_EDGE draws from here
 
 # ---- characters
-# ----------------------------------------------------------------------------------------------------
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _NATIONAL = "àáâãäåæçèéêëìíîïðñòóôõöøùúûüýþßœ"  # da se nl ca fr no is pt ge es it
@@ -76,28 +72,23 @@ def _keyboard_neighbours() -> dict[str, str]:
     }
 
 
-def _classes() -> np.ndarray:
-    """Class bits of each code point, uint8 [_TABLE]."""
-    chars = [chr(i) for i in range(_TABLE)]
-    return np.array(
-        [
-            _UPPER * c.isupper()
-            + _LOWER * c.islower()
-            + _BLANK * c.isspace()
-            + _IS_GREEK * (c.isalpha() and 0x370 <= ord(c) < 0x400)
-            for c in chars
-        ],
-        dtype=np.uint8,
-    )
-
-
 def _ragged(texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(all characters uint32, start of each text, length of each text; int64)"""
     lengths = np.array([len(text) for text in texts], dtype=np.int64)
     return code_points("".join(texts)), np.cumsum(lengths) - lengths, lengths
 
 
-_CLASS = _classes()
+# Class bits of each code point, uint8 [_TABLE].
+_CLASS = np.array(
+    [
+        _UPPER * c.isupper()
+        + _LOWER * c.islower()
+        + _BLANK * c.isspace()
+        + _IS_GREEK * (c.isalpha() and "\u0370" <= c < "\u0400")
+        for c in map(chr, range(_TABLE))
+    ],
+    dtype=np.uint8,
+)
 _NEAR = _keyboard_neighbours()
 _NEAR_FLAT, _NEAR_START, _NEAR_COUNT = _ragged([_NEAR.get(chr(i), "") for i in range(_TABLE)])
 # Four alphabets, by style: Latin, Latin capitals, Greek, Greek capitals. a–z nine times for each national
@@ -143,7 +134,6 @@ def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 # ---- one transformation of many texts
-# ------------------------------------------------------------------------------
 
 
 class _Transformation:
@@ -248,13 +238,20 @@ class _Transformation:
         c, d = self.word_start[left + 1], self.word_end[left + 1]
         self.splice(k, a, d - a, (c, d - c), (b, c - b), (a, b - a))
 
-    def insert_word(self, k: np.ndarray, lexicon: "_Lexicon") -> None:
+    def insert_word(self, k: np.ndarray, words: tuple, cumulative: np.ndarray | None) -> None:
+        """words: characters, starts and lengths; cumulative: their weights summed up, or None."""
         number, count = self.words(k)
         slot = below(self.bits[k, _WHERE], count + 1)
         last = slot == count  # behind everything
         at = np.where(last, self.end[k], np.append(self.word_start, 0)[number + slot])
-        characters, start, size = lexicon.choose(self.bits[k, _WHAT])
-        start = self.add(characters) + start
+        flat, starts, sizes = words
+        if cumulative is None:
+            word = below(self.bits[k, _WHAT], len(sizes))
+        else:
+            point = (self.bits[k, _WHAT] >> np.uint64(11)) * 2.0**-53 * cumulative[-1]
+            word = np.minimum(np.searchsorted(cumulative, point, side="right"), len(sizes) - 1)
+        size = sizes[word]
+        start = self.add(flat[piece_ranges(starts[word], size)]) + np.cumsum(size) - size
         self.splice(
             k,
             at,
@@ -279,71 +276,41 @@ class _Transformation:
         self.size[k] = np.stack([leading, side != 1, self.length[k], side != 0, trailing], axis=1)
 
 
-class _Lexicon:
-    """Words to insert, drawn evenly or by weight."""
-
-    def __init__(self, words: list[str], weights):
-        if any(not word.strip() for word in words):
-            raise ValueError("words to insert must not be blank")
-        self.cumulative = None
-        if weights is not None:
-            weights = np.asarray(weights, dtype=np.float64)
-            if weights.shape != (len(words),):
-                raise ValueError(f"{len(words)} words to insert, but weights of shape {weights.shape}")
-            if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0:
-                raise ValueError("weights of words must be finite, not negative, and not all 0")
-            words = [word for word, weight in zip(words, weights) if weight > 0]
-            self.cumulative = np.cumsum(weights[weights > 0])
-        self.flat, self.start, self.size = _ragged(words)
-
-    def choose(self, bits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One word for each draw: (their characters uint32, start of each, length of each)"""
-        if self.cumulative is None:
-            word = below(bits, len(self.size))
-        else:
-            point = (bits >> np.uint64(11)) * 2.0**-53 * self.cumulative[-1]
-            word = np.minimum(np.searchsorted(self.cumulative, point, side="right"), len(self.size) - 1)
-        size = self.size[word]
-        return self.flat[piece_ranges(self.start[word], size)], np.cumsum(size) - size, size
-
-
 # ---- what others use
-# -----------------------------------------------------------------------------------------------
 
 
 class Augmenter:
     """Noise on descriptions and their language, with the rules and defaults by which the published OccCANINE
-    models were trained (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package), for each (seed,
-    epoch, row).
+    models were trained (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package).
 
-    With probability `augmentation_prob` (0.3) a row is altered; the others stay as they are. An altered row
-    goes through exactly `num_transformations` (3) transformations, one after the other, each drawn evenly and
-    independently from the kinds below. One that finds nothing to act on changes nothing and is not drawn
-    again, so at the defaults 70 % of the rows or a little more keep their text. Independently of that, a
-    row's language is hidden with probability `unk_lang_prob` (0.25).
+    With probability `augmentation_prob` a row is altered: it goes through exactly `num_transformations`
+    transformations, one after the other, each drawn evenly and independently from the kinds below. One that
+    finds nothing to act on changes nothing and is not drawn again. Independently of that, a row's language is
+    hidden with probability `unk_lang_prob`.
 
     - delete: one character, evenly chosen; never the last visible one.
     - keyboard: an evenly chosen character becomes one beside it on the keyboard: a–z on the English one,
       national and Greek letters on theirs. Other characters (spaces, digits, …) stay.
     - insert: a letter, at an evenly chosen place, the ends included.
     - substitute: an evenly chosen character becomes a letter (1 time in about 30 the same one).
-    - swap: two neighbouring characters. Texts of one character stay.
-    - swap_words: two neighbouring words; what stands between them stays there. Texts of one word stay.
+    - swap: two neighbouring characters. swap_words: two neighbouring words; what is between them stays there.
     - edges: letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4), 1 to 20 on each
-      side, parted from it by a space.
-    - insert_word: one of `words`, before or behind an evenly chosen word; only where words are given. Drawn
-      evenly, or in proportion to `word_weights`.
+      side, separated from it by a space.
+    - insert_word: one of `words`, before or behind an evenly chosen word, drawn in proportion to
+      `word_weights` if there are some.
 
     A new letter is a–z, evenly, or in 32 of 266 draws a letter of another language of Latin script (æ, é, ß,
-    …); beside a Greek letter it is Greek; between capitals it is a capital. "Word" means characters without
-    white space.
+    …); beside a Greek letter it is Greek; between capitals it is a capital. The published noise draws letters
+    from a–z alone, leaves capitals and national letters out of keyboard slips, collapses white space when it
+    moves words, adds a space also at an end that gets no letters, and can leave an empty text.
 
-    The published noise differs in that it draws letters from a–z alone, leaves capitals and national letters
-    out of keyboard slips, collapses white space when it moves words, adds a space also at an end that gets no
-    letters, and can leave an empty text.
+    Args:
+        words: to insert; without them `insert_word` is not among the kinds.
+        kinds: names out of `KINDS` to draw from instead of all.
+        only_ascii: for texts in ASCII: a letter of another language becomes one of a–z.
 
-    kinds: names out of `KINDS` to draw from instead of all. only_ascii: for texts in ASCII; a letter of
-    another language becomes one of a–z. Raises ValueError for arguments out of range.
+    Raises:
+        ValueError: arguments out of range.
     """
 
     def __init__(
@@ -363,15 +330,25 @@ class Augmenter:
                 raise ValueError(f"{name} must be between 0 and 1, not {value}")
         if num_transformations < 0:
             raise ValueError(f"num_transformations must not be negative, but is {num_transformations}")
-        self.lexicon = _Lexicon(words, word_weights) if words is not None and len(words) else None
+        words = list(words) if words is not None else []
+        if any(not word.strip() for word in words):
+            raise ValueError("words to insert must not be blank")
+        weights = np.asarray(np.ones(len(words)) if word_weights is None else word_weights, dtype=np.float64)
+        if weights.shape != (len(words),):
+            raise ValueError(f"{len(words)} words to insert, but weights of shape {weights.shape}")
+        if words and (not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0):
+            raise ValueError("weights of words must be finite, not negative, and not all 0")
+        self.words = _ragged([word for word, weight in zip(words, weights) if weight > 0])
+        # None: drawn evenly
+        self.cumulative = None if word_weights is None else np.cumsum(weights[weights > 0])
         if kinds is None:
-            kinds = tuple(kind for kind in KINDS if self.lexicon or kind != "insert_word")
+            kinds = tuple(kind for kind in KINDS if words or kind != "insert_word")
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
             raise ValueError(
                 f"kinds of noise must be out of {', '.join(KINDS)}; got {', '.join(unknown) or 'none'}"
             )
-        if "insert_word" in kinds and self.lexicon is None:
+        if "insert_word" in kinds and not words:
             raise ValueError("insert_word needs words")
         self.seed, self.kinds, self.num_transformations = seed, tuple(kinds), num_transformations
         self.augmentation_prob = augmentation_prob
@@ -385,13 +362,15 @@ class Augmenter:
     def apply(
         self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Noisy copies of B texts.
+        """Noisy copies of B texts; none is emptied, and an empty one stays empty.
 
-        flat: uint32 [N], code points of all texts; offsets: int64 [B+1], text i is flat[offsets[i]:offsets[i
-        + 1]];
-        rows: int64 [B], their row numbers. Returns (flat uint32, offsets int64 [B+1], from 0). The arguments
-        stay as they are. A text may grow (by up to 42 characters, or a word and a space, in each
-        transformation), is never emptied, and stays empty if it was.
+        Args:
+            flat: uint32 [N], code points of all texts.
+            offsets: int64 [B + 1], text i is flat[offsets[i]:offsets[i + 1]].
+            rows: int64 [B], their row numbers.
+
+        Returns:
+            (flat uint32, offsets int64 [B + 1], from 0). The arguments stay as they are.
         """
         offsets = np.asarray(offsets, dtype=np.int64)
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
@@ -406,7 +385,13 @@ class Augmenter:
         length = lengths[altered]
         stream = stream[altered]
         for number in range(self.num_transformations):
-            text, length = self._transformed(text, length, stream, number)
+            change = _Transformation(text, length, stream, _BLOCK * (number + 1))
+            drawn = below(change.bits[:, _KIND], len(self.kinds))
+            for index, kind in enumerate(self.kinds):
+                if len(k := np.flatnonzero(drawn == index)):
+                    more = (self.words, self.cumulative) if kind == "insert_word" else ()
+                    getattr(change, kind)(k, *more)
+            text, length = change.result()
         if self.only_ascii:
             text = _IN_ASCII[np.minimum(text, _TABLE - 1)]
         starts[altered], lengths[altered] = len(flat) + np.cumsum(length) - length, length
@@ -414,16 +399,3 @@ class Augmenter:
             np.concatenate([flat, text])[piece_ranges(starts, lengths)],
             np.concatenate([[0], np.cumsum(lengths)]),
         )
-
-    def _transformed(
-        self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, number: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Transformation `number` (from 0) of each of M texts: (text uint32, length int64 [M])."""
-        change = _Transformation(text, length, stream, _BLOCK * (number + 1))
-        drawn = below(change.bits[:, _KIND], len(self.kinds))
-        for index, kind in enumerate(self.kinds):
-            k = np.flatnonzero(drawn == index)
-            if len(k):
-                arguments = (self.lexicon,) if kind == "insert_word" else ()
-                getattr(change, kind)(k, *arguments)
-        return change.result()
