@@ -29,7 +29,7 @@ from examples.segmentation import Segmenter, overlap, structure_loss
 from histocc.runtime.arguments import count
 from histocc.runtime.entrypoint import start
 from histocc.runtime.files import OwnFiles, atomic_write
-from histocc.trainer import curves, script
+from histocc.trainer import plot, script
 from histocc.trainer.run import Training
 
 DATA_FLAG = "--data_root"  # to which the launchers give DATA
@@ -88,7 +88,7 @@ def get_args_parser():
 
 def draw(args, world, rows, model):
     """The first validation images with truth and prediction, into the folder of the run. Rank 0 alone."""
-    if not (world.is_main and curves.available()) or args.eval_only:
+    if not (world.is_main and plot.available()) or args.eval_only:
         return
     from matplotlib.figure import Figure
 

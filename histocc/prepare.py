@@ -14,7 +14,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.data.settings import columns_of, settings_from
-from histocc.runtime import arguments, entrypoint, files, progress
+from histocc.runtime import arguments, entrypoint, files, log
 
 
 def get_args_parser() -> arguments.Parser:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     settings = settings_from(args, columns, args.files, [], problems)
     if columns.said:
         print(columns.said)
-    progress.show(not args.quiet)
+    log.show_progress(not args.quiet)
     made = None if os.path.isdir(args.save_path) else args.save_path
     try:
         os.makedirs(args.save_path, exist_ok=True)

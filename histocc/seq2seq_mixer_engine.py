@@ -30,7 +30,7 @@ from histocc.runtime.parallel import unwrap
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
-from histocc.trainer.run_log import RunLog, log_columns
+from histocc.trainer.log import RunLog, log_columns
 from histocc.trainer.schedule import Steps
 
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")

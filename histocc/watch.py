@@ -16,11 +16,11 @@ import time
 from dataclasses import dataclass
 
 from histocc.runtime.arguments import make_parser
-from histocc.runtime.console import duration, output_is_lost
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LOCK, OWNER, kind_of, try_lock
-from histocc.trainer.run_log import MOST, RUNNING, STATUS, flops_in_words, numbers
+from histocc.runtime.log import duration, output_is_lost
+from histocc.trainer.log import LOG, MAX_COUNT, RUNNING, STATUS, flops_in_words, read_numbers
 
 SILENT_SECONDS = 600.0  # without a word a run that says it continues may be dead
 BARS = "▁▂▃▄▅▆▇█"
@@ -102,7 +102,7 @@ def read(folder: str, begun: bool = False) -> View:
             ),
         },
     )
-    return View(folder, status, args, numbers(os.path.join(folder, "logs.csv")), is_held(folder))
+    return View(folder, status, args, read_numbers(os.path.join(folder, LOG)), is_held(folder))
 
 
 def _json(path: str) -> dict:
@@ -116,7 +116,7 @@ def _json(path: str) -> dict:
 
 def _is_number(value: object) -> bool:
     """That can be counted or be a time."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
 
 
 def _check(folder: str, name: str, sound: dict[str, bool]) -> None:
@@ -243,7 +243,7 @@ def seconds_per_step(trained: list[dict]) -> float | None:
     if (
         len(trained) < 2
         or None in (trained[-2]["samples"], trained[-1]["samples"])
-        or not MOST > (trained[-1]["samples_per_sec"] or 0) > 1e-9
+        or not MAX_COUNT > (trained[-1]["samples_per_sec"] or 0) > 1e-9
     ):
         return None
     before, last = trained[-2:]

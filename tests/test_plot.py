@@ -1,4 +1,4 @@
-"""Curves of runs as plots, where matplotlib is."""
+"""Curves of runs as plots, if matplotlib is installed."""
 
 import importlib.util
 
@@ -6,9 +6,11 @@ import pytest
 from helpers import TINY, run_inside, write_rows
 
 import train_mixer
-from histocc import plot
+from histocc.plot import main
+from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.run_log import RunLog
+from histocc.trainer import plot
+from histocc.trainer.log import OWN_COLUMNS, RunLog
 from histocc.trainer.schedule import Steps
 
 needs_matplotlib = pytest.mark.skipif(
@@ -18,56 +20,60 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def a_run(folder, steps=5):
+    """The folder of a run whose log has so many rows."""
     folder.mkdir()
-    log = RunLog(str(folder), Steps(100), COLUMNS, bar=False)
+    log = RunLog(OwnFiles(str(folder)), Steps(100), COLUMNS, bar=False)
     for step in range(1, steps + 1):
-        row = {"step": step, "epoch": 0, "samples": step * 8, "train_loss": 2.0 / step}
+        row = {"step": step, "epoch": 0, "samples": step * 8, "train_loss": 2.0 / step, "seq_acc": 0.5}
         log.row({**row, "lr": 1e-3, "samples_per_sec": 50.0, "data_share": 0.0})
-    log.row({"step": steps, "epoch": 0, "val_loss": 1.0, "seq_acc": 0.5})
     return str(folder)
 
 
 @needs_matplotlib
-def test_one_run_and_several(tmp_path, capsys):
-    one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other", 60)
-    assert plot.main([one]) == 0 and capsys.readouterr().out.endswith(f"{one}/curves.png\n")
+def test_one_run_and_several_without_those_that_have_no_rows(tmp_path, capsys):
+    one, other, empty = (
+        a_run(tmp_path / name, rows) for name, rows in (("one", 5), ("other", 60), ("empty", 0))
+    )
+    assert main([one]) == 0 and capsys.readouterr().out.endswith(f"{one}/curves.png\n")
     assert (tmp_path / "one" / "curves.png").read_bytes().startswith(PNG)
-    assert plot.main([one, other, "--output", str(tmp_path / "both.png")]) == 0
-    assert (tmp_path / "both.png").read_bytes().startswith(PNG)
-    assert (tmp_path / "both.png").stat().st_size > (tmp_path / "one" / "curves.png").stat().st_size
-
-
-def test_a_run_without_rows_is_said_to_be_left_out(tmp_path, capsys, monkeypatch):
-    one, empty = a_run(tmp_path / "one"), tmp_path / "empty"
-    empty.mkdir()
-    RunLog(str(empty), Steps(100), COLUMNS, bar=False)
-    monkeypatch.setattr(plot, "available", lambda: True)
-    monkeypatch.setattr(plot, "draw", lambda runs, path, own: path)
-    assert plot.main([one, str(empty), "--output", str(tmp_path / "both.png")]) == 0
+    assert main([one, other, empty, "--output", str(tmp_path / "all.png")]) == 0
     assert capsys.readouterr().err == f"Note: {empty}: left out, the log has no rows yet\n"
-    assert plot.main([one]) == 0 and capsys.readouterr().err == ""
+    assert (tmp_path / "all.png").stat().st_size > (tmp_path / "one" / "curves.png").stat().st_size
 
 
 @needs_matplotlib
-def test_a_run_draws_its_own(tmp_path):
+def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path, monkeypatch):
     train, val = write_rows(tmp_path / "train.csv", 16), write_rows(tmp_path / "val.csv", 6, 100)
     files = ["--train-data", train, "--val-data", val, "--save-dir", tmp_path / "run"]
-    code, _ = run_inside(train_mixer.main, *files, *TINY, "--batch-size", 8, "--num-epochs", 1)
-    assert code == 0 and (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
+    flags = [*files, *TINY, "--batch-size", 8, "--num-epochs"]
+    assert run_inside(train_mixer.main, *flags, 1)[0] == 0
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(PNG)
+
+    def fails(*_):
+        raise AttributeError("no such backend")
+
+    monkeypatch.setattr(plot, "figure_of", fails)
+    code, output = run_inside(train_mixer.main, *flags, 2)
+    assert code == 0 and output.count("WARNING: curves.png: no such backend") == 1
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
-    one = a_run(tmp_path / "one")
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    one, empty = a_run(tmp_path / "one"), a_run(tmp_path / "empty", 0)
     monkeypatch.setattr(plot, "available", lambda: True)
     for argv, words in (
         ([one, one], "--output names its file"),
-        ([str(empty)], "no run there"),
+        ([str(tmp_path)], "no run there"),
         ([str(tmp_path / "nothing")], "no run there"),
+        ([empty], "has no rows yet"),
     ):
-        assert plot.main(argv) == 2 and words in capsys.readouterr().err
-    RunLog(str(empty), Steps(100), COLUMNS, bar=False)
-    assert plot.main([str(empty)]) == 2 and "has no rows yet" in capsys.readouterr().err
+        assert main(argv) == 2 and words in capsys.readouterr().err
     monkeypatch.setattr(plot, "available", lambda: False)
-    assert plot.main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err
+    assert main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_figures_of_any_task_have_a_panel():
+    of_ours = (*OWN_COLUMNS, "train_loss", "val_loss", "val_loss_linear", "seq_acc", "flat_acc")
+    titles = [title for title, _ in plot.panels(of_ours)]
+    assert titles == ["loss", "accuracy, %", "learning rate", "samples/s"]
+    of_another = dict(plot.panels((*OWN_COLUMNS, "val_loss", "dice", "iou", "answer_acc")))
+    assert of_another["dice, iou"] == ["dice", "iou"] and of_another["accuracy, %"] == ["answer_acc"]

@@ -26,7 +26,7 @@ from histocc.model.search import CodeTrie, full
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
-from histocc.runtime import checkpoint, progress, signals
+from histocc.runtime import checkpoint, log, signals
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
@@ -478,7 +478,7 @@ def test_equal_probabilities_have_one_order(monkeypatch):
 
 
 def test_progress_is_shown(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
     said = predict_here(
         *flags(
             model,

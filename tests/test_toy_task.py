@@ -14,7 +14,7 @@ from torch import nn
 from histocc.runtime import checkpoint
 from histocc.runtime.world import World
 from histocc.trainer import loop
-from histocc.trainer.run_log import log_columns
+from histocc.trainer.log import log_columns
 
 ROWS, STEPS = 48, 24
 INTERVALS = {"log_interval": 5, "eval_interval": 8, "save_interval": 6}

@@ -14,12 +14,11 @@ import pytest
 import torch
 from helpers import FINETUNE, REPO, TINY, environment, write_rows
 
-from histocc.runtime import entrypoint, signals
+from histocc.runtime import signals
 from histocc.runtime import world as distributed
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, launcher_environment, processes_here
-from histocc.trainer import loggers
 from histocc.trainer.loading import Loader
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
@@ -274,94 +273,3 @@ def test_a_shared_memory_that_is_too_small_ends_the_run(tmp_path):
         "--num-workers 0" in done.stdout.splitlines()[-1]
         and "docker run --shm-size" in done.stdout.splitlines()[-1]
     )
-
-
-# ---- loggers
-
-
-class Library:
-    """What a library may do in the thread that it is given."""
-
-    def __init__(self, opens=lambda: None, takes=lambda: None, closes=lambda: None):
-        opens()
-        self.takes, self.closes, self.rows = takes, closes, []
-
-    def row(self, values, more):
-        self.takes()
-        self.rows.append(values)
-
-    def close(self):
-        self.closes()
-
-
-def fails(error):
-    def function():
-        raise error
-
-    return function
-
-
-def hangs():
-    time.sleep(1000)
-
-
-def in_thread(**does):
-    made = loggers.InThread("--log-wandb", lambda: Library(**does))
-    made.is_open.wait(5)
-    return made
-
-
-def given_up(made, capsys):
-    said = capsys.readouterr().out
-    assert (
-        made.given_up and said.count("WARNING: --log-wandb: ") == 1 and "The run continues without it" in said
-    ), said
-    return said
-
-
-@pytest.mark.parametrize(
-    "does, words",
-    [
-        ({"takes": fails(RuntimeError("service is gone\nmore"))}, "service is gone. The run"),
-        ({"takes": fails(SystemExit(1))}, ": 1."),
-        ({"closes": fails(SystemExit())}, "SystemExit"),
-        ({"takes": fails(KeyboardInterrupt())}, "KeyboardInterrupt"),
-    ],
-)
-def test_a_logger_that_raises_or_exits_costs_a_line(does, words, capsys):
-    made = in_thread(**does)
-    for step in range(3):
-        made.row({"step": step})
-        time.sleep(0.05)
-    made.close(time.monotonic() + 5)
-    assert words in given_up(made, capsys)
-
-
-@pytest.mark.parametrize("does", [{"takes": hangs}, {"closes": hangs}])
-def test_a_logger_that_never_comes_back_delays_no_stop(does, capsys, monkeypatch):
-    monkeypatch.setattr(entrypoint, "abandoned", [])
-    made = in_thread(**does)
-    made.row({"step": 1})  # comes back, though the logger never does
-    made.close(time.monotonic() + 0.3)
-    assert "not finished in time" in given_up(made, capsys) and entrypoint.abandoned == ["--log-wandb"]
-
-
-def test_a_logger_that_hangs_is_given_up_while_the_run_goes_on(capsys, monkeypatch):
-    monkeypatch.setattr(entrypoint, "abandoned", [])
-    monkeypatch.setattr(loggers, "PATIENCE_SECONDS", 0.2)
-    made = in_thread(takes=hangs)
-    for step in range(4):
-        made.row({"step": step})
-        time.sleep(0.15)
-    assert "no answer within" in given_up(made, capsys)
-    made.close(time.monotonic() + 100)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_logger_with_too_many_rows_before_it_is_given_up(capsys, monkeypatch):
-    monkeypatch.setattr(entrypoint, "abandoned", [])
-    monkeypatch.setattr(loggers, "MOST_WAITING", 2)
-    made = in_thread(takes=hangs)
-    for step in range(6):
-        made.row({"step": step})
-    assert "rows are waiting for it" in given_up(made, capsys)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from histocc import watch
-from histocc.runtime.files import run_lock
+from histocc.runtime.files import OwnFiles, run_lock
 from histocc.seq2seq_mixer_engine import COLUMNS
-from histocc.trainer.run_log import STATUS, RunLog
+from histocc.trainer.log import STATUS, RunLog
 from histocc.trainer.schedule import Steps
 
 ROW = {
@@ -28,7 +28,7 @@ ROW = {
 def run(tmp_path):
     """A run of 1,000 steps that has come to step 300."""
     (tmp_path / "args.json").write_text(json.dumps({"model_size": "tiny", "dataset": "data.csv"}))
-    log = RunLog(str(tmp_path), Steps(5000, stop=1000), COLUMNS, bar=False)
+    log = RunLog(OwnFiles(str(tmp_path), overwrite=True), Steps(5000, stop=1000), COLUMNS, bar=False)
     for step, loss in ((100, 2.0), (200, 1.0), (300, 1.5)):
         log.row({**ROW, "step": step, "samples": step * 64, "train_loss": loss})
     log.row({"step": 300, "epoch": 0, "val_loss": 0.9, "seq_acc": 0.5, "token_acc": 0.75, "flat_acc": 0.0})
@@ -100,7 +100,7 @@ def test_a_run_that_has_not_logged_yet(tmp_path, capsys):
         assert watch.main([str(tmp_path), "--once"]) == 0
     assert "running, before the first step" in capsys.readouterr().out
     assert watch.main([str(tmp_path), "--once"]) == 2 and "no status.json there" in capsys.readouterr().err
-    RunLog(str(tmp_path), Steps(10), COLUMNS, bar=False)
+    RunLog(OwnFiles(str(tmp_path), overwrite=True), Steps(10), COLUMNS, bar=False)
     assert "step 0 of 10" in text(tmp_path) and "loss" not in text(tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_does_not_end_the_run(run, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("histocc.trainer.run_log.os.replace", full)
+    monkeypatch.setattr("histocc.runtime.files.os.replace", full)
     log.say("WARNING: full")
     log.close("finished")
     assert json.loads((folder / STATUS).read_text())["state"] == "running"

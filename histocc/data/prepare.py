@@ -50,7 +50,7 @@ from histocc.formatter import BlockyFormatter
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, kind_of, run_lock, sync
-from histocc.runtime.progress import Stage
+from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
 from histocc.text_rules import AS_IS, cleaner

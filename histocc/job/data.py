@@ -22,8 +22,8 @@ from histocc.runtime.arguments import flag, settings_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, problems, save_path_problem
 from histocc.runtime.world import World
+from histocc.trainer.log import LOG
 from histocc.trainer.run import output_problems
-from histocc.trainer.run_log import LOG
 
 
 def _description_problems(asked: DescriptionSettings) -> list[str]:

@@ -14,7 +14,7 @@ from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import AUTO, NONE
 from histocc.runtime.errors import UserError
-from histocc.runtime.progress import Stage
+from histocc.runtime.log import Stage
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer.batches import MicroBatches

@@ -32,7 +32,7 @@ from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import TEMPORARY, atomic_write, remove_files
 from histocc.runtime.forked import Forked, usable_cores
-from histocc.runtime.progress import Stage
+from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 
 FORMAT = 3  # of the answers

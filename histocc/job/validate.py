@@ -16,7 +16,7 @@ from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.trainer import loop
 from histocc.trainer.batches import validation_loader
-from histocc.trainer.run_log import validation_line
+from histocc.trainer.log import validation_line
 
 
 def validate(settings: Settings, world: World, data: PreparedData) -> None:

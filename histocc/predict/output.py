@@ -24,7 +24,7 @@ from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.predict.coder import Coded
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, kind_of, opened, remove_files
-from histocc.runtime.progress import Stage
+from histocc.runtime.log import Stage
 
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
 MOST_FREQUENT = 1 << 16  # texts that are coded once for all parts

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from histocc.runtime import console, progress, signals, stacks
+from histocc.runtime import log, signals, stacks
 from histocc.runtime.arguments import Group, Parser, count, positive
 from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
@@ -87,7 +87,7 @@ def run_command(work: Callable[[], int | None]) -> int:
     """Runs a command of one process; returns its exit code: what `work` returns or 0, 2 with one message for
     a user's mistake, 130 after Ctrl-C. Printing never ends it.
     """
-    with console.opened(), stacks.at_sigusr2():
+    with log.opened(), stacks.at_sigusr2():
         try:
             return work() or 0
         except Exception as error:
@@ -111,7 +111,7 @@ def start(
 
     when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
     """
-    with console.opened():
+    with log.opened():
         end = False
         try:
             code, end = _started(parser, run, argv, when_stopped)
@@ -138,7 +138,6 @@ def _started(
             gc.freeze()
             gc.enable()
         args = parser.parse_args(argv)
-        console.give_up_when(stop_asked)
         with signals.listening() as stop:
             stop.limit(getattr(args, "stop_after", None))
             world = init_world(
@@ -148,7 +147,7 @@ def _started(
                 device=args.device,
                 timeout_minutes=args.timeout_minutes,
             )
-            progress.show(world.is_main and not args.quiet)
+            log.show_progress(world.is_main and not args.quiet)
             try:
                 run(args, world)
             except Stopped:

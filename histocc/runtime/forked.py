@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from histocc.runtime import progress
 from histocc.runtime.errors import TrainingError, UserError, how_it_ended
+from histocc.runtime.log import show_progress
 from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.world import World, die_with
 
@@ -103,7 +103,7 @@ def _serve(pipe: Connection, work: Callable[[int], Any], number: int, parent: in
     leave_to_parent()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to all: the parent says that it stops, and ends this
     die_with(parent)
-    progress.show(False)
+    show_progress(False)
     code = 1
     try:
         answer = pickle.dumps(("done", work(number)), protocol=-1)

@@ -17,7 +17,6 @@ from collections.abc import Generator
 from typing import Any
 
 from histocc.runtime import stacks
-from histocc.runtime.console import occupy_closed_descriptors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
@@ -124,6 +123,17 @@ def _read(reader: socket.socket, request: StopRequest, owner: int) -> None:
 def _is_left_alone(number: int) -> bool:
     """nohup has SIGHUP ignored: what it starts outlives its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def occupy_closed_descriptors() -> None:
+    """If a shell has closed stdin, stdout or stderr (`>&-`), the next file that is opened would take its
+    place, and get what is written to the stream by number.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 _for_good: list[Any] = []  # keeps `start_listening` from being undone

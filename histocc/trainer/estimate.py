@@ -8,9 +8,9 @@ from itertools import islice
 
 import torch
 
-from histocc.runtime.console import duration
 from histocc.runtime.device import synchronize
 from histocc.runtime.files import folder_above
+from histocc.runtime.log import duration
 from histocc.runtime.parallel import unwrap
 from histocc.runtime.world import World
 from histocc.trainer import loop

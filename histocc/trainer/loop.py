@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from histocc.runtime import checkpoint
 from histocc.runtime.device import DeviceClock, Precision, matmul_rate
 from histocc.runtime.errors import TrainingError
+from histocc.runtime.log import Stage
 from histocc.runtime.parallel import (
     StragglerTimer,
     evaluating,
@@ -23,14 +24,13 @@ from histocc.runtime.parallel import (
     unwrap,
     whole_weights,
 )
-from histocc.runtime.progress import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.profiling import phase
-from histocc.trainer.run_log import SUMMED_COLUMNS
+from histocc.trainer.log import SUMMED_COLUMNS
 from histocc.trainer.schedule import set_learning_rate
 from histocc.trainer.task import Task, check_columns, checked_samples, global_count, steps_of_loader
+from histocc.trainer.trackers import phase
 
 CLIP_NORM = 1.0
 COUNT = " count"  # follows the name of a figure: what its sum is divided by

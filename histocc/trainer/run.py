@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.runtime import checkpoint, console, files, stacks
+from histocc.runtime import checkpoint, files, stacks
 from histocc.runtime.device import Precision, missing_compiler
 from histocc.runtime.errors import TrainingError, UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
+from histocc.runtime.log import CONSOLE, write_console_to
 from histocc.runtime.parallel import evaluating, is_sharded, is_wrapped, unwrap, whole, whole_weights, wrap
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
@@ -32,15 +33,14 @@ from histocc.trainer.batches import (
     make_loaders,
     widest,
 )
-from histocc.trainer.curves import CURVES
 from histocc.trainer.estimate import estimate
-from histocc.trainer.loggers import LoggedRun, Loggers
+from histocc.trainer.log import LOG, STATUS, STOPPED, RunLog, log_columns
 from histocc.trainer.plan import BatchPlan
-from histocc.trainer.profiling import OF_PROFILE, StepProfiler
-from histocc.trainer.run_log import LOG, STATUS, STOPPED, RunLog, log_columns
+from histocc.trainer.plot import CURVES, draw_run
 from histocc.trainer.saver import Saver
 from histocc.trainer.schedule import Schedule, Steps, make_optimizer
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
+from histocc.trainer.trackers import OF_PROFILE, StepProfiler, Tracker, open_trackers
 
 ARGS = "args.json"
 
@@ -126,7 +126,7 @@ def output_problems(
     if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
         # read already, and written as it was
         inputs = {path: what for path, what in inputs.items() if path != args.config}
-    names = [ARGS, LOG, STATUS, CURVES, console.FILE, *lists, checkpoint.LAST, checkpoint.BEST]
+    names = [ARGS, LOG, STATUS, CURVES, CONSOLE, *lists, checkpoint.LAST, checkpoint.BEST]
     return files.problems(
         map(own.path, [*names, *(OF_PROFILE if args.profile else ())]), inputs, args.overwrite, own
     )
@@ -178,8 +178,8 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
             held.enter_context(run_lock(folder.save_path))
             own = OwnFiles(folder.save_path, folder.overwrite)
             own.remove_leftovers()
-            path, *paths = own.claim(console.FILE, *map(stacks.NAME.format, range(world.size)))
-            console.write_into(path)
+            path, *paths = own.claim(CONSOLE, *map(stacks.NAME.format, range(world.size)))
+            write_console_to(path)
             return paths
 
         paths = world.run_on_main("lock", take)
@@ -305,13 +305,14 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
     folder, schedule, resumed = settings.folder, ready.schedule, ready.resumed
     own = OwnFiles(folder.save_path, folder.overwrite)
     name: str = resumed["position"]["run"] if resumed else uuid.uuid4().hex  # all checkpoints of the run
-    loggers: dict[str, Loggers] = {}
-
-    def open_loggers() -> None:
-        logged = LoggedRun(folder.save_path, name, state.step, settings.decided())
-        loggers["own"] = Loggers(settings.loggers, logged, own, world.stop_asked_anywhere)
-
-    world.run_on_main("loggers", open_loggers)
+    trackers: list[Tracker] = []
+    arguments, stop = settings.decided(), world.stop_asked_anywhere
+    world.run_on_main(
+        "trackers",
+        lambda: trackers.extend(
+            open_trackers(settings.loggers, folder.save_path, name, state.step, arguments, stop)
+        ),
+    )
     if folder.overwrite and not resumed:
         world.run_on("clear", world.node_leaders(), lambda: clear(own))
     if world.is_main:
@@ -325,7 +326,7 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
         world.is_main,
         again=state.unfinished,
         workers=settings.loader.num_workers,
-        others=loggers.get("own"),
+        trackers=trackers,
     )
     save = Saver(own, folder.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
     with contextlib.ExitStack() as ends:
@@ -347,6 +348,8 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
             raise TrainingError(f"{error} {way_back(save, world, error.good_step)}") from None
         finished = "finished" if state.step == schedule.total else "at --max-steps"
         log.close(STOPPED if state.stopped else finished)
+        if world.is_main and not state.stopped:
+            draw_run(own)
     if save.failed:
         raise TrainingError(
             f"the last checkpoint, of step {state.step:,}, could not be saved: {save.failed}. After that,"

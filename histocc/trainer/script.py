@@ -33,8 +33,8 @@ from histocc.trainer.batches import (
     Rows,
     validation_loader,
 )
+from histocc.trainer.log import log_columns, validation_line
 from histocc.trainer.run import Training
-from histocc.trainer.run_log import log_columns, validation_line
 from histocc.trainer.settings import RunSettings
 
 

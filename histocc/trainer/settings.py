@@ -11,8 +11,8 @@ from typing import Any
 from histocc.runtime.arguments import by_flag, settings_of
 from histocc.runtime.device import PrecisionSettings
 from histocc.trainer.batch_size import AutoBatchSize, BatchSettings
-from histocc.trainer.loggers import LoggerSettings
 from histocc.trainer.schedule import ScheduleSettings
+from histocc.trainer.trackers import LoggerSettings
 
 
 @dataclass(frozen=True)

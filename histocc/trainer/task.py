@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from histocc.runtime.world import World
-from histocc.trainer.run_log import OWN_COLUMNS
+from histocc.trainer.log import OWN_COLUMNS
 
 
 class Task(Protocol):

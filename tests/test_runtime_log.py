@@ -1,18 +1,18 @@
-"""A terminal never ends a run: printing never raises, and what is not shown stands in console.log."""
+"""A terminal never ends a run: printing never raises, what is not shown stands in console.log; and how far a
+stage has come."""
 
-import fcntl
 import io
 import os
+import pty
 import subprocess
 import sys
 
 import pytest
 from helpers import FINETUNE, REPO, TINY, command, environment, write_rows
 
-import finetune
-from histocc import watch
-from histocc.runtime import console, entrypoint
+from histocc.runtime import entrypoint, log, signals
 from histocc.runtime.errors import UserError
+from histocc.runtime.log import CONSOLE, Stage, duration
 
 
 class Broken(io.StringIO):
@@ -32,51 +32,50 @@ def test_a_stream_that_fails_is_dropped_said_once_and_kept_in_a_file(tmp_path, m
     out, err = Broken(2, error), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with console.opened():
-        for number in range(3):
-            print(f"line {number}", flush=True)
-        console.write_into(str(tmp_path / console.FILE))
+    with log.opened():
+        for i in range(3):
+            print(f"line {i}", flush=True)
+        log.write_console_to(str(tmp_path / CONSOLE))
         print("line 3")
         print("a fault", file=sys.stderr)
     assert sys.stdout is out and sys.stderr is err
-    assert out.getvalue().startswith("line 0\nline 1\n") and "line 3" not in out.getvalue()
     assert err.getvalue().count("standard output cannot be written any more (") == 1
-    assert str(tmp_path / console.FILE) in err.getvalue() and "a fault" in err.getvalue()
-    kept = (tmp_path / console.FILE).read_text()
+    assert str(tmp_path / CONSOLE) in err.getvalue() and "a fault" in err.getvalue()
+    kept = (tmp_path / CONSOLE).read_text()
     assert "line 2\n" in kept and "line 3\n" in kept and "line 1" not in kept
 
 
-def test_where_both_are_gone_the_file_has_everything(tmp_path, monkeypatch):
+def test_if_both_are_gone_the_file_has_everything(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)  # closed: `>&-`
     monkeypatch.setattr(sys, "stderr", Broken())
-    with pytest.raises(ZeroDivisionError), console.opened():
+    with pytest.raises(ZeroDivisionError), log.opened():
         print("first")
-        console.write_into(str(tmp_path / console.FILE))
+        log.write_console_to(str(tmp_path / CONSOLE))
         print("second", file=sys.stderr)
         1 / 0  # noqa: B018
-    kept = (tmp_path / console.FILE).read_text()
+    kept = (tmp_path / CONSOLE).read_text()
     assert "first\n" in kept and "second\n" in kept and "ZeroDivisionError" in kept
 
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_reader_that_does_not_read_is_not_waited_for_without_end(tmp_path, monkeypatch, stops):
-    monkeypatch.setattr(console, "PATIENCE_SECONDS", 1000.0 if stops else 0.4)
+    monkeypatch.setattr(log, "PATIENCE_SECONDS", 1000.0 if stops else 0.4)
     reader, writer = os.pipe()
-    with open(reader, "rb"), open(writer, "w") as out:
+    with open(reader, "rb"), open(writer, "w") as out, signals.listening() as stop:
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", io.StringIO())
-        with console.opened():
-            console.write_into(str(tmp_path / console.FILE))
-            console.give_up_when(lambda: stops)
-            for number in range(5000):
-                print(f"line {number} {'x' * 80}")
-    assert "line 4999" in (tmp_path / console.FILE).read_text()
+        stop.limit(0.0 if stops else None)
+        with log.opened():
+            log.write_console_to(str(tmp_path / CONSOLE))
+            for i in range(5000):
+                print(f"line {i} {'x' * 80}")
+    assert "line 4999" in (tmp_path / CONSOLE).read_text()
 
 
 def test_letters_that_a_terminal_does_not_have_end_nothing(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
-    with console.opened():
+    with log.opened():
         print("væver")
     assert raw.getvalue() == b"v?ver\n"
 
@@ -127,20 +126,66 @@ def test_two_processes_outlive_a_full_disk_under_their_output(flags, tmp_path):
     assert done.returncode == 0 and "Finished at step" in (tmp_path / "run" / "console.log").read_text()
 
 
-def test_a_user_s_console_log_is_not_written_to_and_watching_ends_with_its_reader(
-    flags, tmp_path, monkeypatch
-):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / console.FILE).write_text("mine")
-    monkeypatch.setattr(sys, "stdout", Broken())
-    finetune.main([str(flag) for flag in flags])
-    assert (folder / console.FILE).read_text() == "mine"
-    assert "Finished at step" in (folder / "console.1.log").read_text()
-    monkeypatch.undo()
-    status = folder / "status.json"
-    status.write_text(status.read_text().replace('"finished"', '"running"'))
-    with open(folder / "run.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        monkeypatch.setattr(sys, "stdout", Broken(1))
-        assert watch.main([str(folder), "--every", "0.1"]) == 0
+# ---- progress
+
+
+def test_lines_without_a_terminal_every_few_seconds_unless_quiet(capsys, monkeypatch):
+    monkeypatch.setattr(log, "_progress_shown", True)
+    monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
+    with Stage("reading", 40, "rows", first=10) as stage:
+        stage.at(20)
+        stage.add(5)
+        monkeypatch.setattr(log, "PROGRESS_SECONDS", 3600.0)
+        stage.at(30)
+        monkeypatch.setattr(log, "PROGRESS_SECONDS", 0.0)
+        stage.at(90)
+        log.show_progress(False)
+        stage.at(40)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" rows, ")[0] for line in lines] == [
+        f"reading: {done} of 40" for done in (20, 25, 40)
+    ]
+
+
+def test_rate_and_time_left():
+    stage = Stage("coding", 1000, "rows", first=100)
+    stage.at(600)
+    assert stage.line(5.0) == "coding: 600 of 1,000 rows, 100/s, 4s left"
+    stage = Stage("reading", None, "rows")
+    stage.at(7)
+    assert stage.line(2.0) == "reading: 7 rows, 3.5/s"
+    times = {0: "0s", 59.9: "59s", 190: "3m10s", 7500: "2h05m", 86399: "23h59m", 273659: "3d04h"}
+    assert {seconds: duration(seconds) for seconds in times} == times
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_terminal_shows_bars_unless_quiet(tmp_path, quiet):
+    """A run whose stderr is a terminal, with tqdm."""
+    pytest.importorskip("tqdm")
+    data = write_rows(tmp_path / "rows.csv", 60)
+    ours, theirs = pty.openpty()
+    flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", *TINY, "--max-steps", 3]
+    flags += ["--ngrams", 8, "--ngram-passes", 1, "--save-path", tmp_path / "run", *["--quiet"] * quiet]
+    process = subprocess.Popen(
+        [sys.executable, "finetune.py", *map(str, flags)],
+        cwd=REPO,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        said += part
+        if not part:
+            break
+    os.close(ours)
+    assert process.wait(120) == 0, said
+    fits = (b"fitting n-grams, linear decoder:", b"fitting n-grams, both decoders:")  # each has a rate
+    bars = [name for name in (b"training:", b"validation:", b"reading ", *fits) if name in said]
+    assert len(bars) == (0 if quiet else 5), said

@@ -5,20 +5,15 @@ curves.
 import importlib.util
 import json
 import struct
-from dataclasses import replace
+import time
 
 import pytest
 from helpers import TINY, read_logs, run_inside, write_rows
 
 import train_mixer
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.runtime.files import OwnFiles
 from histocc.trainer import flags as trainer_flags
-from histocc.trainer import loggers
-from histocc.trainer.curves import panels
-from histocc.trainer.run_log import OWN_COLUMNS
-
-RUN = loggers.LoggedRun("folder", "name", 0, {})
+from histocc.trainer import trackers
 
 
 def fails(error):
@@ -110,43 +105,62 @@ def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, packa
 
 def test_a_logger_that_cannot_be_opened_is_said_before_anything_is_cleared(flags, tmp_path, monkeypatch):
     assert run_inside(train_mixer.main, *flags, "--max-steps", 2)[0] == 0
-    monkeypatch.setattr(loggers.TensorBoard, "__init__", fails(RuntimeError("no space")))
+    monkeypatch.setattr(trackers, "open_tensorboard", fails(RuntimeError("no space")))
     code, output = run_inside(train_mixer.main, *flags, "--overwrite", "--tensorboard")
     assert code == 2 and "--tensorboard: no space" in output and (tmp_path / "run" / "last.bin").exists()
 
 
+def hangs(*_):
+    time.sleep(1000)
+
+
+def tracker_of(open_library=lambda: None, write=lambda row: None, close=lambda: None):
+    """With a library that does this in the thread that it is given."""
+    tracker = trackers.Tracker("--log-wandb", lambda: (open_library(), (write, close))[1])
+    tracker.opened.wait(5)
+    return tracker
+
+
 @pytest.mark.parametrize(
-    "broken, said",
+    "does, words",
     [
-        ("TensorBoard", "--tensorboard: AssertionError"),
-        ("WandB", "--log-wandb: 7; WANDB_MODE=offline needs no network"),
+        ({"open_library": fails(SystemExit(7))}, ": 7. The run"),
+        ({"write": fails(RuntimeError("service is gone\nmore"))}, "service is gone. The run"),
+        ({"write": fails(KeyboardInterrupt())}, "KeyboardInterrupt"),
+        ({"close": fails(SystemExit())}, "SystemExit"),
+        ({"write": hangs}, "has not finished in time"),
+        ({"close": hangs}, "has not finished in time"),
     ],
 )
-def test_each_library_speaks_for_itself_even_without_words(monkeypatch, broken, said, capsys):
-    for name in ("TensorBoard", "WandB"):
-        error = AssertionError() if name == "TensorBoard" else SystemExit(7)
-        monkeypatch.setattr(
-            getattr(loggers, name), "__init__", fails(error) if name == broken else lambda *_: None
-        )
-        monkeypatch.setattr(getattr(loggers, name), "close", lambda self: None)
-        monkeypatch.setattr(getattr(loggers, name), "row", lambda *_: None)
-    both = loggers.LoggerSettings(tensorboard=True, log_wandb=True)
+def test_a_library_that_raises_exits_or_hangs_costs_a_line(does, words, capsys):
+    tracker, started = tracker_of(**does), time.monotonic()
+    for step in range(3):
+        tracker.row({"step": step})
+        time.sleep(0.05)
+    tracker.close(time.monotonic() + 0.5)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("WARNING: --log-wandb: ") and words in lines[0]
+    assert lines[0].endswith("logs.csv has every row.") and time.monotonic() - started < 5
+
+
+def test_a_library_with_too_many_rows_before_it_is_given_up(capsys, monkeypatch):
+    monkeypatch.setattr(trackers, "MAX_WAITING_ROWS", 2)
+    tracker = tracker_of(write=hangs)
+    for step in range(6):
+        tracker.row({"step": step})
+    assert capsys.readouterr().out.count("rows are waiting for it") == 1
+
+
+def test_a_run_that_is_resumed_continues_without_one_that_cannot_be_opened(monkeypatch, capsys):
+    monkeypatch.setattr(trackers, "open_wandb", fails(AssertionError()))
+    settings = trackers.LoggerSettings(log_wandb=True)
     with pytest.raises(UserError) as error:
-        loggers.Loggers(both, RUN)
-    assert str(error.value) == said
-    made = loggers.Loggers(both, replace(RUN, step=5))  # a run that is resumed continues without it
-    made.row({"step": 6, "train_loss": 1.0})
-    made.close()
+        trackers.open_trackers(settings, "folder", "name", 0, {})
+    assert str(error.value) == "--log-wandb: AssertionError; WANDB_MODE=offline needs no network"
+    opened = trackers.open_trackers(settings, "folder", "name", 5, {})
+    opened[0].row({"step": 6})
+    trackers.close_trackers(opened)
     assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1
-
-
-def test_a_plot_that_cannot_be_drawn_is_said_once_and_ends_nothing(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(loggers.curves, "available", lambda: True)
-    monkeypatch.setattr(loggers.curves, "draw", fails(AttributeError("no such backend")))
-    made = loggers.Loggers(loggers.LoggerSettings(), RUN, OwnFiles(str(tmp_path)))
-    made.row({"step": 1, "val_loss": 1.0})
-    made.close()
-    assert capsys.readouterr().out.count("WARNING: curves.png: no such backend.") == 1
 
 
 def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
@@ -154,11 +168,3 @@ def test_a_run_that_ends_by_an_error_says_so(flags, tmp_path, monkeypatch):
     code, output = run_inside(train_mixer.main, *flags)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert code == 1 and "broken" in output and status["state"] == "ended by an error"
-
-
-def test_figures_of_any_task_have_a_panel():
-    of_ours = (*OWN_COLUMNS, "train_loss", "val_loss", "val_loss_linear", "seq_acc", "flat_acc")
-    assert [title for title, _ in panels(of_ours)] == ["loss", "accuracy, %", "learning rate", "samples/s"]
-    found = dict(panels((*OWN_COLUMNS, "val_loss", "dice", "iou", "answer_acc")))
-    assert found["dice, iou"] == ["dice", "iou"] and found["accuracy, %"] == ["answer_acc"]
-    assert "bits_per_byte" in dict(panels(["step", "bits_per_byte"]))

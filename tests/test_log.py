@@ -1,0 +1,180 @@
+"""logs.csv, the lines on the console, and status.json."""
+
+import csv
+import json
+import os
+
+import pytest
+
+from histocc.runtime.files import OwnFiles
+from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.trainer.log import RunLog, flops_in_words
+from histocc.trainer.schedule import Steps
+
+VALUES = {
+    "step": 1200,
+    "epoch": 1,
+    "samples": 153600,
+    "train_loss": 1 / 3,
+    "train_loss_linear": 2 / 3,
+    "train_loss_seq2seq": 1e-9 / 3,
+    "grad_norm": 1.23456789,
+    "lr": 2e-5 / 3,
+    "samples_per_sec": 1234.5678,
+    "seconds_data": 0.0123456789,
+    "data_share": 0.034,
+    "model_flops_per_sec": 41.26e9 + 1 / 3,
+    "mfu": 0.23123456789,
+}
+VALIDATION = {
+    "val_loss": 1 / 7,
+    "val_loss_linear": 2 / 7,
+    "val_loss_seq2seq": 3 / 7,
+    "seq_acc": 0.5,
+    "token_acc": 2 / 3,
+    "flat_acc": 1 / 3,
+}
+
+
+def log_of(folder, start=0, *steps, **options):
+    """A log in `folder` of a run that continues from step `start`, with rows of these steps."""
+    log = RunLog(OwnFiles(str(folder), overwrite=True), Steps(5000, start), COLUMNS, bar=False, **options)
+    for step in steps:
+        log.row({**VALUES, **VALIDATION, "step": step})
+    return log
+
+
+def rows(folder):
+    with open(folder / "logs.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def steps(folder):
+    return [int(row["step"]) for row in rows(folder)]
+
+
+def test_columns_and_a_row(tmp_path):
+    log = log_of(tmp_path)
+    assert (tmp_path / "logs.csv").read_bytes() == (
+        b"step,epoch,samples,train_loss,train_loss_linear,train_loss_seq2seq,grad_norm,lr,samples_per_sec,"
+        b"seconds_data,val_loss,val_loss_linear,val_loss_seq2seq,seq_acc,token_acc,flat_acc,skipped_steps,"
+        b"model_flops_per_sec,mfu\n"
+    )
+    log.row(VALUES)
+    log.row({"step": 1300, "epoch": 2, **VALIDATION})
+    assert (tmp_path / "logs.csv").read_text().splitlines()[1:] == [
+        "1200,1,153600,0.333333333333,0.666666666667,3.33333333333e-10,1.23457,6.66667e-06,1234.57,0.0123457,"
+        ",,,,,,,4.126e+10,0.231235",
+        "1300,2,,,,,,,,,0.142857142857,0.285714285714,0.428571428571,0.5,0.666666666667,0.333333333333,,,",
+    ]
+
+
+def test_a_run_that_is_resumed_drops_later_rows_and_a_new_one_all(tmp_path):
+    log_of(tmp_path, 0, 100, 200, 300)
+    before = rows(tmp_path)
+    log_of(tmp_path, 200, 250)
+    assert steps(tmp_path) == [100, 200, 250] and rows(tmp_path)[:2] == before[:2]
+    log_of(tmp_path, 200, again=True)  # the row of step 200 is to be written again
+    assert steps(tmp_path) == [100]
+    log_of(tmp_path)
+    assert steps(tmp_path) == []
+    os.remove(tmp_path / "logs.csv")
+    log_of(tmp_path, 200, 300)
+    assert steps(tmp_path) == [300]
+
+
+def test_half_written_and_damaged_rows_are_left_out_and_counted(tmp_path, capsys):
+    log_of(tmp_path, 0, 100, 1200)
+    content, before = (tmp_path / "logs.csv").read_bytes(), rows(tmp_path)
+    last_row = content.rindex(b"\n", 0, -1) + 1
+    for size in range(last_row, len(content)):
+        (tmp_path / "logs.csv").write_bytes(content[:size])
+        log_of(tmp_path, 1200, 1300)
+        assert rows(tmp_path)[:-1] in (before[:1], before) and steps(tmp_path)[-1] == 1300
+    log_of(tmp_path, 0, 1, 2, 3)
+    (tmp_path / "logs.csv").write_text((tmp_path / "logs.csv").read_text().replace("\n2,", "\nx,")[:-4])
+    capsys.readouterr()
+    log_of(tmp_path, 3)
+    assert "2 damaged lines of" in capsys.readouterr().out and steps(tmp_path) == [1]
+
+
+def test_rows_that_cannot_be_written_wait(tmp_path, capsys):
+    log, path = log_of(tmp_path), tmp_path / "logs.csv"
+    path.unlink()
+    path.mkdir()
+    log.row({"step": 1, "epoch": 0})
+    path.rmdir()
+    assert "WARNING" in capsys.readouterr().out
+    log.close()
+    assert steps(tmp_path) == [1]  # below the columns, which were gone too
+
+
+def test_lines(tmp_path, capsys, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("histocc.trainer.log.time.monotonic", lambda: now[0])
+    log = log_of(tmp_path, 1100)
+    for _ in range(12):
+        now[0] += 0.5
+        log.step()
+    assert capsys.readouterr().out == "5 steps took 2s: about 32m27s left\n"  # once
+    now[0] = 1050.0  # 100 steps in 50 s: 3,800 more take 1,900 s
+    log.row(VALUES)
+    log.row({**VALUES, "mfu": None, "peer_share": 0.126})
+    log.row({**VALUES, "model_flops_per_sec": None, "skipped_steps": 2})
+    log.row({"step": 1300, "epoch": 2, **VALIDATION, "seconds_val": 20.0})
+    line = "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
+    assert capsys.readouterr().out.splitlines() == [
+        f"{line}41.3 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
+        f"{line}41.3 GFLOP/s · waiting for data 3% · for other processes 13% · 31m40s left",
+        "step 1,200: 2 steps since the last row had no finite gradient and were skipped",
+        f"{line}waiting for data 3% · 31m40s left",
+        "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3% · took 20s",
+    ]
+
+
+@pytest.mark.parametrize(
+    "rate, text",
+    [(12.0, "12 FLOP/s"), (999.6, "1 kFLOP/s"), (5.126e14, "513 TFLOP/s"), (float("inf"), "inf EFLOP/s")],
+)
+def test_rates_in_words(rate, text):
+    assert flops_in_words(rate, None) == text and flops_in_words(rate, 0.5) == f"{text} (50% of matmul)"
+
+
+def test_waiting_for_data_in_three_rows_running_is_remarked_on_once(tmp_path, capsys):
+    log = log_of(tmp_path, 1100, workers=3)
+    for share in (0.3, 0.3, 0.1, 0.2, 0.2, 0.2, 0.2, 0.9, 0.9):
+        log.row({**VALUES, "data_share": share})
+    lines = capsys.readouterr().out.splitlines()
+    assert [i for i, line in enumerate(lines) if "Note" in line] == [6]
+    assert lines[6].startswith(
+        "Note: 20% of the time goes into waiting for data: --num-workers 6 instead of 3 (per process)"
+    )
+
+
+def test_only_rank_0_writes_and_speaks_and_without_a_folder_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "logs.csv").write_text("left alone")
+    log = log_of(tmp_path, 0, 100, is_main=False)
+    log.say("hello")
+    log.close()
+    assert (tmp_path / "logs.csv").read_text() == "left alone" and capsys.readouterr() == ("", "")
+    RunLog(None, Steps(5000), COLUMNS).row(VALUES)
+    assert len(list(tmp_path.iterdir())) == 1 and "loss 0.3333" in capsys.readouterr().out
+
+
+def test_the_state_of_the_run(tmp_path, monkeypatch):
+    log = log_of(tmp_path, 0, 100)
+    log.say("Note: something to look at")
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "running" and status["step"] == 100 and status["stop_step"] == 5000
+    assert status["warning"].endswith("Note: something to look at")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:  # which does not end the run
+        disk.setattr("histocc.runtime.files.os.replace", full)
+        log.say("WARNING: full")
+    log.close("finished")
+    log.close("ended by an error")
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
