@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -250,6 +249,10 @@ def cores(world: World) -> Finding:
 
 
 def open_files() -> Finding:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return Finding("open files", OK, "no limit that is known")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return Finding(
         "open files",

@@ -18,7 +18,9 @@ from typing import Any
 
 from histocc.runtime import stacks
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Windows has only the first two.
+NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 SECOND_AFTER = 1.0  # seconds: a launcher may send the same signal twice, a person who repeats it means it
 
 
@@ -122,7 +124,7 @@ def _read(reader: socket.socket, request: StopRequest, owner: int) -> None:
 
 def _is_left_alone(number: int) -> bool:
     """nohup has SIGHUP ignored: what it starts outlives its terminal."""
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+    return signal.Signals(number).name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN
 
 
 def occupy_closed_descriptors() -> None:
@@ -159,5 +161,6 @@ def leave_to_parent(*_: object) -> None:
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGUSR1", "SIGHUP", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -1,7 +1,8 @@
 """`--dry-run`: everything but training, and what the run would cost in time, memory and disk."""
 
-import resource
+import contextlib
 import shutil
+import sys
 import time
 from dataclasses import replace
 from itertools import islice
@@ -125,7 +126,12 @@ def _peak_memory(world: World) -> int:
     """Bytes: on a GPU what torch has reserved there, else of the process."""
     if world.device.type == "cuda":
         return torch.cuda.max_memory_reserved(world.device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with contextlib.suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return 0  # Windows
 
 
 def _of_device(world: World) -> str:
