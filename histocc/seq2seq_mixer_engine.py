@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import GreedyResult, greedy_from_memory
-from histocc.model.flops import flop_count
+from histocc.model.flops import flops_per_unit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -109,7 +109,7 @@ class MixerTask:
         model: nn.Module | None = None,
     ):
         self.loss_fn, self.formatter, self.each = loss_fn, formatter, each
-        self.flop_count = flop_count(model)
+        self.flops_per_unit = flops_per_unit(model)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -123,20 +123,22 @@ class MixerTask:
             return row_losses(self.loss_fn, outputs, batch)
 
     def flops(self, batch: dict) -> float:
-        """Operations that forward and backward pass need for the real positions of a batch on the CPU, and
-        for the tokens of its targets that the loss trains; rows of weight 0 need none. nan without a model
-        that can be counted, and for a batch that lies elsewhere: reading it would wait for the device.
+        """Operations that forward and backward pass need for the real characters of a batch on the CPU and
+        the tokens of its targets; rows of weight 0 need none. nan without a model that can be counted, and
+        for a batch that lies elsewhere: reading it would wait for the device.
         """
-        mask, targets = batch["attention_mask"], batch["targets_seq2seq"]
-        if self.flop_count is None or mask.device.type != "cpu":
+        mask, weights = batch["attention_mask"], batch.get("weights")
+        if not self.flops_per_unit or mask.device.type != "cpu":
             return math.nan
-        of_blocks = getattr(getattr(self.loss_fn, "loss_fn_seq2seq", None), "trained_tokens", None)
-        read = torch.full((len(targets),), targets.shape[1] - 1)  # by the model
-        positions, tokens = mask.sum(1), read if of_blocks is None else of_blocks(targets)
-        if batch.get("weights") is not None:
-            kept = batch["weights"] > 0
-            positions, tokens = positions[kept], tokens[kept]
-        return self.flop_count(positions.numpy(), tokens.numpy(), mask.shape[1])
+        lengths = mask.sum(1) if weights is None else mask.sum(1)[weights > 0]
+        characters, rows = int(lengths.sum()), len(lengths)
+        counts = {
+            "characters": characters,
+            "blocks": characters / 4,
+            "rows": rows,
+            "tokens": rows * (batch["targets_seq2seq"].shape[1] - 1),
+        }
+        return sum(flops * counts[unit] for unit, flops in self.flops_per_unit.items())
 
     def metrics(self, model: nn.Module, batch: dict) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         """The losses and accuracies of each row, [B] each; token_acc as (right tokens, tokens)."""

@@ -44,10 +44,6 @@ class _BlockLoss(nn.Module):
         loss = self._per_sample(*self._split(logits, targets))
         return loss.mean() if reduction == "mean" else loss
 
-    def trained_tokens(self, targets: Tensor) -> Tensor:
-        """How many tokens of each row of targets [B, S] are trained: int64 [B]."""
-        return torch.full((len(targets),), targets.shape[1] - 2)
-
     def _split(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the predicted blocks [B, P, bs, V] and target blocks [B, P, bs], int64."""
         rows, length = targets.shape
@@ -214,16 +210,6 @@ class BlockOrderInvariantLoss(_BlockLoss):
         if not 0 < many_codes_weight < float("inf"):
             raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
         self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
-
-    def trained_tokens(self, targets: Tensor) -> Tensor:
-        """Those of the codes, and of the blocks behind them that are trained towards PAD: all, or the
-        first.
-        """
-        blocks = super().trained_tokens(targets)
-        if self.empty_blocks == "all":
-            return blocks
-        of_codes = (targets[:, 1:-1] != self.pad_idx).sum(1)
-        return torch.minimum(of_codes + self.block_size, blocks)
 
     def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
