@@ -1,7 +1,7 @@
 """How many floating point operations training needs for what is real in its batches: six for each weight and
 each character, block of characters, token or row that goes through it (Kaplan et al., 2020, arXiv
-2001.08361): two forward, four backward, and the two alone if it is frozen. Not counted is what has no weights:
-attention between positions, norms, losses.
+2001.08361): two forward, four backward, and the two alone if it is frozen. Not counted is what has no
+weights: attention between positions, norms, losses.
 """
 
 from torch import nn

@@ -24,20 +24,13 @@ from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World, close_world, init_world, is_first_rank
 
-# how long a silent rank waits for rank 0 to say what is wrong, which may start later; and where rank 0 itself
-# has found it
+# how long a silent rank waits for rank 0 to say what is wrong, which may start later; and once it has noticed
 PEER_PATIENCE_SECONDS, HEARD_PATIENCE_SECONDS = 20.0, 2.0
-# Ranks whose wait has reached the time limit come to say so within this share of it, and at most so many
-# seconds: torchrun kills after 30.
-MISSING_SHARE, MISSING_SECONDS = 0.1, 10.0
-# for exit functions of libraries, at the end of a run and where it was stopped
-CLOSE_SECONDS = 60.0
-STOP_SECONDS = 2.0
+MISSING_SECONDS = 10.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
+CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the latter if the run was stopped
 
 # Libraries that may have left threads, processes and exit functions behind.
 libraries: list[str] = []
-# Calls of libraries that never came back: the interpreter's own ending would wait for them.
-abandoned: list[str] = []
 
 
 def add_process_arguments(
@@ -111,55 +104,46 @@ def start(
 
     when_stopped: what is said, behind the signal's name, of a `run` that gave up with Stopped.
     """
+    code, joined = 0, False
     with log.opened():
-        end = False
         try:
-            code, end = _started(parser, run, argv, when_stopped)
+            with errors_end_all_ranks():
+                if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
+                    sys.exit(0)  # rank 0 prints it
+                if not gc.isenabled():  # put off by `start_listening`; what was imported stays
+                    gc.freeze()
+                    gc.enable()
+                args = parser.parse_args(argv)
+                with signals.listening() as stop:
+                    stop.limit(getattr(args, "stop_after", None))
+                    world = init_world(
+                        args.distributed,
+                        world_size=args.world_size,
+                        local_rank=args.local_rank,
+                        device=args.device,
+                        timeout_minutes=args.timeout_minutes,
+                    )
+                    log.show_progress(world.is_main and not args.quiet)
+                    try:
+                        run(args, world)
+                    except Stopped:
+                        stop.acted = True
+                        world.print(
+                            f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}"
+                        )
+                    except Exception as error:
+                        if world.size > 1 and lost_contact(error):
+                            end_without_others(world, error)
+                        raise
+                    gc.collect()
+                    close_world(world)
+                    code, joined = stop.exit_code if stop.acted else 0, bool(world.backend)
         except SystemExit as ended:
-            code = ended.code
-        # with arguments of a caller, the process is the caller's
-        if end or libraries and argv is None:
-            end_process(code or 0, 0.0 if abandoned else STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
+            code = ended.code or 0
+        if joined or libraries and argv is None:  # with arguments of a caller, the process is the caller's
+            end_process(code, STOP_SECONDS if stop_asked() else CLOSE_SECONDS)
     if code:
         sys.exit(code)
-
-
-def _started(
-    parser: Parser,
-    run: Callable[[argparse.Namespace, World], None],
-    argv: list[str] | None,
-    when_stopped: str,
-) -> tuple[int, bool]:
-    """(exit code, whether the process must end without the interpreter's own ending)"""
-    with errors_end_all_ranks():
-        if not is_first_rank() and {"-h", "--help", "--version"} & set(argv or sys.argv[1:]):
-            sys.exit(0)  # rank 0 prints it
-        if not gc.isenabled():  # put off by `start_listening`; what was imported stays, and is not looked at
-            gc.freeze()
-            gc.enable()
-        args = parser.parse_args(argv)
-        with signals.listening() as stop:
-            stop.limit(getattr(args, "stop_after", None))
-            world = init_world(
-                args.distributed,
-                world_size=args.world_size,
-                local_rank=args.local_rank,
-                device=args.device,
-                timeout_minutes=args.timeout_minutes,
-            )
-            log.show_progress(world.is_main and not args.quiet)
-            try:
-                run(args, world)
-            except Stopped:
-                stop.acted = True
-                world.print(f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}")
-            except Exception as error:
-                if world.size > 1 and lost_contact(error):
-                    end_without_others(world, error)
-                raise
-            gc.collect()
-            close_world(world)
-    return stop.exit_code if stop.acted else 0, bool(world.backend)
 
 
 def lost_contact(error: BaseException) -> bool:
@@ -183,19 +167,19 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
     files = stacks.written()  # the time limit is up
-    late = bool(files) or re.search("timed out", str(error), re.IGNORECASE) is not None
-    missing, speaks = world.missing(min(MISSING_SECONDS, MISSING_SHARE * world.time_limit) if late else 0.0)
+    late = bool(files) or "timed out" in str(error).lower()
+    missing, speaks = world.missing(min(MISSING_SECONDS, 0.1 * world.time_limit) if late else 0.0)
+    if not late:
+        what = "the connection to another process is lost; its own message, or the launcher's, says why"
+    elif missing:
+        ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        what = f"{ranks} did not come within the time limit (--timeout-minutes)"
+    else:
+        what = "all processes wait for each other until the time limit (--timeout-minutes)"
     if speaks:
-        if not late:
-            what = "the connection to another process is lost; its own message, or the launcher's, says why"
-        elif missing:
-            ranks = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            what = f"{ranks} did not come within the time limit (--timeout-minutes)"
-        else:
-            what = "all processes wait for each other until the time limit (--timeout-minutes)"
         print(
             f"error: {what}. Rank {world.rank} waited ({reason}). Checkpoints are whole: the same command"
-            " (without --overwrite) continues from the newest, or starts over where there is none."
+            " (without --overwrite) continues from the newest, or starts over if there is none."
             + (files and f"\n  {files}"),
             file=sys.stderr,
             flush=True,
@@ -212,12 +196,11 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
     a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
     and processes of libraries.
-    exit_seconds: what functions registered with atexit may take; 0: they are not called.
+    exit_seconds: what functions registered with atexit may take.
     """
-    if exit_seconds:
-        calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
-        calls.start()
-        calls.join(exit_seconds)
+    calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    calls.start()
+    calls.join(exit_seconds)
     for process in multiprocessing.active_children():
         process.kill()
     sys.stdout.flush()
