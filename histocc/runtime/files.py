@@ -135,9 +135,10 @@ def save_path_problem(path: str) -> str | None:
 
 def sync(path: str) -> None:
     """Makes a file, or the names in a folder, survive a power cut."""
-    if os.name == "nt":  # which opens no folders
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:  # Windows opens no folders
         return
-    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -320,7 +321,8 @@ def run_lock(folder: str) -> Generator[None]:
     """Holds `folder` for this process; the system releases it when the process ends, however it ends. Rank 0
     only. Raises UserError that names the job that has the folder.
     """
-    if fcntl is None:
+    if fcntl is None:  # Windows
+        os.makedirs(folder, exist_ok=True)
         yield
         return
     path = os.path.join(folder, LOCK)

@@ -456,6 +456,10 @@ def init_world(
             " environment"
         )
     rank, local, size = launcher_environment(distributed, world_size, local_rank)
+    if sys.platform == "win32" and size > 1:
+        raise UserError(
+            "several processes do not run on Windows: start them in WSL, or train with one process"
+        )
     die_with_launcher()
     local_size = processes_here(local)
     chosen = choose_device(device, local, local_size)
