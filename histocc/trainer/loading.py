@@ -67,10 +67,10 @@ class Loader:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
+        stacks.set_timer()
         while True:
             try:
-                with stacks.waiting():
-                    batch = next(batches)
+                batch = next(batches)
             except StopIteration:
                 return
             except Exception as error:
@@ -78,7 +78,9 @@ class Loader:
                     raise self._fault(error, getattr(batches, "_workers", ())) from None
                 self._waited(time.monotonic() - waiting_since)
             else:
+                stacks.set_timer()
                 yield batch
+                stacks.set_timer()
                 waiting_since = time.monotonic()
 
     def _waited(self, seconds: float) -> None:
