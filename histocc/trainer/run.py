@@ -22,7 +22,7 @@ from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import stop_request
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop, resume
-from histocc.trainer.banner import Banner, say_banner, say_start
+from histocc.trainer.banner import say_banner, say_start
 from histocc.trainer.batch_size import BatchSettings, find_batch_size, memory_advice, model_memory_advice
 from histocc.trainer.batches import (
     DROPOUT,
@@ -218,7 +218,7 @@ def set_up(
         return None
     loaders = make_loaders(settings, world, training.train, training.val, plan)
     about = (training.about, training.about_rate)
-    say_banner(Banner(settings, world, *about, plan, schedule, precision.name))
+    say_banner(settings, world, *about, plan, schedule, precision.name)
 
     # One process's model, or that of all.
     with memory_of_model(settings, world, training.smaller_model):
