@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from examples.scenes import Questions
-from histocc.runtime.checksums import of_file
 from histocc.runtime.errors import UserError
+from histocc.runtime.files import checksum
 
 COLUMNS = ("image", "mask", "question", "answer")  # of questions.csv
 
@@ -46,7 +46,7 @@ class Images(Questions):
         self.rows = [row for row in rows if (row["image"] in held_out) == validation]
         if not self.rows:
             raise UserError(f"{table}: ten images or more are needed: each tenth is for validation")
-        self.fingerprint = f"{of_file(str(table))} {validation}"
+        self.fingerprint = f"{checksum(str(table))} {validation}"
 
     def __len__(self) -> int:
         return len(self.rows)

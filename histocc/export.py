@@ -7,7 +7,7 @@ coding with them needs.
 
 Either form is read back by every command of histocc, and codes as the run does. `.bin`: a dict of model, key
 and step as the published trainer writes it, and an entry `histocc`: format, kind, config (sizes, masks,
-padding width, text rule), formatter, system, languages, thresholds; and checksums. Safetensors: the same
+padding width, text rule), formatter, system, languages, thresholds; and a checksum. Safetensors: the same
 entries as JSON in the metadata, and config.json, key.json and chars.json beside it, as the published folders
 have them.
 
@@ -32,8 +32,7 @@ from histocc.model.published import MAX_LEN, SETTINGS, Given
 from histocc.model.thresholds import PUBLISHED
 from histocc.predict import arguments as predict_arguments
 from histocc.runtime import arguments, entrypoint
-from histocc.runtime.checkpoint import BEST, FORMAT, LAST, find
-from histocc.runtime.checksums import SUMS, sums_of, with_sums
+from histocc.runtime.checkpoint import BEST, CHECKSUM, FORMAT, LAST, find, with_checksum
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write, kind_of
 from histocc.text_rules import ASCII_LOWER
@@ -230,7 +229,7 @@ def write_bin(
             "step": state.get("step") or 0,
             SETTINGS: settings_of(state),
         }
-        content = with_sums(content | chars_of(formatter, "chars"))
+        content = with_checksum(content | chars_of(formatter, "chars"))
     return write_new({target: lambda out: torch.save(content, out)})
 
 
@@ -247,7 +246,8 @@ def write_safetensors(
     if flat:
         weights = {published.flat_name(name, back=True): value for name, value in weights.items()}
     settings = settings_of(state)
-    settings[SUMS] = sums_of({**settings, "model": weights, "key": state["key"]})
+    checked = with_checksum({**settings, "model": weights, "key": state["key"]})
+    settings[CHECKSUM] = checked[CHECKSUM]
     config = {
         "model_type": "canine",
         "architectures": ["Seq2SeqMixerOccCANINE"],

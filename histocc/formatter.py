@@ -25,6 +25,7 @@ import torch
 UNK_IDX, PAD_IDX, BOS_IDX, EOS_IDX, SEP_IDX = range(5)
 FIRST_TOKEN_IDX = 5  # ids below are the five above
 
+MAX_SEQ_LEN = 1 << 16
 SEP_VALUE = "&"  # between two codes in text form
 WITHIN_BLOCK_SEP = ","  # between two tokens of one code, where wanted
 NEVER_SHORT = frozenset({"-1", "-2", "-3", "?"})  # no title, not working, no work title; and a missing code
@@ -128,6 +129,10 @@ class BlockyFormatter:
         self.max_num_codes = system.max_codes or len(self.target_cols)
         self.block_size = system.block_size or int(block_size)
         self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
+        if self.max_seq_len > MAX_SEQ_LEN:
+            raise ValueError(
+                f"{self.max_seq_len:,} tokens are more than {MAX_SEQ_LEN:,}: smaller blocks, or fewer"
+            )
         self.sep_value = SEP_VALUE
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general

@@ -216,13 +216,11 @@ class OccCANINE:
 
     def _load(self, file: str, given: Given = Given()) -> None:
         """Becomes the model in `file`, or stays what it is where that raises an error."""
-        state = model_io.load_state(file)
+        state = published.load_content(file)
         brings = model_io.brings_settings(state)
-        # weights that are replaced at once are drawn at random: not from the caller's numbers
-        with torch.random.fork_rng([]):
-            model, formatter, state = model_io.model_of(
-                file, state, given._replace(formatter=None) if brings else given
-            )
+        model, formatter, state = model_io.model_of(
+            file, state, given._replace(formatter=None) if brings else given
+        )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
             raise UserError(
                 f"{file}: writes {formatter.kind} codes, which those of {given.system} are others than"

@@ -1,19 +1,29 @@
-"""Checkpoints: whole or not there, and data, never code."""
+"""Checkpoints of runs: whole or not there, data and never code; which are kept, and which one is resumed."""
 
 import argparse
+import math
 import os
+import pickle
 import re
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
 import zipfile
 from collections import OrderedDict
 from datetime import timedelta
 
 import pytest
 import torch
+from helpers import REPO, TINY, run, run_inside, write_rows
 
-from histocc.job.initial_weights import transfer_linear_rows
+from histocc.predict import __main__ as predict
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LIST, OwnFiles
+from histocc.runtime.world import World
 
 STATE = {
     "model": OrderedDict(
@@ -26,9 +36,13 @@ STATE = {
         "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.999)}],
     },
     "step": 12,
+    "format": 1,
     "key": {"61110": 0, "-1": 1},
     "languages": ["unk", "da"],
     "args": {"flag": True, "none": None, "text": "æ𝔊", "big": 2**70},
+    "scheduler": {},
+    "rng": {},
+    "position": {},
 }
 
 
@@ -49,16 +63,12 @@ def same(value, other) -> bool:
     return value == other
 
 
-def state_at(step: int) -> dict:
-    return {**STATE, "step": step}
-
-
 def save(folder, *names, step: int = 12) -> None:
-    checkpoint.save(OwnFiles(str(folder)), list(names), state_at(step))
+    checkpoint.save(OwnFiles(str(folder)), list(names), {**STATE, "step": step})
 
 
-def step_of(path) -> int:
-    return checkpoint.load(str(path))["step"]
+def load(path) -> dict:
+    return checkpoint.load(str(path))
 
 
 def names_in(folder) -> list[str]:
@@ -66,9 +76,13 @@ def names_in(folder) -> list[str]:
 
 
 def refusal(path) -> str:
+    """Its message; it comes soon, and needs no memory to speak of."""
+    started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError) as caught:
-        checkpoint.load(str(path))
-    assert str(path) in str(caught.value)
+        load(path)
+    assert time.process_time() - started < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+    assert str(path) in str(caught.value) and "weights_only" not in str(caught.value)
     return str(caught.value)
 
 
@@ -77,22 +91,23 @@ def refusal(path) -> str:
 
 def test_round_trip_as_weights_only(tmp_path):
     save(tmp_path, "last.bin")
-    assert same(checkpoint.load(str(tmp_path / "last.bin")), STATE)
-    loaded = torch.load(tmp_path / "last.bin", weights_only=True)
-    assert loaded["model_state_dict"] is loaded["model"]  # by its second name, once in the file
-    assert loaded["checksums"].keys() == STATE.keys()
-    assert same(
-        {name: value for name, value in loaded.items() if name not in ("model_state_dict", "checksums")},
-        STATE,
-    )
-
-
-def test_tensors_are_saved_without_their_gradients(tmp_path):
+    content = load(tmp_path / "last.bin")
+    assert type(content.pop("checksum")) is int and same(content, STATE)
+    plain = torch.load(tmp_path / "last.bin", weights_only=True)
+    assert plain["model_state_dict"] is plain["model"]  # by its second name, once in the file
     layer = torch.nn.Linear(2, 2)
     checkpoint.save(OwnFiles(str(tmp_path)), ["last.bin"], {"model": dict(layer.named_parameters())})
-    loaded = checkpoint.load(str(tmp_path / "last.bin"))["model"]
-    assert all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in loaded.values())
-    assert torch.equal(loaded["weight"], layer.weight)
+    weights = load(tmp_path / "last.bin")["model"]
+    assert all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in weights.values())
+    assert torch.equal(weights["weight"], layer.weight)
+
+
+def test_the_checksum_is_of_names_and_content_in_any_order():
+    of = checkpoint.checksum_of
+    assert of(STATE) == of(dict(reversed(STATE.items()))) != of({**STATE, "step": 13})
+    twos = torch.full((2, 3), 2.0)
+    others = [twos.T, twos.double(), twos + 1, twos.tolist(), [], {}, "", 0, 0.0, None, False, [[]], {"": []}]
+    assert len({of(value) for value in (twos, *others)}) == 1 + len(others)
 
 
 # ---- whole or not there
@@ -116,10 +131,47 @@ def test_a_failure_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch, fa
     assert (tmp_path / "last.bin").read_bytes() == old and names_in(tmp_path) == ["best.bin", "last.bin"]
 
 
-def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {repo!r})
+import torch
+from histocc.runtime import checkpoint
+from histocc.runtime.files import OwnFiles
+
+write = torch.save
+
+def killed(state, file):
+    write(state, file)
+    file.truncate(file.tell() // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+own, state = OwnFiles({folder!r}), {{"model": {{"w": torch.zeros(1000)}}}}
+checkpoint.save(own, ["1.bin", "last.bin"], {{**state, "step": 1}})
+torch.save = killed
+checkpoint.save(own, ["2.bin", "last.bin"], {{**state, "step": 2}})
+"""
+
+
+def test_a_killed_write_leaves_the_earlier_file(tmp_path):
+    script = KILLED.format(repo=str(REPO), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    assert {load(tmp_path / name)["step"] for name in ("1.bin", "last.bin")} == {1}
+    own = OwnFiles(str(tmp_path))
+    own.remove_leftovers()
+    assert names_in(tmp_path) == ["1.bin", "last.bin"]
+    # the next process may have the same number, as in containers
+    os.link(tmp_path / "1.bin", tmp_path / f"last.bin.tmp{os.getpid()}")
+    (tmp_path / f"3.bin.tmp{os.getpid()}").write_bytes(b"half a file")
+    save(tmp_path, "3.bin", "last.bin", step=3)
+    assert load(tmp_path / "1.bin")["step"] == 1 and load(tmp_path / "last.bin")["step"] == 3
+
+
+def test_content_is_on_the_disk_before_its_name_and_last_comes_first(tmp_path, monkeypatch):
     done = []
 
-    def record(name, original):
+    def record(name):
+        original = getattr(os, name)
+
         def call(*arguments):
             at = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else arguments[1]
             done.append((name, re.sub(r"\.tmp\d+", "", os.path.basename(at))))
@@ -127,57 +179,32 @@ def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
 
         monkeypatch.setattr(os, name, call)
 
-    for name in ("fsync", "replace", "link"):
-        record(name, getattr(os, name))
+    for name in ("fsync", "replace"):
+        record(name)
     save(tmp_path, "100.bin", "last.bin")
-    folder = tmp_path.name
-    of_files = [each for each in done if each[1] != LIST]
-    for name in ("last.bin", "100.bin"):
-        named = of_files.index(("replace", name))
-        assert ("fsync", "last.bin") in of_files[:named] and ("fsync", folder) in of_files[named:]
+    done = [each for each in done if each[1] != LIST]
+    last, step = (done.index(("replace", name)) for name in ("last.bin", "100.bin"))
+    assert last < step and ("fsync", "last.bin") in done[:last] and ("fsync", tmp_path.name) in done[step:]
 
 
-def test_names_of_one_state_share_its_bytes(tmp_path):
-    save(tmp_path, "100.bin", "best.bin", "last.bin")
-    assert len({(tmp_path / name).stat().st_ino for name in ("100.bin", "best.bin", "last.bin")}) == 1
-    assert names_in(tmp_path) == ["100.bin", "best.bin", "last.bin"]
-
-
-def test_file_systems_without_links_get_copies(tmp_path, monkeypatch):
+@pytest.mark.parametrize("links", [True, False])
+def test_names_of_one_state_and_of_the_next(tmp_path, monkeypatch, links):
     def fails(*_):
         raise OSError("not supported")
 
-    monkeypatch.setattr(os, "link", fails)
-    save(tmp_path, "100.bin", "last.bin", step=1)
-    save(tmp_path, "200.bin", "last.bin", step=2)
-    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {
-        "100.bin": 1,
-        "200.bin": 2,
-        "last.bin": 2,
-    }
-
-
-def test_a_new_state_leaves_other_names_of_the_old_one_alone(tmp_path):
+    if not links:  # a file system without them gets copies
+        monkeypatch.setattr(os, "link", fails)
     save(tmp_path, "100.bin", "best.bin", "last.bin", step=1)
+    numbers = {(tmp_path / name).stat().st_ino for name in ("100.bin", "best.bin", "last.bin")}
+    assert len(numbers) == (1 if links else 3)
     save(tmp_path, "200.bin", "last.bin", step=2)
     save(tmp_path, "last.bin", step=3)
-    assert {name: step_of(tmp_path / name) for name in names_in(tmp_path)} == {
+    assert {name: load(tmp_path / name)["step"] for name in names_in(tmp_path)} == {
         "100.bin": 1,
         "200.bin": 2,
         "best.bin": 1,
         "last.bin": 3,
     }
-
-
-@pytest.mark.parametrize("names", [["200.bin", "last.bin"], ["last.bin"]])
-def test_what_a_killed_process_left_does_no_harm(tmp_path, names):
-    """Killed between linking and renaming; the next process may have the same number, as in containers."""
-    save(tmp_path, "100.bin", step=1)
-    os.link(tmp_path / "100.bin", tmp_path / f"last.bin.tmp{os.getpid()}")
-    (tmp_path / f"200.bin.tmp{os.getpid()}").write_bytes(b"half a file")
-    save(tmp_path, *names, step=2)
-    assert step_of(tmp_path / "100.bin") == 1 and {step_of(tmp_path / name) for name in names} == {2}
-    assert not [name for name in names_in(tmp_path) if name.startswith(names[-1] + ".tmp")]
 
 
 # ---- which files there are
@@ -200,18 +227,60 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
 
 
 def test_find(tmp_path):
-    assert checkpoint.find(str(tmp_path)) is None and not checkpoint.exists_in(str(tmp_path))
-    assert checkpoint.find(str(tmp_path / "none")) is None
+    folder = str(tmp_path)
+    assert checkpoint.find(folder) is None and not checkpoint.exists_in(folder)
+    assert checkpoint.find(f"{folder}/none") is None
     (tmp_path / "best.bin").touch()
-    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "best.bin") and checkpoint.exists_in(
-        str(tmp_path)
-    )
+    assert checkpoint.find(folder) == f"{folder}/best.bin" and checkpoint.exists_in(folder)
     (tmp_path / "last.bin").touch()
-    assert checkpoint.find(str(tmp_path)) == str(tmp_path / "last.bin") and checkpoint.exists_in(
-        str(tmp_path)
+    assert checkpoint.find(folder) == f"{folder}/last.bin"
+    assert checkpoint.find(folder, ("best.bin", "last.bin")) == f"{folder}/best.bin"
+    assert checkpoint.find(f"{folder}/best.bin") == f"{folder}/best.bin"
+
+
+def newest(folder) -> tuple[str, int, list[str]]:
+    path, state, wrong = checkpoint.newest_good(str(folder))
+    return os.path.basename(path), state["step"], wrong
+
+
+def test_the_newest_good_one_after_a_torn_last(tmp_path):
+    save(tmp_path, "best.bin", step=1)
+    for step in (20, 100):
+        save(tmp_path, f"{step}.bin", "last.bin", step=step)
+    assert newest(tmp_path) == ("last.bin", 100, [])
+    torn = (tmp_path / "last.bin").read_bytes()[:-100]
+    for name in ("last.bin", "100.bin"):
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(torn)
+    name, step, wrong = newest(tmp_path)
+    assert (name, step) == ("20.bin", 20) and len(wrong) == 1 and "last.bin: " in wrong[0]
+    state = load(tmp_path / "20.bin")
+    del state["optimizer"], state["checksum"]
+    torch.save(state, tmp_path / "20.bin")
+    name, step, wrong = newest(tmp_path)
+    assert (name, step) == ("best.bin", 1) and "20.bin: cannot be resumed from: it lacks optimizer" in wrong[
+        -1
+    ]
+    (tmp_path / "best.bin").unlink()
+    with pytest.raises(UserError, match="no checkpoint of the run can be read; --overwrite starts over"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"format": 2}, "written by a newer histocc: format 2; this version reads 1"),
+        ({"format": None}, "start from it with --initial-checkpoint"),
+    ],
+)
+def test_what_another_program_or_version_has_written_is_never_passed_over(tmp_path, change, said):
+    save(tmp_path, "2.bin")
+    state = {name: value for name, value in {**STATE, **change}.items() if value is not None}
+    torch.save(
+        {**state, "checksum": "as others write it"} if "format" in state else state, tmp_path / "last.bin"
     )
-    assert checkpoint.find(str(tmp_path), ("best.bin", "last.bin")) == str(tmp_path / "best.bin")
-    assert checkpoint.find(str(tmp_path / "best.bin")) == str(tmp_path / "best.bin")
+    with pytest.raises(UserError, match=said):
+        newest(tmp_path)
 
 
 # ---- files that are refused
@@ -227,18 +296,58 @@ class RunsCode:
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_code_in_a_checkpoint_is_not_run(tmp_path, legacy):
-    sign = tmp_path / "the code has run"
-    torch.save(
-        {**STATE, "args": RunsCode(str(sign))},
-        tmp_path / "evil.bin",
-        _use_new_zipfile_serialization=not legacy,
-    )
-    message = refusal(tmp_path / "evil.bin")
-    assert not sign.exists()
-    assert re.search(r"(posix|nt)\.mkdir", message)
-    assert "refused" in message and "weights_only" not in message
-    torch.load(tmp_path / "evil.bin", weights_only=False)
+    sign, file = tmp_path / "the code has run", tmp_path / "evil.bin"
+    torch.save({**STATE, "args": RunsCode(str(sign))}, file, _use_new_zipfile_serialization=not legacy)
+    message = refusal(file)
+    assert not sign.exists() and re.search(r"refused.*(posix|nt)\.mkdir", message)
+    torch.load(file, weights_only=False)
     assert sign.exists()  # it would have
+
+
+def archive(path, content: bytes, *parts: tuple[str, bytes]) -> None:
+    """A file as torch.save writes it, of this pickle."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, part in (("data.pkl", content), ("byteorder", b"little"), ("version", b"3\n"), *parts):
+            file.writestr(f"archive/{name}", part)
+
+
+def call(module: str, name: str, argument: bytes) -> bytes:
+    return f"c{module}\n{name}\n".encode() + argument + b"\x85R"
+
+
+SIZE = struct.pack("<q", 1 << 40)
+OPCODES = {
+    "system": b"\x80\x02" + call("os", "system", b"X\x04\x00\x00\x00true") + b".",
+    "eval": b"\x80\x02" + call("builtins", "eval", b"X\x01\x00\x00\x001") + b".",
+    "a name that is found on the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+    "an instance": b"\x80\x02(X\x04\x00\x00\x00trueios\nsystem\n.",
+    "an object": b"\x80\x02(cos\nsystem\nX\x04\x00\x00\x00trueo.",
+    "a new object": b"\x80\x02csubprocess\nPopen\nX\x04\x00\x00\x00true\x85\x81.",
+    "the state of an object": b"\x80\x02ctorch.nn\nModule\n)\x81}X\x01\x00\x00\x00aK\x01sb.",
+    "another pickle": b"\x80\x02" + call("pickle", "loads", b"C\x01.") + b".",
+    "a file to read": b"\x80\x02" + call("torch", "load", b"X\x01\x00\x00\x00x") + b".",
+    "the extension registry": b"\x80\x02\x82\x01.",
+    "a name inside a module": b"\x80\x04\x8c\x05torch\x8c\x10serialization.os\x93.",
+    "a list in itself": b"\x80\x02}q\x00X\x05\x00\x00\x00model]q\x01h\x01as.",
+    "a dict in itself": b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s.",
+    "a text that ends nowhere": b"\x80\x04}\x8e" + SIZE + b"x.",
+    "a number of a terabyte": b"\x80\x02\x8b\xff\xff\xff\x7f\x01.",
+    "memory that is asked for": b"\x80\x02}X\x05\x00\x00\x00model"
+    + call("torch", "FloatTensor", b"\x8a\x06" + SIZE[:6])
+    + b"s.",
+}
+
+
+@pytest.mark.parametrize("kind", OPCODES)
+def test_no_opcode_of_pickle_does_anything(tmp_path, kind, monkeypatch):
+    for module, name in ((os, "system"), (subprocess, "Popen")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("the code has run"))
+    for name, write in (
+        ("zip.bin", archive),
+        ("pickle.bin", lambda path, content: path.write_bytes(content)),
+    ):
+        write(tmp_path / name, OPCODES[kind])
+        refusal(tmp_path / name)
 
 
 def test_foreign_objects_are_named(tmp_path):
@@ -247,192 +356,201 @@ def test_foreign_objects_are_named(tmp_path):
     assert "argparse.Namespace" in message and "datetime.timedelta" in message and "state_dict" in message
 
 
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        (lambda state: state["model"]["bias"].add_(1), "model: bias: found another content"),
-        (lambda state: state.update(step=13), "step: found another content"),
-        (lambda state: state["key"].update({"x": 2}), "key: found another content"),
-        (lambda state: state.pop("key"), "key: found nothing"),
-        (lambda state: state.update(thresholds={}), "thresholds: found an entry that was added"),
-        (lambda state: state["model"].pop("bias"), "model: bias: found another"),
-        (
-            lambda state: state["checksums"].update(step="x"),
-            "checksums: step: found 'x', expected a whole number",
-        ),
-        (lambda state: state.update(checksums=[1]), "checksums: found a list"),
-        (
-            lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 40)),
-            "args: flag: found a tensor float32 .* bytes in a memory of 4",
-        ),
-    ],
-)
-def test_what_was_changed_after_it_was_written_is_named(tmp_path, change, said):
+def shared(depth: int = 18) -> list:
+    deep: list = ["x"]
+    for _ in range(depth):
+        deep = [deep] * 10
+    return deep
+
+
+def nested(depth: int = 5000) -> list:
+    deep: list = []
+    for _ in range(depth):
+        deep = [deep]
+    return deep
+
+
+CHANGES = {
+    "a weight": lambda state: state["model"]["bias"].add_(1),
+    "a weight to NaN": lambda state: state["model"]["weight"].fill_(math.nan),
+    "another shape": lambda state: state["model"].update(weight=state["model"]["weight"].T),
+    "another type": lambda state: state["model"].update(weight=state["model"]["weight"].double()),
+    "a weight fewer": lambda state: state["model"].pop("bias"),
+    "a weight more": lambda state: state["model"].update({float("nan"): torch.zeros(1)}),
+    "another name": lambda state: state["model"].update(Bias=state["model"].pop("bias")),
+    "another step": lambda state: state.update(step=13),
+    "a number as text": lambda state: state.update(step="12"),
+    "a code more": lambda state: state["key"].update({"x": 2}),
+    "an entry fewer": lambda state: state.pop("key"),
+    "an entry more": lambda state: state.update(thresholds={}),
+    "no optimizer": lambda state: state.pop("optimizer"),
+    "the checksum as text": lambda state: state.update(checksum=str(state["checksum"])),
+    "the checksum as a list": lambda state: state.update(checksum=[1]),
+    "a tensor as the checksum": lambda state: state.update(checksum=torch.zeros(2)),
+    "a view of a terabyte": lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 38)),
+    "views of one memory": lambda state: state["args"].update(
+        {str(i): torch.zeros(1 << 10)[None].expand(1 << 12, -1) for i in range(100)}
+    ),
+    "a sparse tensor": lambda state: state["model"].update(weight=torch.eye(3).to_sparse()),
+    "a tensor without memory": lambda state: state["model"].update(weight=torch.zeros(2, 3, device="meta")),
+    "values without end": lambda state: state.update(args=shared()),
+    "half the memory": lambda state: state.update(args=torch.zeros(8).half()),
+    "a newer format": lambda state: state.update(format=10**30),
+    "a format that is none": lambda state: state.update(format=0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_after_it_was_written_is_refused(tmp_path, change):
     save(tmp_path, "last.bin")
     state = torch.load(tmp_path / "last.bin", weights_only=True)
-    change(state)
+    CHANGES[change](state)
     torch.save(state, tmp_path / "last.bin")
-    assert re.search(said, refusal(tmp_path / "last.bin"))
-    if isinstance(state["checksums"], dict):
-        assert (
-            "removes the entry checksums" in refusal(tmp_path / "last.bin")
-            or "a whole number" in said
-            or "bytes" in said
-        )
+    refusal(tmp_path / "last.bin")
 
 
-def test_files_without_checksums_and_those_that_lack_what_resuming_needs_are_read(tmp_path):
+def test_without_a_checksum_a_file_is_read_as_it_is(tmp_path):
     save(tmp_path, "last.bin")
-    state = torch.load(tmp_path / "last.bin", weights_only=True)
-    del state["optimizer"]
-    torch.save(state, tmp_path / "small.bin")
-    assert checkpoint.load(str(tmp_path / "small.bin")).keys() == STATE.keys() - {"optimizer"}
-    del state["checksums"]
-    state["step"] = 99
-    torch.save(state, tmp_path / "edited.bin")
-    assert step_of(tmp_path / "edited.bin") == 99
+    state = load(tmp_path / "last.bin")
+    del state["checksum"], state["optimizer"]
+    torch.save({**state, "step": 99}, tmp_path / "edited.bin")
+    assert load(tmp_path / "edited.bin")["step"] == 99
+    for deep in (shared(), torch.zeros(1).expand(1 << 38), nested()):
+        try:
+            torch.save({**state, "args": deep}, tmp_path / "edited.bin")
+        except RecursionError:  # pickle's own limit
+            continue
+        refusal(tmp_path / "edited.bin")
 
 
-def test_a_pipe_is_not_waited_for_and_a_bomb_not_unpacked(tmp_path):
+def test_damage_of_any_byte_is_refused_or_harmless(tmp_path):
+    save(tmp_path, "last.bin")
+    whole, bad = (tmp_path / "last.bin").read_bytes(), tmp_path / "bad.bin"
+    cut = [whole[:size] for size in [0, 1, *range(7, len(whole), 97), len(whole) - 1]]
+    zeros = [whole[:at] + bytes(64) + whole[at + 64 :] for at in range(0, len(whole), 640)]
+    moved = [whole[at:] + whole[:at] for at in (1, 64, 1000)] + [whole + b"x" * 100, b"x" * 100 + whole]
+    flipped = [
+        whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(0, len(whole), 13)
+    ]
+    for damaged in (*cut, *zeros, *moved, *flipped):
+        bad.write_bytes(damaged)
+        try:
+            state = load(bad)
+        except UserError as error:
+            assert "bad.bin" in str(error)
+        else:
+            read = {name: value for name, value in state.items() if name in STATE}
+            assert same(read, STATE) and len(state) == len(STATE) + 1
+    middle = whole.index(torch.arange(6.0).numpy().tobytes()) + 9
+    bad.write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
+    assert "not what its checksum says" in refusal(bad)
+
+
+NO_CHECKPOINTS = [
+    b"",
+    b"hello, this is text\n",
+    b"occ1,hisco_1\nfarmer,61110\n",
+    b"\x80\x02}q\x00.",
+    b"\x80\x04\x95",
+    bytes(range(256)),
+    bytes(10_000),
+    b"PK\x03\x04" + bytes(100),
+    b"PK\x05\x06" + bytes(18),
+    b"]q\x00(K\x01e.",
+    pickle.dumps({"model": {}}, 2),
+    [1, 2],
+    torch.ones(2),
+    3,
+    None,
+]
+
+
+@pytest.mark.parametrize("content", NO_CHECKPOINTS)
+def test_no_checkpoint_at_all(tmp_path, content):
+    file = tmp_path / "last.bin"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    refusal(file)
+    code, output = run_inside(
+        predict.main, "--model", tmp_path, "--input", __file__, "--output", tmp_path / "out.csv"
+    )
+    assert code == 2 and str(file) in output and output.count("error: ") == 1 and "Traceback" not in output
+
+
+def test_what_is_no_file_and_a_bomb(tmp_path):
+    assert "no such file" in refusal(tmp_path / "none.bin")
+    assert "found a folder" in refusal(tmp_path)
     os.mkfifo(tmp_path / "last.bin")
-    assert "found a pipe or device, expected a file" in refusal(tmp_path / "last.bin")
-    with zipfile.ZipFile(tmp_path / "bomb.bin", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("bomb/data.pkl", bytes(1 << 20))
+    assert "found a pipe, expected a file" in refusal(tmp_path / "last.bin")
+    with zipfile.ZipFile(tmp_path / "bomb.bin", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("bomb/data.pkl", bytes(1 << 20))
     assert "compressed parts" in refusal(tmp_path / "bomb.bin")
 
 
-def test_values_that_share_parts_without_end_are_refused(tmp_path):
-    deep = ["x"]
-    for _ in range(18):
-        deep = [deep] * 10
-    torch.save({**STATE, "args": deep, "checksums": {}}, tmp_path / "last.bin")
-    assert "found values inside of values without end" in refusal(tmp_path / "last.bin")
+# ---- saving in a run
 
 
-def test_truncated_file(tmp_path):
-    save(tmp_path, "last.bin")
-    whole = (tmp_path / "last.bin").read_bytes()
-    for size in [0, 1, *range(7, len(whole), 41), len(whole) - 1]:
-        (tmp_path / "cut.bin").write_bytes(whole[:size])
-        refusal(tmp_path / "cut.bin")
+@pytest.fixture
+def said():
+    return []
 
 
-@pytest.mark.parametrize("bit", range(8))
-def test_flipped_bit_is_refused_or_harmless(tmp_path, bit):
-    save(tmp_path, "last.bin")
-    whole = (tmp_path / "last.bin").read_bytes()
-    for place in range(bit, len(whole), 29):
-        (tmp_path / "bad.bin").write_bytes(
-            whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :]
-        )
-        try:
-            assert same(checkpoint.load(str(tmp_path / "bad.bin")), STATE), (
-                f"byte {place} was read as something else"
-            )
-        except UserError as error:
-            assert "bad.bin" in str(error)
+@pytest.fixture
+def saver(tmp_path, said):
+    weights = torch.zeros(3)
+
+    def content(step, position):
+        return {"model": {"w": weights}, "step": step, **position}
+
+    made = checkpoint.Saver(OwnFiles(str(tmp_path / "run")), 3, World(), content, said.append)
+    made.weights = weights
+    return made
 
 
-def test_flipped_bit_in_the_weights_is_refused(tmp_path):
-    checkpoint.save(OwnFiles(str(tmp_path)), ["last.bin"], {"model": {"weight": torch.full((500,), 7.0)}})
-    whole = (tmp_path / "last.bin").read_bytes()
-    middle = whole.index(torch.full((500,), 7.0).numpy().tobytes()) + 1001
-    (tmp_path / "bad.bin").write_bytes(whole[:middle] + bytes([whole[middle] ^ 4]) + whole[middle + 1 :])
-    assert "damaged" in refusal(tmp_path / "bad.bin")
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_not_written(saver, said, wrong):
+    assert saver(1, ["1.bin", "last.bin"], {}) == "" and saver.seconds > 0
+    assert len(said) == 1 and said[0].startswith("Saved 1.bin, last.bin of step 1: 0 MB in ")
+    saver.weights[1] = wrong
+    assert "no longer finite" in saver(2, ["2.bin", "best.bin", "last.bin"], {})
+    assert "WARNING: the checkpoint of step 2 could not be saved" in said[-1]
+    assert names_in(saver.own.folder) == ["1.bin", "last.bin"] and saver.newest_until(9)[1] == 1
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"hello, this is text\n",
-        b"occ1,hisco_1\nfarmer,61110\n",
-        b"\x80\x02}q\x00.",
-        b"\x80\x04\x95",
-        bytes(range(256)),
-        b"PK\x03\x04" + bytes(100),
-        b"]q\x00(K\x01e.",
-    ],
-)
-def test_no_checkpoint_at_all(tmp_path, content):
-    (tmp_path / "last.bin").write_bytes(content)
-    assert "weights_only" not in refusal(tmp_path / "last.bin")
+def test_the_newest_checkpoint_until_a_step(saver):
+    assert saver.newest_until(5) is None
+    for step, names in ((2, ["2.bin", "best.bin"]), (4, ["4.bin", "last.bin"]), (6, ["last.bin"])):
+        saver(step, names, {})
+    assert saver.newest_until(1) is None and saver.newest_until(3)[1] == 2
+    assert saver.newest_until(5) == (saver.own.path("4.bin"), 4) and saver.newest_until(9)[1] == 6
 
 
-@pytest.mark.parametrize("value", [[1, 2], {"weights": torch.ones(2)}, torch.ones(2), 3, None])
-def test_something_else_than_a_checkpoint(tmp_path, value):
-    torch.save(value, tmp_path / "other.bin")
-    assert "'model'" in refusal(tmp_path / "other.bin")
+SLOW_DISK = """
+import sys, time
+sys.path.insert(0, {repo!r})
+import train_mixer
+from histocc.runtime import checkpoint
+
+write = checkpoint.save
+
+def slowly(*args):
+    time.sleep(9)
+    return write(*args)
+
+checkpoint.save = slowly
+sys.exit(train_mixer.main())
+"""
 
 
-def test_no_file(tmp_path):
-    assert "no such file" in refusal(tmp_path / "none.bin")
-    refusal(tmp_path)
-
-
-# ---- continuing, and starting from other weights
-
-
-def test_differing_args():
-    saved = {"learning_rate": 1e-3, "seed": 1, "batch_size": 8, "target_cols": ["a", "b"], "only_then": 1}
-    assert checkpoint.differing_args(saved, {**saved, "only_now": 2}, set()) == []
-    now = {"learning_rate": 2e-3, "seed": 1, "batch_size": 16, "target_cols": ["b", "a"], "only_now": 2}
-    assert checkpoint.differing_args(saved, now, {"batch_size"}) == [
-        "--learning-rate was 0.001, now it is 0.002",
-        "--target-cols was ['a', 'b'], now it is ['b', 'a']",
-    ]
-
-
-def test_load_matching():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = {
-        "0.weight": torch.full((2, 3), 7.0),
-        "0.bias": torch.zeros(3),
-        "1.bias": torch.ones(4),
-        "2.bias": torch.ones(4),
-    }
-    assert checkpoint.load_matching(model, weights) == [
-        ["0.bias [2]", "1.weight [4, 2]"],
-        ["0.bias [3]", "2.bias [4]"],
-    ]
-    after = model.state_dict()
-    assert (after["0.weight"] == 7).all() and (after["1.bias"] == 1).all()
-    assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(
-        after["1.weight"], before["1.weight"]
-    )
-
-
-def linear_state(rows: int, start: float, width: int = 2, dtype=torch.float32) -> dict:
-    return {
-        "linear_decoder.weight": torch.arange(start, start + rows * width, dtype=dtype).reshape(rows, width),
-        "linear_decoder.bias": torch.arange(start, start + rows, dtype=dtype),
-    }
-
-
-def test_transfer_of_the_rows_that_both_keys_hold():
-    state, weights = linear_state(3, 0, dtype=torch.float64), linear_state(4, 100)
-    assert (
-        transfer_linear_rows(state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}) == 2
-    )
-    assert state["linear_decoder.weight"].tolist() == [[106, 107], [2, 3], [102, 103]]
-    assert (
-        state["linear_decoder.bias"].tolist() == [103, 1, 101]
-        and state["linear_decoder.bias"].dtype == torch.float64
-    )
-
-
-@pytest.mark.parametrize(
-    "weights, old_key",
-    [
-        (linear_state(2, 100), {"x": 0, "y": 1}),
-        ({}, {"a": 0, "b": 1}),
-        (linear_state(2, 100, width=3), {"a": 0, "b": 1}),
-        (linear_state(3, 100), {"a": 0, "b": 1}),
-    ],
-    ids=["no code in common", "no weights", "another width", "another key"],
-)
-def test_nothing_to_transfer(weights, old_key):
-    state = linear_state(2, 0)
-    assert transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
-    assert same(state, linear_state(2, 0))
+@pytest.mark.processes
+@pytest.mark.full
+def test_every_checkpoint_may_take_longer_than_the_time_limit(tmp_path):
+    write_rows(tmp_path / "train.csv", 24)
+    write_rows(tmp_path / "val.csv", 6, 500)
+    (tmp_path / "slow.py").write_text(SLOW_DISK.format(repo=str(REPO)))
+    flags = ["--train-data", tmp_path / "train.csv", "--val-data", tmp_path / "val.csv", *TINY]
+    flags += ["--batch-size", 4, "--save-dir", tmp_path / "run", "--save-interval", 1, "--max-steps", 2]
+    output = run(tmp_path / "slow.py", *flags, "--timeout-minutes", 0.1, processes=2)
+    assert output.count("Saved ") == 2 and checkpoint.step_of(str(tmp_path / "run" / "last.bin")) == 2

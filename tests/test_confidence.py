@@ -425,14 +425,11 @@ class TestModel:
     @pytest.mark.parametrize(
         "change, message",
         [
-            ({"texts": 0}, "confidence: texts: found 0"),
-            (
-                {"ranking": {"temperature": 0.0, "best": [1.0, 0.0]}},
-                "temperature: found 0.0, expected a number above 0",
-            ),
-            ({"written": {"temperatures": [1.0]}}, "confidence: written: "),
-            ({"outputs": {"each": [1.0, 0.0], "set": [1.0]}}, "confidence: outputs: set"),
-            ({"curves": {"topk": [[0.1, 2.0, 0.5]]}}, "found 2.0, expected a number 0 … 1"),
+            ({"texts": "x"}, "'x'"),
+            ({"ranking": {"temperature": 0.0, "best": [1.0, 0.0]}}, "temperatures above 0"),
+            ({"written": {"temperatures": [1.0]}}, "expected 2 numbers"),
+            ({"outputs": {"each": [1.0, 0.0], "set": [1.0]}}, "expected 4 numbers"),
+            ({"curves": {"topk": [[0.1, 2.0]]}}, "expected 3 numbers"),
         ],
     )
     def test_an_entry_that_is_not_as_it_is_written(self, trained, change, message, tmp_path):

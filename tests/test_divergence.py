@@ -10,6 +10,7 @@ from helpers import FINETUNE, TINY, read_logs, run, write_rows
 from torch import nn
 
 from histocc.runtime import checkpoint
+from histocc.runtime.checkpoint import Saver
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.files import OwnFiles
 from histocc.runtime.signals import Stopped
@@ -17,7 +18,6 @@ from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batch_size import BatchSettings, memory_advice, model_memory_advice
 from histocc.trainer.run import way_back
-from histocc.trainer.saver import Saver
 
 NAN = math.nan
 

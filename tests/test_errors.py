@@ -14,10 +14,10 @@ import torch
 from helpers import FINETUNE, TINY, environment, write_rows
 from torch.utils.data import DataLoader
 
+from histocc.runtime.checkpoint import Saver
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words, too_few_open_files
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.world import World
-from histocc.trainer.saver import Saver
 
 STATE = {"model": {"w": torch.zeros(500_000)}}
 

@@ -617,3 +617,62 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
         *key,
         *(f"{code}" for code in range(101, 108)),
     ]
+
+
+def test_load_matching():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = {
+        "0.weight": torch.full((2, 3), 7.0),
+        "0.bias": torch.zeros(3),
+        "1.bias": torch.ones(4),
+        "2.bias": torch.ones(4),
+    }
+    assert initial_weights.load_matching(model, weights) == [
+        ["0.bias [2]", "1.weight [4, 2]"],
+        ["0.bias [3]", "2.bias [4]"],
+    ]
+    after = model.state_dict()
+    assert (after["0.weight"] == 7).all() and (after["1.bias"] == 1).all()
+    assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(
+        after["1.weight"], before["1.weight"]
+    )
+
+
+def linear_state(rows: int, start: float, width: int = 2, dtype=torch.float32) -> dict:
+    return {
+        "linear_decoder.weight": torch.arange(start, start + rows * width, dtype=dtype).reshape(rows, width),
+        "linear_decoder.bias": torch.arange(start, start + rows, dtype=dtype),
+    }
+
+
+def test_transfer_of_the_rows_that_both_keys_hold():
+    state, weights = linear_state(3, 0, dtype=torch.float64), linear_state(4, 100)
+    assert (
+        initial_weights.transfer_linear_rows(
+            state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}
+        )
+        == 2
+    )
+    assert state["linear_decoder.weight"].tolist() == [[106, 107], [2, 3], [102, 103]]
+    assert (
+        state["linear_decoder.bias"].tolist() == [103, 1, 101]
+        and state["linear_decoder.bias"].dtype == torch.float64
+    )
+
+
+@pytest.mark.parametrize(
+    "weights, old_key",
+    [
+        (linear_state(2, 100), {"x": 0, "y": 1}),
+        ({}, {"a": 0, "b": 1}),
+        (linear_state(2, 100, width=3), {"a": 0, "b": 1}),
+        (linear_state(3, 100), {"a": 0, "b": 1}),
+    ],
+    ids=["no code in common", "no weights", "another width", "another key"],
+)
+def test_nothing_to_transfer(weights, old_key):
+    state = linear_state(2, 0)
+    assert initial_weights.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
+    untouched = linear_state(2, 0)
+    assert all(torch.equal(state[name], untouched[name]) for name in untouched)

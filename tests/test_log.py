@@ -3,11 +3,13 @@
 import csv
 import json
 import os
+import time
 
 import pytest
 
 from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.trainer import loop
 from histocc.trainer.log import RunLog, flops_in_words
 from histocc.trainer.schedule import Steps
 
@@ -178,3 +180,20 @@ def test_the_state_of_the_run(tmp_path, monkeypatch):
     log.close("finished")
     log.close("ended by an error")
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
+
+
+def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def work(seconds):
+        clock[0] += seconds
+
+    state = loop.State()
+    work(2.0)
+    state.stop_clock()
+    work(50.0)
+    state.start_clock()
+    work(1.0)
+    state.stop_clock()
+    assert state.sums["seconds"] == 3.0

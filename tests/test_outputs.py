@@ -4,7 +4,9 @@ import contextlib
 import csv
 import json
 import os
+import signal
 import stat
+import time
 
 import pytest
 from helpers import TINY, mutations, run_inside, write_rows
@@ -159,6 +161,37 @@ def test_one_live_job_to_a_folder(tmp_path):
     lock.unlink()
     os.mkfifo(lock)
     with pytest.raises(UserError, match="found a pipe, expected a file"), run_lock(str(tmp_path)):
+        pass
+
+
+def test_a_process_that_loads_data_does_not_keep_a_dead_jobs_folder(tmp_path):
+    reader, writer = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        with run_lock(str(tmp_path)):
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.write(writer, str(worker).encode())
+            time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(reader, 20))
+    try:
+        with (
+            pytest.raises(UserError, match=f"in use by another job: .* process {owner}, since"),
+            run_lock(str(tmp_path)),
+        ):
+            pass
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        with run_lock(str(tmp_path)):
+            pass
+        assert not (tmp_path / "run.lock").exists()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(UserError, match="found a folder, expected a file"), run_lock(str(tmp_path)):
         pass
 
 

@@ -23,7 +23,6 @@ from histocc.data.arrays import FILES, META, TEACHER, PreparedData, fault, read_
 from histocc.data.settings import PrepareSettings, fingerprint
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
-from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
 
 CONTENT = "occ1,hisco_1,lang\n" + "".join(
@@ -205,8 +204,8 @@ def test_damage_is_said_by_name(made):
 
 def test_one_process_of_each_node_looks_at_the_checksums(made, tmp_path, monkeypatch):
     first, chosen, again = made
-    read, of_file = [], checksums.of_file
-    monkeypatch.setattr(checksums, "of_file", lambda path: (read.append(path), of_file(path))[1])
+    read, of_file = [], arrays.checksum
+    monkeypatch.setattr(arrays, "checksum", lambda path: (read.append(path), of_file(path))[1])
     again()
     folder, said, here = str(first.folder), [], str(tmp_path / "out")
     for rank, files in ((0, 1), (2, 2)):

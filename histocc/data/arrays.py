@@ -20,9 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from histocc.runtime import checksums
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import opened
+from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import mix
 
 PREPARED_FORMAT = 3
@@ -77,7 +76,7 @@ def write_last(folder: str, content: dict) -> None:
     """
     paths = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
     sizes = {name: os.path.getsize(path) for name, path in paths.items()}
-    sums = {name: checksums.of_file(path) for name, path in paths.items()}
+    sums = {name: checksum(path) for name, path in paths.items()}
     meta = json.loads(json.dumps({**content, "sizes": sizes, "checksums": sums}))
     with open(os.path.join(folder, META), "w", encoding="utf-8") as file:
         json.dump({**meta, "checksum": content_checksum(meta)}, file)
@@ -116,7 +115,7 @@ def fault(folder: str, contents: bool = True, check: Callable[[], None] = lambda
     for name, expected in meta["checksums"].items() if contents else ():
         check()
         try:
-            if checksums.of_file(os.path.join(folder, name)) != expected:
+            if checksum(os.path.join(folder, name)) != expected:
                 return f"{name} is not as it was written"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"

@@ -36,10 +36,10 @@ from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.model import model_io
 from histocc.model.confidence import Confidence
 from histocc.model.int8 import to_int8
-from histocc.model.published import KINDS, SETTINGS, Given, files_of
+from histocc.model.published import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.model.thresholds import Thresholds
 from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, checksums, entrypoint, files
+from histocc.runtime import arguments, checkpoint, entrypoint, files
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -500,7 +500,7 @@ def run(args: argparse.Namespace, world: World) -> None:
         os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
     )
     stores = args.fit_thresholds or args.fit_confidence
-    evaluated = checksums.of_file(file) if stores and world.is_main and os.path.isfile(file) else 0
+    evaluated = checkpoint.identity(file) if stores and world.is_main else ()
     loaded = load(args, file, world)
     _, formatter, state = loaded
     kind = state.get("kind", "mixer")
@@ -538,9 +538,10 @@ def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
     """The model, for which --key names numbers alone where it brings its own key and the columns hold
     numbers. Raises UserError.
     """
-    content = model_io.load_state(file)
+    content = load_content(file)
     own = model_io.brings_settings(content)
-    trained = (content.get(SETTINGS, content).get("formatter") or {}).get("target_cols") if own else None
+    with checkpoint.reading(file):
+        trained = content.get(SETTINGS, content)["formatter"]["target_cols"] if own else None
     key = None if own and hold_numbers(args.target_cols or trained or ["-"]) else args.key
     model, formatter, state = model_io.model_of(
         file,

@@ -16,7 +16,7 @@ from histocc.model import model_io
 from histocc.model.confidence_fit import LEAST_TEXTS
 from histocc.model.published import SETTINGS
 from histocc.model.thresholds import Thresholds
-from histocc.runtime import checkpoint, checksums
+from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import run_lock
@@ -41,22 +41,27 @@ def text_rows(loaded: model_io.Loaded, data: PreparedData, rows: RowSet) -> Text
 
 
 @contextlib.contextmanager
-def unchanged(file: str, evaluated: int) -> Iterator[tuple[dict, dict]]:
+def unchanged(file: str, evaluated: tuple[int, ...]) -> Iterator[tuple[dict, dict]]:
     """(content of a checkpoint, its entries for coding), to be changed and written back; evaluated: its
-    checksum when it was read. Raises UserError where it is another file by now.
+    identity when it was read. Raises UserError where it is another file by now.
     """
     with run_lock(os.path.dirname(file) or "."):  # no run may put another one there meanwhile
-        if checksums.of_file(file) != evaluated:
+        if checkpoint.identity(file) != evaluated:
             raise UserError(f"{file} is no longer the file that was evaluated: nothing is stored in it")
-        content = checkpoint.load_plain(file)
+        content = checkpoint.load(file)
         yield content, content.get(SETTINGS, content)
 
 
 def store_thresholds(
-    file: str, evaluated: int, found: dict, share: float | None, texts_trained_on: int | None, world: World
-) -> int:
+    file: str,
+    evaluated: tuple[int, ...],
+    found: dict,
+    share: float | None,
+    texts_trained_on: int | None,
+    world: World,
+) -> tuple[int, ...]:
     """Puts the fitted thresholds, and the fitted share of the linear decoder where there is one, into the
-    checkpoint; evaluated: its checksum when it was read. Rank 0 only. Returns its checksum now.
+    checkpoint; evaluated: its identity when it was read. Rank 0 only. Returns its identity now.
     Raises UserError.
     """
     fitted = {
@@ -79,13 +84,13 @@ def store_thresholds(
             f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give"
             " better ones"
         )
-    return checksums.of_file(file)
+    return checkpoint.identity(file)
 
 
 def fit_confidence(
     args: argparse.Namespace,
     file: str,
-    evaluated: int,
+    evaluated: tuple[int, ...],
     loaded: model_io.Loaded,
     data: PreparedData,
     rows: RowSet,
@@ -115,7 +120,7 @@ def with_stored(file: str, loaded: model_io.Loaded, world: World) -> model_io.Lo
     """The model with the thresholds and the share that its file holds by now."""
 
     def stored() -> dict:
-        content = checkpoint.load_plain(file)
+        content = checkpoint.load(file)
         settings = content.get(SETTINGS, content)
         return {name: settings[name] for name in ("thresholds", "linear_share") if name in settings}
 

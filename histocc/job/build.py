@@ -28,9 +28,8 @@ from histocc.job.settings import NoiseSettings, Settings
 from histocc.model import model_io
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.runtime import checksums
 from histocc.runtime.device import Precision, compile_layers
-from histocc.runtime.files import opened
+from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
 from histocc.text_rules import ASCII_LOWER, cleaner
@@ -201,5 +200,5 @@ def checksums_of_files(noise: NoiseSettings) -> dict[str, int]:
     ):
         if path:
             with opened(path):  # a regular file that can be read
-                found[dest] = checksums.of_file(path)
+                found[dest] = checksum(path)
     return found

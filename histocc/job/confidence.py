@@ -272,7 +272,7 @@ def store(files: list[str], fitted: Fitted | None) -> None:
     """Puts it into checkpoints of the same weights. Rank 0 only; nobody else may write them meanwhile."""
     assert fitted is not None
     for file in files:
-        content = checkpoint.load_plain(file)
+        content = checkpoint.load(file)
         content["confidence"] = fitted.confidence.to_dict()
         checkpoint.replace(file, content)
 
@@ -286,7 +286,7 @@ def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:
         if os.path.islink(file) or not os.path.isfile(file):
             continue
         with contextlib.suppress(UserError):
-            state = checkpoint.load_plain(file)
+            state = checkpoint.load(file)
             own = state.get("position", {}).get("fingerprint") == data.fingerprint
             if own and state.get("confidence") is None:
                 found.setdefault(int(state["step"]), []).append(file)

@@ -128,7 +128,7 @@ def _start(
         if teaching.teacher and not args.eval_only:
             return teacher.starts_from(teaching)
         if args.eval_only and (file := checkpoint.find(args.save_path)):
-            return initial_weights.resumes_from(model_io.own_checkpoint(file))
+            return initial_weights.resumes_from(model_io.load_model(file)[2])
     except UserError as error:
         problems += [str(error)] if str(error) not in problems else []
     return StartsFrom()
@@ -159,7 +159,7 @@ def prepared(
         found = argument_problems(args) + found + _problems_of_outputs(args, model, train_files + val_files)
         resumed = None
         if resumes(args) and not args.prepare_only:
-            resumed = model_io.newest_good(args.save_path, keep=True)[1]
+            resumed = checkpoint.newest_good(args.save_path, model_io.load_resumable)[1]
         start = _start(args, model, teaching, resumed, found)
         columns = columns_of(args, train_files[0], found, default_formatter, naming)
         found += [each for each in teacher.problems(teaching, args, columns) if each not in found]

@@ -3,6 +3,8 @@ that belong to them."""
 
 from typing import Any
 
+from torch import nn
+
 from histocc.data.rows import read_key
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
@@ -34,11 +36,11 @@ def initial_weights(asked: ModelSettings) -> dict:
     --memory-mask.
     """
     file = initial_file(asked)
-    state = model_io.load_state(file)
-    with model_io.damage_is_said(file):
+    state = published.load_content(file)
+    with checkpoint.reading(file):
         if not model_io.brings_settings(state):
             return _published_weights(asked, file, published.read(file, state))
-        whole = model_io.own_state(file, state)
+        whole = model_io.own_model(file, state)[2]
         formatter, config = whole["formatter"], whole["config"]
         # exported again: fine-tuning from it is as from the file itself
         if whole.get("source") == "published":
@@ -116,7 +118,7 @@ def resumes_from(state: dict) -> StartsFrom:
     formatter = state["formatter"]
     return StartsFrom(
         text=state["config"]["text"],
-        codes=list(state["key"])[: state["kept_codes"]],
+        codes=list(state["key"])[: int(state.get("kept_codes") or 0)],
         formatter=formatter["kind"],
         chars=formatter.get("chars"),
     )
@@ -163,6 +165,20 @@ def run_config(asked: ModelSettings, first: dict | None) -> dict:
     return config
 
 
+def load_matching(model: nn.Module, weights: dict[str, Any]) -> list[list[str]]:
+    """Copies the weights whose name and shape fit. Returns [new, unused]: those in the model alone or of
+    another shape, and those in `weights` alone or of another shape, each as «name [shape]»."""
+    own = model.state_dict()
+    fitting = {
+        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
+    }
+    model.load_state_dict(fitting, strict=False)
+    return [
+        [f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())]
+        for part in (own, weights)
+    ]
+
+
 def load_initial_weights(
     model: Seq2SeqMixerOccCANINE,
     asked: ModelSettings,
@@ -185,7 +201,7 @@ def load_initial_weights(
         linear = {name: weights.pop(name) for name in list(weights) if name.startswith(OF_CODES)}
     if model.ngrams and "ngrams.idf" not in weights:
         model.ngrams.add_nothing()
-    new, unused = checkpoint.load_matching(model, weights)
+    new, unused = load_matching(model, weights)
     world.print(
         f"Initial weights: {asked.initial_checkpoint}, {first['what']}"
         + (", of which the encoder alone" if asked.only_encoder else "")

@@ -172,7 +172,7 @@ def _key(asked: TeachingSettings, questions: taught.Questions, settings: Setting
     key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
     resumes = checkpoint.exists_in(save_path) and not settings.prepare_only
     if resumes and not settings.asked["overwrite"]:
-        position = model_io.newest_good(save_path, keep=True)[1].get("position", {})
+        position = checkpoint.newest_good(save_path)[1]["position"]
         if position.get("fingerprint", key) != key:
             raise UserError(
                 f"{save_path}: holds a run that was started with another --teacher or --unlabelled, with"

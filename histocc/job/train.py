@@ -40,8 +40,8 @@ def train(settings: Settings, world: World, data: PreparedData) -> None:
         # The model: from scratch, from published weights, or as the interrupted run left it.
         with run.memory_of_model(settings, world, SMALLER_MODEL):
             refuse = partial(refuse_other_arguments, settings)
-            newest = model_io.newest_good
-            resumed = resume.find_resumable(settings.folder, world, newest, refuse, data.fingerprint)
+            read = model_io.load_resumable
+            resumed = resume.find_resumable(settings.folder, world, read, refuse, data.fingerprint)
             resume.set_threads(resumed, world)
             settings, model, config = build.make_model(settings, world, data, resumed)
         train_rows, val_rows = build.make_rows(settings, world, data, config)

@@ -7,7 +7,7 @@ from histocc.job.build import make_rows
 from histocc.job.recipe import make_loss
 from histocc.job.resume import differing_model
 from histocc.job.settings import Settings
-from histocc.model import model_io
+from histocc.model import model_io, published
 from histocc.model.ngrams import AUTO
 from histocc.model.published import Given
 from histocc.runtime.device import Precision
@@ -24,7 +24,7 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
     asked, formatter = settings.model, settings.formatter
     named = asked.initial_checkpoint or settings.folder.save_path
     file = model_io.find_weights(named, named)
-    content = model_io.load_state(file)
+    content = published.load_content(file)
     separated = formatter.within_block_sep is not None
     key = key_reader(asked.initial_key or asked.key)
     given = Given(formatter.kind, key, formatter.target_cols, separated)

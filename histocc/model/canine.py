@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model import encoder_sizes, packed_attention
+from histocc.model import packed_attention
 from histocc.model.layers import Dropout, Linear, attend, for_attention, product
 from histocc.model.packed_attention import Group
 from histocc.model.width_groups import joined, parted, product_of_groups
@@ -25,6 +25,14 @@ from histocc.runtime.parallel import full_tensor
 PRIMES = (31, 43, 59, 61, 73, 97, 103, 113, 137, 149, 157, 173, 181, 193, 211, 223)
 
 ACTIVATIONS = {"gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+
+MAX_SIZES = {  # of what the shapes of the weights do not limit
+    "num_hidden_layers": 200,
+    "num_hash_functions": len(PRIMES),
+    "hidden_dropout_prob": 1,
+    "attention_probs_dropout_prob": 1,
+    "layer_norm_eps": 1,
+}
 
 
 @dataclass
@@ -53,8 +61,17 @@ class CanineConfig:
     local_transformer_stride: int = 128
 
     def __post_init__(self):
-        if wrong := encoder_sizes.problem(asdict(self)):
-            raise ValueError(str(wrong))
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if type(value) is not kind and (kind is not float or type(value) is not int):
+                raise ValueError(f"{field.name}: found {value!r:.60}, expected a {kind.__name__}")
+            least = int(kind is int and field.name != "num_hidden_layers")
+            if kind is not str and not least <= value <= MAX_SIZES.get(field.name, 1 << 24):  # NaN is not
+                most = MAX_SIZES.get(field.name, 1 << 24)
+                raise ValueError(f"{field.name}: found {value}, expected {least} … {most:,}")
+        for parts in ("num_attention_heads", "num_hash_functions"):
+            if self.hidden_size % getattr(self, parts):
+                raise ValueError(f"{parts}: hidden_size {self.hidden_size} is not a multiple of it")
         if self.hidden_act not in ACTIVATIONS:
             raise ValueError(
                 f"hidden_act: found {self.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}"

@@ -19,28 +19,24 @@ from torch.nn.functional import logsigmoid, softplus
 
 from histocc.formatter import PAD_IDX
 from histocc.runtime.errors import UserError
-from histocc.runtime.schema import listing, mapping, real, whole
 
 GREATEST = 30.0  # of log-odds: e^-30 from 0 and from 1
-_NUMBER = real(-1e6, 1e6)
-_CURVE = listing(listing(real(0, 1), 3, 3), 1, 1000)
-TABLE = mapping(
-    {"texts": whole(1, 1 << 40)},
-    {
-        "written": mapping(
-            {
-                "temperatures": listing(real(0, 1e6, above=True), 2, 2),
-                "end": listing(_NUMBER, 2, 2),
-                "set": listing(_NUMBER, 2, 2),
-            }
-        ),
-        "outputs": mapping({"each": listing(_NUMBER, 2, 2), "set": listing(_NUMBER, 4, 4)}),
-        "ranking": mapping({"temperature": real(0, 1e6, above=True), "best": listing(_NUMBER, 2, 2)}),
-        "curves": mapping({}, {name: _CURVE for name in ("greedy", "flat", "topk")}),
-    },
-)
+# How many numbers a checkpoint holds of each part; None for one that is no list.
+_NUMBERS = {
+    "written": {"temperatures": 2, "end": 2, "set": 2},
+    "outputs": {"each": 2, "set": 4},
+    "ranking": {"temperature": None, "best": 2},
+}
 # The curve that a decoder of `python -m histocc.predict` has.
 CURVES = {"greedy": "greedy", "flat": "flat", "topk": "topk", "full": "topk"}
+
+
+def _numbers(value: Any, count: int | None) -> Any:
+    """A finite number, or a list of `count`. Raises ValueError."""
+    numbers = [float(number) for number in ([value] if count is None else value)]
+    if len(numbers) != (count or 1) or not np.isfinite(numbers).all():
+        raise ValueError(f"confidence: found {value!r:.100}, expected {count or 1} numbers")
+    return numbers[0] if count is None else numbers
 
 
 def log_odds(log_prob: Tensor) -> Tensor:
@@ -161,16 +157,26 @@ class Confidence(NamedTuple):
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
-        """What a checkpoint holds. Raises UserError where it is something else."""
+        """What a checkpoint holds. Raises ValueError for numbers that are none, and whatever else values of
+        other types make it raise.
+        """
         held = state.get("confidence")
         if held is None:
             return cls()
-        if wrong := TABLE(held):
-            raise UserError(f"the confidence of the model is not as it is fitted: {wrong}")
-        parts = {"written": Writing, "outputs": Outputs, "ranking": Ranking}
-        found = {name: kind(**held[name]) for name, kind in parts.items() if name in held}
-        curves = {name: [(a, b, c) for a, b, c in each] for name, each in held.get("curves", {}).items()}
-        return cls(held["texts"], **found, curves=curves)
+        parts: dict[str, Any] = {}
+        for part, kind in (("written", Writing), ("outputs", Outputs), ("ranking", Ranking)):
+            if part in held:
+                numbers = {name: _numbers(held[part][name], count) for name, count in _NUMBERS[part].items()}
+                parts[part] = kind(**numbers)
+        temperatures = [*parts["written"].temperatures] if "written" in parts else []
+        temperatures += [parts["ranking"].temperature] if "ranking" in parts else []
+        if min(temperatures, default=1.0) <= 0:
+            raise ValueError(f"confidence: found {temperatures}, expected temperatures above 0")
+        curves = {
+            name: [(a, b, c) for a, b, c in (_numbers(point, 3) for point in points)]
+            for name, points in held.get("curves", {}).items()
+        }
+        return cls(int(held["texts"]), **parts, curves=curves)
 
     def to_dict(self) -> dict:
         """For a checkpoint, as plain types."""

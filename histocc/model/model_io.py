@@ -1,11 +1,10 @@
 """Models out of checkpoints, exported files and what others published."""
 
-import contextlib
 import os
 import re
-from functools import partial
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from histocc.formatter import (
     NEVER_SHORT,
@@ -16,25 +15,85 @@ from histocc.formatter import (
     hisco_key,
     make_formatter,
 )
-from histocc.model import checkpoint_schema, published, resume_schema
-from histocc.model.checkpoint_schema import LACKING, check_weights
+from histocc.model import published
+from histocc.model.canine import CanineConfig
+from histocc.model.confidence import Confidence
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given, Published
-from histocc.model.thresholds import PUBLISHED
-from histocc.runtime import checkpoint, run_checkpoint
+from histocc.model.thresholds import PUBLISHED, Thresholds
+from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import kind_of
-from histocc.runtime.schema import mapping, require
 from histocc.text import LANGUAGES
+from histocc.text_rules import TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
+# What a kind of model lacks: its tensors begin with this.
+LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
 
 
 def build_model(
     config: dict, formatter: BlockyFormatter, codes: int, dropout: float = 0.0, ngram_dropout: float = 0.0
 ) -> Seq2SeqMixerOccCANINE:
-    """The model that a checkpoint's `config` describes, with random weights from torch's generator."""
-    return checkpoint_schema.build(config, formatter.num_classes, codes, dropout, ngram_dropout)
+    """The model that a checkpoint's `config` describes, with random weights from torch's generator. Raises
+    ValueError for settings that do not go together.
+    """
+    encoder = CanineConfig.from_dict(config)
+    positions = min(encoder.max_position_embeddings, encoder.num_hash_buckets)
+    if type(config["max_len"]) is not int or not 16 <= -(-config["max_len"] // 4) * 4 <= positions:
+        raise ValueError(f"max_len: found {config['max_len']!r}, expected 16 … {positions}, its positions")
+    if encoder.downsampling_rate != 4:
+        raise ValueError(f"downsampling_rate: found {encoder.downsampling_rate}, expected 4")
+    if config["text"] not in TEXT_RULES:
+        raise ValueError(f"text: found {config['text']!r}, expected one of {', '.join(TEXT_RULES)}")
+    return Seq2SeqMixerOccCANINE(
+        num_classes=formatter.num_classes,
+        num_classes_flat=codes,
+        dropout_rate=dropout,
+        decoder_dim_feedforward=config["decoder_dim_feedforward"],
+        config=encoder,
+        memory_mask=config["memory_mask"],
+        target_mask=config["target_mask"],
+        ngrams=config.get("ngrams"),
+        ngram_dropout=ngram_dropout,
+        encoder=config.get("encoder", True),
+    )
+
+
+class _WithoutWeights(TorchFunctionMode):
+    """On the meta device: no random numbers are drawn, and what is computed lies in memory. Either would make
+    torch import its compiler, which takes seconds.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):  # of Tensor, and of torch.nn.init
+            return args[0] if args else (kwargs or {})["tensor"]
+        computes = func in (torch.arange, torch.tensor)
+        return func(*args, **{**(kwargs or {}), **({"device": "cpu"} if computes else {})})
+
+
+def model_with(
+    config: dict, formatter: BlockyFormatter, codes: int, weights: dict, kind: str = "mixer"
+) -> Seq2SeqMixerOccCANINE:
+    """The model that `config` describes, in evaluation mode and float32, made of just these `weights`:
+    nothing is allocated that they do not hold. Of what a model of this kind lacks, the linear decoder knows
+    no code, and the other writes none. Raises ValueError, RuntimeError and others where they do not fit.
+    """
+    if config["hidden_size"] not in {size for tensor in weights.values() for size in tensor.shape}:
+        raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
+    with torch.device("meta"), _WithoutWeights():
+        model = build_model(config, formatter, codes)
+    expected, lacking = model.state_dict(), {}
+    for name, tensor in expected.items():
+        if name.startswith(LACKING[kind]):
+            lacking[name] = torch.zeros(()).expand(tensor.shape)
+            if name == "decoder.head.bias":
+                lacking[name] = (torch.arange(len(tensor)) == PAD_IDX).float()
+    model.load_state_dict({**lacking, **weights}, strict=True, assign=True)
+    for name, tensor in model.float().state_dict().items():
+        if tensor.dtype != expected[name].dtype or not checkpoint.is_finite(tensor):
+            raise ValueError(f"{name}: {tensor.dtype}, or numbers that are not finite")
+    return model.eval()
 
 
 def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
@@ -45,22 +104,8 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
     given: for published models alone. Raises UserError.
     """
     file = find_weights(path, path)
-    model, own, state = model_of(file, load_state(file), given)
+    model, own, state = model_of(file, published.load_content(file), given)
     return model.to(device), own, state
-
-
-def load_state(file: str) -> dict:
-    """What a file of weights holds. Raises UserError; of what it says itself only the formatter is checked
-    here, see `own_state`.
-    """
-    content = published.load_content(file)
-    if brings_settings(content):
-        require(
-            file,
-            mapping({}, {"formatter": checkpoint_schema.FORMATTER}),
-            content.get(published.SETTINGS, content),
-        )
-    return content
 
 
 def brings_settings(state: dict) -> bool:
@@ -68,98 +113,50 @@ def brings_settings(state: dict) -> bool:
     return "format" in state or "config" in state or published.SETTINGS in state
 
 
-@contextlib.contextmanager
-def damage_is_said(file: str):
-    """What goes wrong inside with weights that do not fit, as a UserError."""
-    try:
-        yield
-    except (
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        ZeroDivisionError,
-    ) as error:
-        said = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"{file}: its weights do not fit its settings; it may be damaged ({said})") from None
-
-
-def model_of(file: str, state: dict, given: Given = Given()) -> Loaded:
-    """As `load_model`, of what `load_state` gave, on the CPU."""
-    if not brings_settings(state):
-        with damage_is_said(file):
-            model, own, state = published_model(file, state, given)
-        return model.eval(), own, state
+def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
+    """As `load_model`, of what `published.load_content` gave, on the CPU."""
+    if not brings_settings(content):
+        with checkpoint.reading(file):
+            return published_model(file, content, given)
     superfluous = [flag for flag, said in (("--formatter", given.formatter), ("--key", given.key)) if said]
     if superfluous:
         raise UserError(f"{file}: brings its formatter and its key; leave {superfluous[0]} out")
-    state = own_state(file, state)
-    with damage_is_said(file):
-        own = BlockyFormatter.from_dict(state["formatter"])
-        model = build_model(state["config"], own, len(state["key"]))
-        load_weights(file, model, state["model"], state.get("kind", "mixer"))
-    return model.eval(), own, state
+    return own_model(file, content)
 
 
-def own_state(file: str, content: dict) -> dict:
-    """The checkpoint in a file of histocc, a run's or an exported one. Raises UserError where an entry is not
-    what it must be, or does not agree with the others.
-    """
-    return exported(file, content) if published.SETTINGS in content else own_checkpoint(file, content)
+def own_model(file: str, content: dict) -> Loaded:
+    """As `model_of`, of a file of histocc, a run's or an exported one. Raises UserError."""
+    with checkpoint.reading(file):
+        settings = content.get(published.SETTINGS, content)
+        checkpoint.check_format(file, settings.get("format"))
+        weights = content["model"]
+        if settings is not content:
+            weights = published.tensors_of(file, content)
+            if settings["config"].get("encoder", True):
+                weights = published.with_our_names(file, weights)[1]
+        key = published.checked_key(file, content["key"])
+        columns = list(settings["formatter"]["target_cols"])
+        formatter = BlockyFormatter.from_dict({**settings["formatter"], "target_cols": columns})
+        kind = settings.get("kind", "mixer")
+        model = model_with(settings["config"], formatter, len(key), weights, kind)
+        state = {
+            **settings,
+            "model": weights,
+            "key": key,
+            "formatter": formatter.to_dict(),
+            "system": str(settings["system"]),
+            "languages": list(map(str, settings["languages"])),
+        }
+        Thresholds.of(state)
+        Confidence.of(state)
+        if not 0 <= (state.get("linear_share") or 0.0) <= 1:
+            raise ValueError(f"linear_share: found {state['linear_share']!r:.60}, expected 0 … 1")
+    return model, formatter, state
 
 
-def exported(file: str, content: dict) -> dict:
-    """The checkpoint in an exported file: model, key, config, formatter, system, languages and what else it
-    says. Raises UserError.
-    """
-    settings, entry = content[published.SETTINGS], published.SETTINGS
-    run_checkpoint.check_format(file, settings.get("format") if isinstance(settings, dict) else None)
-    require(file, checkpoint_schema.EXPORTED, settings, entry)
-    weights = published.tensors_of(file, content)
-    if settings["config"].get("encoder", True):
-        weights = published.with_our_names(file, weights)[1]
-    require(file, published.kind_of(dict), content.get("key"), "key")
-    return whole_state(file, {**settings, "model": weights, "key": content["key"]}, f"{entry}: ")
-
-
-def whole_state(file: str, state: dict, where: str = "") -> dict:
-    """A checkpoint whose entries are checked one by one, its key in the order of the outputs. Raises
-    UserError where they do not agree.
-    where: the entry of the file that holds the settings.
-    """
-    key = published.checked_key(file, state["key"])
-    formatter = checkpoint_schema.formatter_of(file, state["formatter"], f"{where}formatter")
-    check_weights(file, state["model"], state["config"], formatter, key, state.get("kind", "mixer"))
-    return {**state, "key": key, "formatter": formatter.to_dict(), "languages": list(state["languages"])}
-
-
-def load_weights(file: str, model: Seq2SeqMixerOccCANINE, weights: dict, kind: str) -> None:
-    """Copies `weights` into the model; of what a model of this kind lacks, the linear decoder knows no code,
-    and the other writes none.
-
-    Raises UserError where anything else is missing or does not fit.
-    """
-    new, unused = checkpoint.load_matching(model, weights)
-    missing = [name for name in new if not name.startswith(LACKING[kind])] if LACKING[kind] else new
-    if missing or unused:
-        wrong = [
-            f"{verb} {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-            for verb, names in (
-                ("misses", by_part(missing, model.state_dict())),
-                ("has", by_part(unused, weights)),
-            )
-            if names
-        ]
-        raise UserError(f"{file}: its weights do not fit its settings: it {'; it '.join(wrong)}")
-    with torch.no_grad():
-        for part in LACKING[kind]:
-            layer = model.linear_decoder if part == "linear_decoder." else model.decoder.head
-            layer.weight.zero_()
-            layer.bias.zero_()
-            if layer is model.decoder.head:
-                layer.bias[PAD_IDX] = 1.0
+def load_resumable(file: str) -> dict:
+    """A checkpoint from which a run can be resumed, its key in the order of the outputs. Raises UserError."""
+    return own_model(file, checkpoint.load_resumable(file))[2]
 
 
 def published_model(file: str, content: dict, given: Given) -> Loaded:
@@ -188,8 +185,7 @@ def published_model(file: str, content: dict, given: Given) -> Loaded:
             f"{file}: has {outputs:,} outputs, and its key {len(set(codes)):,} different codes; --key FILE"
             " names its codes, columns code and system_code (or hisco)"
         )
-    model = build_model(found.config, formatter, outputs)
-    load_weights(file, model, found.weights, found.kind)
+    model = model_with(found.config, formatter, outputs, found.weights, found.kind)
     state = {
         "model": found.weights,
         "key": {code: i for i, code in enumerate(codes)},
@@ -322,25 +318,6 @@ def fits(formatter: BlockyFormatter, codes) -> bool:
         return bool([formatter.encode_code(formatter.repair(code)[0]) for code in codes])
     except CodeError:
         return False
-
-
-def own_checkpoint(file: str, state: dict | None = None, resumes: bool = False) -> dict:
-    """A checkpoint of a run, its key in the order of the outputs. resumes: it must have all that a run needs
-    to be resumed, too.
-
-    Raises UserError where it is none, an entry is not what it must be, or entries do not agree.
-    """
-    state = checkpoint.load(file, sums=resumes) if state is None else state
-    run_checkpoint.check_ours(file, state)
-    require(file, checkpoint_schema.RUN, state)
-    state = whole_state(file, state)
-    if resumes:
-        resume_schema.check_resumable(file, state)
-    return state
-
-
-# The newest good checkpoint of a run in a folder, and what is wrong with the files that should have been it.
-newest_good = run_checkpoint.Newest(partial(own_checkpoint, resumes=True))
 
 
 def by_part(found: list[str], among: dict) -> list[str]:

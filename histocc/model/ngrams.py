@@ -127,6 +127,8 @@ class Ngrams(nn.Module):
 
     def __init__(self, rows: int, width: int, hidden_size: int, classes: int, dropout: float = 0.0):
         super().__init__()
+        if not 1 <= rows <= 1 << MOST_BITS:
+            raise ValueError(f"rows of n-grams: found {rows}, expected 1 … {1 << MOST_BITS:,}")
         self.width, self.dropout, self.sparse = width, dropout, False
         self.hasher = NgramHasher()
         self.table = nn.Embedding(rows, width)

@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from histocc.model import encoder_sizes
 from histocc.model.canine import CanineConfig
-from histocc.model.checkpoint_schema import CHARS, CONFIG, CONFIG_JSON, LARGEST, MODEL
 from histocc.runtime import checkpoint
-from histocc.runtime.checksums import SUMS, without_sums
 from histocc.runtime.errors import UserError
-from histocc.runtime.schema import Check, apart, described, floats, kind, mapping, maybe, require
+from histocc.runtime.files import opened
 from histocc.text_rules import AS_IS, ASCII_LOWER
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -35,7 +32,7 @@ HUB_OWNER = "Christianvedel"
 # names that the published program takes beside those of the hub
 HUB_NAMES = {"occ-canine-v1": f"{HUB_OWNER}/OccCANINE"}
 MAX_LEN = 128
-MOST_JSON = 1 << 26  # bytes of a JSON file
+MAX_JSON = 1 << 26  # bytes of a JSON file
 
 
 class Given(NamedTuple):
@@ -131,64 +128,57 @@ def read(file: str, content: dict | None = None) -> Published:
     """
     if content is None:
         content = load_content(file)
-    parts, weights = with_our_names(file, tensors_of(file, content))
-    require(file, mapping({}, rest=floats(most=LARGEST)), weights, "model")
-    if wrong := apart(weights):
-        raise UserError(f"{file}: model: {wrong}")
-    key, key_file = content.get("key"), file
-    require(file, maybe(kind_of(dict)), key, "key")
-    if not key:
-        key, key_file = _beside(file, "key.json", dict), os.path.join(os.path.dirname(file), "key.json")
-    chars, chars_file = content.get("chars"), file
-    if not chars:
-        chars = _beside(file, "chars.json", list)
-        chars_file = os.path.join(os.path.dirname(file), "chars.json")
-    if chars:
-        require(chars_file, CHARS, chars, "chars")
-    beside = config_beside(file)
-    as_trained = {
-        "memory_mask": parts not in ("mixer", "seq2seq"),
-        "target_mask": parts not in ("mixer", "seq2seq"),
-        "max_len": MAX_LEN,
-        "text": AS_IS if parts == "encoder" else ASCII_LOWER,
-    }
-    config = {**sizes(file, weights, beside), **as_trained}
-    require(file, CONFIG, config, "config")
-    return Published(
-        parts,
-        weights,
-        checked_key(key_file, key or {}),
-        list(map(str, chars)) if chars else None,
-        len(beside["num_classes"]) if "num_classes" in beside else None,
-        config,
-    )
-
-
-def kind_of(type_: type) -> Check:
-    return kind("names and values" if type_ is dict else "a list", lambda value: isinstance(value, type_))
+    with checkpoint.reading(file):
+        parts, weights = with_our_names(file, tensors_of(file, content))
+        if not_finite := [name for name, tensor in weights.items() if not checkpoint.is_finite(tensor)]:
+            raise ValueError(f"{not_finite[0]}: numbers that are not finite")
+        key, key_file = content.get("key"), file
+        if not key:
+            key, key_file = _beside(file, "key.json", dict), os.path.join(os.path.dirname(file), "key.json")
+        key = checked_key(key_file, key or {})
+        chars = content.get("chars") or _beside(file, "chars.json", list)
+        path, beside = (
+            os.path.join(os.path.dirname(file), "config.json"),
+            _beside(file, "config.json", dict) or {},
+        )
+        shown = sizes(weights)
+        width = shown["hidden_size"]
+        with checkpoint.reading(path if beside else file):
+            positions = len(beside["num_classes"]) if "num_classes" in beside else None
+            for field, size in shown.items():
+                if beside.get(field, size) != size:
+                    raise ValueError(
+                        f"{field}: found {beside[field]!r:.60}, and in the weights of {file} {size}"
+                    )
+            heads = {"num_attention_heads": max(1, width // 64)}
+            encoder = CanineConfig.from_dict({**heads, **shown, **beside}).to_dict()
+        feed_forward = weights.get("decoder.decoder.layers.0.linear1.weight")
+        reads_all = parts in ("mixer", "seq2seq")
+        config = {
+            **encoder,
+            "decoder_dim_feedforward": width if feed_forward is None else len(feed_forward),
+            "memory_mask": not reads_all,
+            "target_mask": not reads_all,
+            "max_len": MAX_LEN,
+            "text": AS_IS if parts == "encoder" else ASCII_LOWER,
+        }
+        chars = list(map(str, chars)) if chars else None
+        return Published(parts, weights, key, chars, positions, config)
 
 
 def tensors_of(file: str, content: dict) -> dict[str, torch.Tensor]:
     """The weights of a file, of whatever names but for the prefix of a wrapped model. Raises UserError where
-    one is no ordinary tensor or two have the same name.
+    two have the same name.
     """
     held = content["model"] if isinstance(content.get("model"), dict) else content
     weights = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
-    require(file, MODEL, weights, "model")
-    found = {name.removeprefix("module."): value.detach() for name, value in weights.items()}
-    if len(found) < len(weights):
+    bare = {name.removeprefix("module."): value.detach() for name, value in weights.items()}
+    if len(bare) < len(weights):
         raise UserError(
             f"{file}: model: found tensors with and without 'module.' before their names, expected one of"
             " both"
         )
-    return found
-
-
-def config_beside(file: str) -> dict:
-    """config.json beside a file of weights, {} where there is none. Raises UserError."""
-    found = _beside(file, "config.json", dict) or {}
-    require(os.path.join(os.path.dirname(file), "config.json"), CONFIG_JSON, found)
-    return found
+    return bare
 
 
 def checked_key(file: str, key: dict) -> dict[str, int]:
@@ -207,8 +197,7 @@ def checked_key(file: str, key: dict) -> dict[str, int]:
                 return found
     raise UserError(
         f"{file}: its key must number its {len(key):,} different codes 0 … {len(key) - 1}, each once; it "
-        "begins with "
-        + ", ".join(f"{described(code)}: {described(number)}" for code, number in list(key.items())[:3])
+        "begins with " + ", ".join(f"{code!r:.60}: {number!r:.60}" for code, number in list(key.items())[:3])
     )
 
 
@@ -232,23 +221,20 @@ def is_code(value) -> bool:
 def load_content(file: str) -> dict:
     """What a file of weights holds; an exported safetensors file that was saved again without its metadata is
     completed from the JSON files beside it. What an exported file says, and what lies beside it, is compared
-    with its checksums. Raises UserError.
+    with its checksum. Raises UserError.
     """
     if not file.endswith(".safetensors"):
-        return checkpoint.load_plain(file)
-    content, beside = read_safetensors(file), config_beside(file)
+        return checkpoint.load(file)
+    content, beside = read_safetensors(file), _beside(file, "config.json", dict) or {}
     if SETTINGS not in content and SETTINGS in beside:
         content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", dict) or {}}
     settings = content.get(SETTINGS)
     if not isinstance(settings, dict):
         return content
     _check_beside(file, content, beside)
-    newer = type(settings.get("format")) is int and settings["format"] > checkpoint.FORMAT
-    if SUMS in settings and not newer:
-        require(file, MODEL, content["model"], "model")
-        whole = {**settings, "model": content["model"], "key": content.get("key")}
-        without_sums(file, whole, f"{SETTINGS}: ")
-    return {**content, SETTINGS: {name: value for name, value in settings.items() if name != SUMS}}
+    checkpoint.check_format(file, settings.get("format"))
+    checkpoint.check_checksum(file, {**settings, "model": content["model"], "key": content.get("key")})
+    return content
 
 
 def _check_beside(file: str, content: dict, beside: dict) -> None:
@@ -261,7 +247,7 @@ def _check_beside(file: str, content: dict, beside: dict) -> None:
         "config.json": ({name: beside.get(name) for name in config}, config)
     }
     if SETTINGS in beside:
-        expected["config.json: histocc"] = (_bare(beside[SETTINGS]), _bare(settings))
+        expected["config.json: histocc"] = (beside[SETTINGS], settings)
         for name, there in (("key.json", content.get("key")), ("chars.json", content.get("chars"))):
             found = _beside(file, name, dict if name == "key.json" else list)
             expected[name] = (found, there if found is not None else None)
@@ -274,14 +260,6 @@ def _check_beside(file: str, content: dict, beside: dict) -> None:
             )
 
 
-def _bare(settings: Any) -> Any:
-    return (
-        {name: value for name, value in settings.items() if name != SUMS}
-        if isinstance(settings, dict)
-        else settings
-    )
-
-
 def read_safetensors(file: str) -> dict:
     try:
         from safetensors import safe_open
@@ -289,20 +267,14 @@ def read_safetensors(file: str) -> dict:
         raise UserError(
             f"{file}: files of this kind are read by the safetensors package: pip install safetensors"
         ) from None
-    try:
-        with safe_open(file, "pt") as found:
-            said = found.metadata() or {}
-            entries = {
-                name: parsed(f"{file}: metadata: {name}", said[name])
-                for name in ("key", "chars", SETTINGS)
-                if name in said
-            }
-            tensors = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118 (not a dict)
-            return {"model": tensors, **entries}
-    except UserError:
-        raise
-    except Exception as error:  # a damaged file makes the reader fail in any way
-        raise UserError(f"{file}: cannot be read, it may be damaged ({str(error)[:200]})") from None
+    with checkpoint.reading(file), safe_open(file, "pt") as held:
+        said = held.metadata() or {}
+        entries = {
+            name: parsed(f"{file}: metadata: {name}", said[name])
+            for name in ("key", "chars", SETTINGS)
+            if name in said
+        }
+        return {"model": {name: held.get_tensor(name) for name in held.keys()}, **entries}  # noqa: SIM118
 
 
 def parsed(said: str, text: str) -> Any:
@@ -332,33 +304,22 @@ def parsed(said: str, text: str) -> Any:
         raise UserError(f"{said}: is not readable as JSON ({str(error)[:200]})") from None
 
 
-def _beside(file: str, name: str, type_: type):
+def _beside(file: str, name: str, type_: type) -> Any:
     """The content of a JSON file beside the weights; or None. Raises UserError."""
     path = os.path.join(os.path.dirname(file), name)
     if not os.path.lexists(path):
         return None
-    if not os.path.isfile(path):
-        what = (
-            "folder"
-            if os.path.isdir(path)
-            else "link to nothing"
-            if os.path.islink(path)
-            else "pipe or device"
-        )
-        raise UserError(f"{path}: found a {what}, expected a JSON file")
+    with opened(path) as source:
+        text = source.read(MAX_JSON + 1)
+    if len(text) > MAX_JSON:
+        raise UserError(f"{path}: found more than {MAX_JSON:,} bytes, expected a small JSON file")
     try:
-        with open(path, "rb") as source:
-            content = source.read(MOST_JSON + 1)
-    except OSError as error:
-        raise UserError(f"{path}: is not readable as JSON ({error})") from None
-    if len(content) > MOST_JSON:
-        raise UserError(f"{path}: found more than {MOST_JSON:,} bytes, expected a small JSON file")
-    try:
-        text = content.decode("utf-8")
+        content = parsed(path, text.decode("utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: is not readable as JSON ({error})") from None
-    content = parsed(path, text)
-    require(path, kind_of(type_), content)
+    if not isinstance(content, type_):
+        what = "names and values" if type_ is dict else "a list"
+        raise UserError(f"{path}: found {content!r:.60}, expected {what}")
     return content
 
 
@@ -406,24 +367,21 @@ def flat_name(name: str, back: bool = False) -> str:
     return name
 
 
-def sizes(file: str, weights: dict[str, torch.Tensor], beside: dict) -> dict:
-    """config as in a run's checkpoint: from the shapes, and of what they do not show from config.json beside
-    the file (`beside`), else as published. Raises UserError where both do not agree.
-    """
-    shown, wrong = encoder_sizes.shown_by(weights)
-    if wrong:
-        raise UserError(f"{file}: model: {wrong}")
-    fields = CanineConfig.__dataclass_fields__
-    said = {name: value for name, value in beside.items() if name in fields}
-    if wrong := encoder_sizes.disagreement(said, weights):
-        raise UserError(f"{file}: config.json beside it: {wrong}")
-    width = shown["hidden_size"]
-    usual = {name: field.default for name, field in fields.items()} | {
-        "num_attention_heads": max(1, width // 64)
+def sizes(weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """Those fields of the encoder's config that the shapes of `weights`, by our names, show."""
+    shown = {
+        "num_hash_buckets": ("encoder.char_embeddings.char_position_embeddings.weight", 0),
+        "hidden_size": ("encoder.char_embeddings.char_position_embeddings.weight", 1),
+        "type_vocab_size": ("encoder.char_embeddings.token_type_embeddings.weight", 0),
+        "intermediate_size": ("encoder.initial_char_encoder.layer.0.intermediate.dense.weight", 0),
+        "downsampling_rate": ("encoder.chars_to_molecules.conv.weight", 2),
+        "upsampling_kernel_size": ("encoder.projection.conv.weight", 2),
     }
-    return {
-        **usual,
-        **{name: value for name, value in shown.items() if name in fields},
-        **said,
-        "decoder_dim_feedforward": shown.get("decoder_dim_feedforward", width),
-    }
+    config = {field: weights[name].shape[axis] for field, (name, axis) in shown.items() if name in weights}
+    for field, prefix in (
+        ("num_hidden_layers", "encoder.encoder.layer."),
+        ("num_hash_functions", "encoder.char_embeddings.HashBucketCodepointEmbedder_"),
+    ):
+        parts = (name.removeprefix(prefix).partition(".")[0] for name in weights if name.startswith(prefix))
+        config[field] = len(set(parts))
+    return config

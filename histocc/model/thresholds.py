@@ -9,14 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from histocc.runtime.errors import UserError
-from histocc.runtime.schema import flag, mapping, real, text, whole
-
 USUAL = 0.5
-TABLE = mapping(
-    {"default": real(0, 1), "by_language": mapping({}, rest=real(0, 1)), "source": text(100)},
-    {"at_least_one": flag, "at_most": whole(1, 1 << 16)},
-)
 
 # Of the published models, by their program (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their
 # package).
@@ -54,14 +47,17 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, state: dict) -> "Thresholds":
-        """Those that a checkpoint holds, else the usual one. Raises UserError where what it holds is none."""
+        """Those that a checkpoint holds, else the usual one. Raises ValueError for what are none, and
+        whatever else values of other types make it raise.
+        """
         held = state.get("thresholds")
         if held is None:
             return cls({None: USUAL}, "usual")
-        if wrong := TABLE(held):
-            raise UserError(f"the thresholds of the model are not probabilities by language: {wrong}")
         numbers = {None: held["default"], **held["by_language"]}
-        return cls(numbers, held["source"], held.get("at_least_one", False), held.get("at_most"))
+        most = held.get("at_most")
+        if not all(0 <= number <= 1 for number in numbers.values()) or most is not None and int(most) < 1:
+            raise ValueError(f"thresholds: found {held!r:.200}, expected probabilities by language")
+        return cls(numbers, str(held["source"]), bool(held.get("at_least_one")), most and int(most))
 
     def with_given(self, given: float | dict[str | None, float] | None) -> "Thresholds":
         """The same with those that a user names: one number for all, or by language, where None stands for

@@ -1,42 +1,60 @@
-"""Checkpoints: written whole or not at all, read as data and never as code.
+"""Checkpoints: written whole or not at all, read as data and never as code, checked once.
 
 A checkpoint is one `torch.save` dict of tensors and plain Python types. `model`, `optimizer`, `scheduler`,
 `step` and `key` are as in the published files; `format`, `config`, `formatter`, `system`, `languages`,
-`args`, `rng` and `position` make it enough to predict with, and to continue from, without any other file.
-`checksums` are those of all other
-entries: what was changed after the file was written is noticed when it is read.
+`args`, `rng` and `position` make it enough to predict with, and to resume from, without any other file.
+`checksum` is that of all other entries, so that damage and edits are noticed when the file is read; a file
+without one is read as it is. Whatever fails while a file is read is one message, see `reading`.
 """
 
+import contextlib
 import os
 import pickle
 import re
+import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from histocc.runtime.checksums import SUMS, sums_of, with_sums, without_sums
-from histocc.runtime.errors import UserError, as_user_error
+from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of
+from histocc.runtime.world import World
 
 FORMAT = 1
 LAST, BEST = "last.bin", "best.bin"
 SECOND_NAME = "model_state_dict"
+CHECKSUM = "checksum"
 # names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
-_STEP_FILE = re.compile(r"(\d+)\.bin")
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
+MAX_VALUES = 1_000_000  # in one file
+_STEP_FILE = re.compile(r"(\d+)\.bin")
+_FOR_RESUMING = ("step", "position", "scheduler", "rng", "optimizer", "args")
+
+
+class ForeignCheckpoint(UserError):
+    """Weights that another program has written."""
+
+
+class NewerFormat(UserError):
+    """A file that a newer version of this program has written."""
 
 
 def name_of_step(step: int) -> str:
     return f"{step}.bin"
 
 
+# ---- what is in a file
+
+
 def to_cpu(value: Any) -> Any:
     """Nested dicts, lists and tuples with every tensor on the CPU."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
         return type(value)((name, to_cpu(part)) for name, part in value.items())
@@ -45,9 +63,69 @@ def to_cpu(value: Any) -> Any:
     return value
 
 
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        parts: Any = value.values() if isinstance(value, dict) else value
+        for part in parts:
+            yield from tensors(part)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number is inf or nan; without a second tensor of that size."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(map(torch.isfinite, torch.aminmax(tensor)))
+
+
+def checksum_of(value: Any, before: int = 0) -> int:
+    """CRC-32 of nested dicts, lists, tensors and plain values, appended to `before`.
+
+    Names are sorted: the order of a dict's entries does not count, nor does list or tuple. CRC-32 runs at
+    several GB/s and finds damage; it is no signature, which data that are never run do not need.
+    """
+    if isinstance(value, Tensor):
+        before = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), before)
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return zlib.crc32(flat.view(torch.uint8).numpy().data, before) if flat.numel() else before
+    if isinstance(value, dict):
+        before = zlib.crc32(f"dict {len(value)}".encode(), before)
+        for name in sorted(value, key=repr):
+            before = checksum_of(value[name], checksum_of(repr(name), before))
+        return before
+    if isinstance(value, (list, tuple)):
+        before = zlib.crc32(f"list {len(value)}".encode(), before)
+        for part in value:
+            before = checksum_of(part, before)
+        return before
+    return zlib.crc32(repr(value).encode("utf-8", "surrogatepass"), before)
+
+
+def with_checksum(entries: dict[str, Any]) -> dict[str, Any]:
+    """`entries` and, as one more, their checksum."""
+    # files of before had one of each entry, by the second of these names
+    entries = {name: value for name, value in entries.items() if name not in (CHECKSUM, "checksums")}
+    return {**entries, CHECKSUM: checksum_of(entries)}
+
+
+def check_checksum(file: str, entries: dict[str, Any]) -> None:
+    """Raises UserError where `entries` hold a checksum that is not theirs."""
+    rest = {name: value for name, value in entries.items() if name != CHECKSUM}
+    if CHECKSUM in entries and entries[CHECKSUM] != checksum_of(rest):
+        raise UserError(
+            f"{file}: its content is not what its checksum says: it was damaged, or changed after it was"
+            f" written. Take an earlier checkpoint; who changed it on purpose removes its entry {CHECKSUM!r}"
+        )
+
+
+# ---- writing
+
+
 def _written(state: dict[str, Any]) -> dict[str, Any]:
-    """What a file of `state` holds: tensors on the CPU, checksums, and the weights by their second name."""
-    state = with_sums(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
+    """What a file of `state` holds: tensors on the CPU, checksum, and the weights by their second name."""
+    state = with_checksum(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
     state[SECOND_NAME] = state["model"]
     return state
 
@@ -56,7 +134,7 @@ def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
     """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
     only. Raises OSError.
 
-    The weights are there by a second name as well, which takes no room: the one that other trainers' scripts
+    The weights are there by a second name as well, which takes no space: the one that other trainers' scripts
     read.
     """
     state, names = _written(state), sorted(names, key=lambda name: name != LAST)
@@ -81,71 +159,162 @@ def prune(own: OwnFiles, keep: int) -> None:
     own.remove([name_of_step(step) for step in steps[: max(0, len(steps) - keep)]])
 
 
-def load(path: str, sums: bool = False) -> dict[str, Any]:
-    """The checkpoint in `path`, as `load_plain` gives it. Raises UserError where it is none, too."""
-    state = load_plain(path, sums)
-    if "model" not in state:
-        raise UserError(f"{path}: is not a checkpoint of histocc: it has no entry 'model'")
-    return state
+class Saver:
+    """The engine's `save(step, names, position)`: rank 0 writes a checkpoint that is enough to predict and to
+    resume, and the others wait. All ranks.
 
+    A save that fails is a warning and does not end the run: the next one may succeed. So is one whose weights
+    or optimizer are not finite: the files from before stay.
 
-def load_same(path: str, sums: dict[str, Any]) -> dict[str, Any] | None:
-    """The entries with these checksums of a checkpoint that another process has read and checked, from its
-    file; None where this process does not find the same there.
+    Args:
+        own: files of the run, in whose folder the checkpoints lie.
+        keep: how many {step}.bin stay.
+        world: the processes.
+        state: makes what to save out of (step, position), a nested dict with tensors, on rank 0; called on
+            all ranks.
+        say: prints a line, on rank 0.
+
+    Attributes:
+        failed: the error of the last save, "" where it succeeded; the same on all ranks.
+        seconds: what it took.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        found = {name: state[name] for name in sums}
-        return found if sums_of(found) == sums else None
-    except Exception:  # not there, not the same, or no memory for it: who knows it can still send it
-        return None
 
+    def __init__(
+        self,
+        own: OwnFiles,
+        keep: int,
+        world: World,
+        state: Callable[[int, dict[str, Any]], dict[str, Any]],
+        say: Callable[[str], None],
+    ):
+        self.own, self.keep, self.world, self.state, self.say = own, keep, world, state, say
+        self.failed, self.seconds = "", 0.0
 
-def load_plain(path: str, sums: bool = False) -> dict[str, Any]:
-    """The dict in `path`, tensors on the CPU. Tensors and plain types only: nothing in it is executed. sums:
-    with the entry of its checksums, where it has them.
+    def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
+        """Returns the error, "" where there is none."""
+        started = time.monotonic()
+        state = self.state(step, position)
+        self.failed = self.world.run_on_main("saving", lambda: self._write(step, names, state, started))
+        self.seconds = time.monotonic() - started
+        return self.failed
 
-    Raises UserError, naming the objects found, where it holds anything else or is damaged.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(
-            f"{path}: found a {'folder' if os.path.isdir(path) else 'pipe or device'}, expected a file"
+    def newest_until(self, step: int) -> tuple[str, int] | None:
+        """(path, step) of the newest checkpoint of `step` or of one before, or None. Rank 0 only."""
+        steps = {path: step_of(path) for path in newest_first(self.own.folder)}
+        until = {path: of_step for path, of_step in steps.items() if of_step is not None and of_step <= step}
+        return max(until.items(), key=lambda item: item[1], default=None)
+
+    def _write(self, step: int, names: list[str], state: dict[str, Any], started: float) -> str:
+        trained = {name: state[name] for name in ("model", "optimizer") if name in state}
+        failed, size = "", sum(tensor.nbytes for tensor in tensors(state))
+        if not all(map(is_finite, tensors(trained))):
+            failed = "its weights are no longer finite; lower --learning-rate, or raise --warmup-pct"
+        else:
+            try:
+                os.makedirs(self.own.folder, exist_ok=True)
+                save(self.own, names, state)
+                size = os.path.getsize(self.own.path(names[-1]))
+                prune(self.own, self.keep)
+            except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
+                first = LAST if LAST in names else names[0]
+                failed = in_words(error, os.path.join(self.own.folder, first), size)
+        if failed:
+            self.say(
+                f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, "
+                "and the next save is tried all the same."
+            )
+            return failed
+        self.say(
+            f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB in"
+            f" {time.monotonic() - started:.2f} s"
         )
+        return ""
+
+
+# ---- reading
+
+
+@contextlib.contextmanager
+def reading(file: str) -> Generator[None]:
+    """Whatever fails inside, where `file` is read or what it holds is used, as one UserError that names it.
+
+    What the machine lacks is said as such: the file may be good.
+    """
     try:
-        if zipfile.is_zipfile(path):  # torch does not compare the checksums
+        yield
+    except (UserError, TrainingError):
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except Exception as error:
+        if of_machine := as_user_error(error):
+            raise of_machine from None
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(
+            f"{file}: cannot be read as a checkpoint ({what[:300]}). It may be damaged, or edited: take"
+            " an earlier one, or write it again"
+        ) from None
+
+
+def load(path: str) -> dict[str, Any]:
+    """The dict in `path`, tensors on the CPU, its checksum compared where it has one. Nothing in it is
+    executed. Raises UserError, which names the objects found where it holds others than tensors and plain
+    types.
+    """
+    with reading(path):
+        if (kind := kind_of(path)) not in (None, "a file"):
+            raise UserError(f"{path}: found {kind}, expected a file")
+        size = os.path.getsize(path)
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if sum(part.file_size for part in archive.infolist()) > os.path.getsize(path):
+                if sum(part.file_size for part in archive.infolist()) > size:
                     raise UserError(
                         f"{path}: found compressed parts, expected a file as torch.save writes it"
                     )
-                damaged = archive.testzip()
-            if damaged:
-                raise UserError(
-                    f"{path}: damaged: its part {damaged} has another checksum than when it was written"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about formats that are refused in any case
+                state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+                raise UserError(_refusal(path, error)) from None
+            asked = re.search(r"allocate (\d+) bytes", str(error))
+            if asked and int(asked[1]) > size:
+                raise ValueError(f"memory for {int(asked[1]):,} bytes, from a file of {size:,}") from None
+            raise
+        if not isinstance(state, dict):
+            raise UserError(f"{path}: is not a checkpoint: it holds no dict with an entry 'model'")
+        if "model" in state:
+            state.pop(SECOND_NAME, None)
+        _check_size(state, size)
+        if type(state.get("format")) is int:
+            check_format(path, state["format"])  # of a newer version the checksum may be another one
+        check_checksum(path, state)
+    return state
+
+
+def _check_size(state: Any, size: int) -> None:
+    """Raises ValueError where a file of `size` bytes claims to hold more than it does: views that are larger
+    than their memory, values inside of values without end. What is shared is counted as if it were written
+    out, but for one tensor under several names.
+    """
+    waiting, count, claimed, seen = [state], 0, 0, set[int]()
+    while waiting:
+        value = waiting.pop()
+        count += 1
+        if isinstance(value, (dict, list, tuple)):
+            if count + len(waiting) + len(value) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES:,} values, or values inside of values without end")
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, Tensor) and id(value) not in seen:
+            seen.add(id(value))
+            claimed += value.numel() * value.element_size()
+            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+                raise ValueError(
+                    f"a tensor that is sparse, quantized or empty: {value.layout}, {value.device}"
                 )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about formats that are refused below in any case
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except pickle.UnpicklingError as error:
-        raise UserError(_refusal(path, error)) from None
-    except UserError:
-        raise
-    except Exception as error:  # a damaged or foreign file makes the reader fail in any way
-        if found := as_user_error(error):  # no memory, too many open files: the file may be good
-            raise found from None
-        raise UserError(
-            f"{path}: cannot be read as a checkpoint, it may be damaged ({type(error).__name__})"
-        ) from None
-    if not isinstance(state, dict):
-        raise UserError(f"{path}: is not a checkpoint of histocc: it holds no dict with an entry 'model'")
-    if "model" in state:
-        state.pop(SECOND_NAME, None)
-    newer = type(state.get("format")) is int and state["format"] > FORMAT  # the reader of checkpoints says so
-    if SUMS not in state or newer:
-        return state
-    return without_sums(path, state) | ({SUMS: state[SUMS]} if sums else {})
+            if claimed > 2 * size:
+                raise ValueError(f"tensors of more than {claimed:,} bytes in a file of {size:,}")
 
 
 def _refusal(path: str, error: Exception) -> str:
@@ -166,6 +335,35 @@ def _refusal(path: str, error: Exception) -> str:
     )
 
 
+def check_format(file: str, found: Any) -> None:
+    """Raises UserError where a file of histocc is of another format than this version reads."""
+    if type(found) is int and found > FORMAT:
+        raise NewerFormat(
+            f"{file}: written by a newer histocc: format {found}; this version reads {FORMAT}. It"
+            " stays as it is: install a newer histocc, or choose another folder"
+        )
+    if type(found) is not int or found != FORMAT:
+        raise UserError(f"{file}: format: found {found!r:.60}, expected {FORMAT}")
+
+
+def load_resumable(path: str) -> dict[str, Any]:
+    """As `load`, of a checkpoint from which a run can be resumed. Raises UserError."""
+    state = load(path)
+    if "format" not in state:
+        raise ForeignCheckpoint(
+            f"{path}: holds weights but not the settings of their model, as another program writes them. It"
+            f" is not of a run of histocc and stays as it is: start from it with --initial-checkpoint {path}"
+            " and another --save-path"
+        )
+    check_format(path, state["format"])
+    if missing := [name for name in ("model", *_FOR_RESUMING) if name not in state]:
+        raise UserError(f"{path}: cannot be resumed from: it lacks {', '.join(missing)}")
+    return state
+
+
+# ---- which of a folder
+
+
 def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
     """`path` itself where it is a file, or the first of `names` in the folder `path`; None where there is
     none.
@@ -184,8 +382,8 @@ def exists_in(folder: str) -> bool:
 
 def identity(path: str) -> tuple[int, ...]:
     """What differs once a file is replaced or written to. Raises OSError."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    now = os.stat(path)
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def step_of(path: str) -> int | None:
@@ -200,7 +398,7 @@ def step_of(path: str) -> int | None:
 
 
 def newest_first(folder: str) -> Iterator[str]:
-    """The checkpoints in `folder` from which a run could continue: last.bin, then the others, the highest
+    """The checkpoints in `folder` from which a run could be resumed: last.bin, then the others, the highest
     step first. These are looked into only when they are asked for.
     """
     yield os.path.join(folder, LAST)
@@ -214,24 +412,23 @@ def newest_first(folder: str) -> Iterator[str]:
     yield from sorted(paths, key=lambda path: steps[path], reverse=True)
 
 
-def differing_args(saved: dict[str, Any], now: dict[str, Any], may_differ: set[str]) -> list[str]:
-    """Arguments that a resumed run may not change but did, a line each."""
-    return [
-        f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
-        for name in sorted(saved.keys() & now.keys() - may_differ)
-        if saved[name] != now[name]
-    ]
+def newest_good(
+    folder: str, read: Callable[[str], dict[str, Any]] = load_resumable
+) -> tuple[str, dict[str, Any], list[str]]:
+    """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`. read:
+    as `load_resumable`.
 
-
-def load_matching(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> list[list[str]]:
-    """Copies the weights whose name and shape fit. Returns [new, unused]: those in the model alone or of
-    another shape, and those in `weights` alone or of another shape, each as «name [shape]»."""
-    own = model.state_dict()
-    fitting = {
-        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
-    }
-    model.load_state_dict(fitting, strict=False)
-    return [
-        [f"{name} {list(part[name].shape)}" for name in sorted(part.keys() - fitting.keys())]
-        for part in (own, weights)
-    ]
+    Raises UserError where no checkpoint can be read, and for one that another program or a newer version has
+    written.
+    """
+    wrong: list[str] = []
+    for path in newest_first(folder):
+        try:
+            return path, read(path), wrong
+        except (ForeignCheckpoint, NewerFormat):
+            raise
+        except UserError as error:
+            wrong.append(str(error))
+    raise UserError(
+        "\n  ".join([f"{folder}: no checkpoint of the run can be read; --overwrite starts over", *wrong])
+    )

@@ -16,6 +16,7 @@ import stat
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Generator, Iterable
 from typing import BinaryIO
 
@@ -71,6 +72,15 @@ def opened(path: str) -> Generator[BinaryIO]:
         raise UserError(f"{path:.200}: {why}" if path else "the name of an input file is empty") from None
     with file:
         yield file
+
+
+def checksum(path: str) -> int:
+    """CRC-32 of a file's content. Raises OSError."""
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 def folder_above(path: str) -> str:

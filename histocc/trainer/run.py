@@ -37,7 +37,6 @@ from histocc.trainer.estimate import estimate
 from histocc.trainer.log import LOG, STATUS, STOPPED, RunLog, log_columns
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.plot import CURVES, draw_run
-from histocc.trainer.saver import Saver
 from histocc.trainer.schedule import Schedule, Steps, make_optimizer
 from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
 from histocc.trainer.trackers import OF_PROFILE, StepProfiler, Tracker, open_trackers
@@ -208,11 +207,13 @@ def set_up(
         with memory_of_steps(settings, world, training):
             settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
     plan = batch_plan(settings.batch, training.train, world)
+    state, rate = loop.State(), None
     if resumed:
-        resume.check_unchanged(settings, resumed, plan, training.files)
-    rate = resumed["scheduler"]["base_lrs"][0] if resumed else None  # of the first start
+        with checkpoint.reading(resumed["path"]):
+            resume.check_unchanged(settings, resumed, plan, training.files)
+            rate = resumed["scheduler"]["base_lrs"][0]  # of the first start
+            state = loop.State.resumed(resumed["step"], resumed["position"], world)
     schedule = Schedule.of(settings.schedule, plan.steps_per_epoch, world.size, rate)
-    state = loop.State.resumed(resumed["step"], resumed["position"], world) if resumed else loop.State()
     if state.step >= schedule.stop and not state.unfinished:
         world.print(resume.nothing_to_do(settings.folder.save_path, state.step, schedule))
         return None
@@ -328,7 +329,7 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
         workers=settings.loader.num_workers,
         trackers=trackers,
     )
-    save = Saver(own, folder.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
+    save = checkpoint.Saver(own, folder.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
     with contextlib.ExitStack() as ends:
         ends.callback(log.close, "ended by an error")  # unless it is closed before
         step_done = log.step
@@ -407,7 +408,7 @@ def finish(training: Training, settings: RunSettings, world: World, ready: Ready
         training.finish(raw_model)
 
 
-def way_back(save: Saver, world: World, step: int | None) -> str:
+def way_back(save: checkpoint.Saver, world: World, step: int | None) -> str:
     """From where to start again: the newest checkpoint of `step` or of one before. All ranks."""
     here = save.newest_until(step) if world.is_main and step is not None else None
     newest = world.gather(here)[0]

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.runtime import arguments, checkpoint, run_checkpoint
+from histocc.runtime import arguments, checkpoint
 from histocc.runtime.arguments import Parser
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, save_path_problem
 from histocc.runtime.rng import derived_seed
-from histocc.runtime.schema import dense, mapping, plain, require
 from histocc.runtime.world import World
 from histocc.trainer import flags, loop, resume, run
 from histocc.trainer.batches import (
@@ -93,10 +92,11 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
         if not settings.dry_run:
             held.enter_context(run.held_folder(settings.folder, world))
         with run.memory_of_model(settings, world, training.smaller_model):
-            resumed = resume.find_resumable(settings.folder, world, newest_good, refuse, training.fingerprint)
+            read = checkpoint.load_resumable
+            resumed = resume.find_resumable(settings.folder, world, read, refuse, training.fingerprint)
             resume.set_threads(resumed, world)
             if resumed:
-                _load(training.model, resumed["model"], settings.folder.save_path)
+                _load(training.model, resumed["model"], resumed["path"])
             elif args.initial_checkpoint:
                 _load(training.model, *_weights(args.initial_checkpoint, "--initial-checkpoint"))
             if settings.machine.compile:
@@ -142,19 +142,6 @@ def _complete(training: Training, parser: Parser, world: World) -> Training:
     return replace(training, entries=entries, fingerprint=digest, epoch_name=checkpoint.EPOCH_OF_ANY)
 
 
-def _read(file: str) -> dict[str, Any]:
-    """The checkpoint of a run. Raises UserError."""
-    state = checkpoint.load(file, sums=True)
-    run_checkpoint.check_ours(file, state)
-    require(file, mapping({"model": mapping({}, rest=dense)}), state)
-    run_checkpoint.check_resumable(file, state)
-    return state
-
-
-# The newest good checkpoint of a run of any model in a folder.
-newest_good = run_checkpoint.Newest(_read)
-
-
 def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:
     """What another script or another model has written, a line each."""
     if state.get("script") != entries["script"]:
@@ -173,19 +160,14 @@ def _weights(path: str, said: str) -> tuple[dict[str, Any], str]:
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
     if file is None:
         raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
-    state = checkpoint.load_plain(file)
-    weights = state.get("model", state.get(checkpoint.SECOND_NAME, state))
-    require(file, mapping({}, rest=dense), weights)
-    return weights, file
+    state = checkpoint.load(file)
+    return state.get("model", state.get(checkpoint.SECOND_NAME, state)), file
 
 
 def _load(model: nn.Module, weights: dict[str, Any], file: str) -> None:
     """Copies all weights. Raises UserError where they are those of another model."""
-    new, unused = checkpoint.load_matching(model, weights)
-    if new or unused:
-        lacks = [f"it lacks {', '.join(new[:4])}"] if new else []
-        has = [f"it has {', '.join(unused[:4])}"] if unused else []
-        raise UserError(f"{file}: holds the weights of another model: {'; '.join(lacks + has)}")
+    with checkpoint.reading(file):
+        model.load_state_dict(weights)
 
 
 def _validate(settings: RunSettings, world: World, training: Training, precision: Precision) -> None:
@@ -212,6 +194,4 @@ def config_of(path: str, said: str) -> dict[str, Any]:
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
     if file is None:
         raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
-    config = checkpoint.load(file).get("config")
-    require(file, mapping({}, rest=plain), config, "config")
-    return config or {}
+    return checkpoint.load(file).get("config") or {}
