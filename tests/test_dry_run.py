@@ -2,6 +2,7 @@
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,7 +57,9 @@ def test_what_it_says_and_leaves(flags, tmp_path):
 
 
 def test_little_room_on_the_disk_is_said(flags, monkeypatch):
-    monkeypatch.setattr("histocc.trainer.estimate._free_space", lambda folder: 10_000_000)
+    monkeypatch.setattr(
+        "histocc.trainer.estimate.shutil.disk_usage", lambda _: SimpleNamespace(free=10_000_000)
+    )
     assert (
         "WARNING: not enough disk space for 5 checkpoints"
         in run_inside(train_mixer.main, *flags, "--dry-run")[1]

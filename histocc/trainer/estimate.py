@@ -1,6 +1,5 @@
 """`--dry-run`: everything but training, and what the run would cost in time, memory and disk."""
 
-import contextlib
 import shutil
 import sys
 import time
@@ -13,7 +12,6 @@ from histocc.runtime.device import synchronize
 from histocc.runtime.files import folder_above
 from histocc.runtime.log import duration
 from histocc.runtime.parallel import unwrap
-from histocc.runtime.world import World
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
 from histocc.trainer.settings import RunSettings
@@ -30,37 +28,75 @@ def estimate(
     start: int,
     fitted_before: str,
 ) -> None:
-    """Takes some steps that lead nowhere, says what the whole would take, and leaves nothing but the prepared
-    data.
+    """Takes some steps that lead nowhere, says what the run would take, and leaves nothing but the prepared
+    data. All ranks.
 
-    start: steps done; fitted_before: what would be fitted before the first step. All ranks.
+    Args:
+        start: steps done.
+        fitted_before: what would be fitted before the first step.
     """
-    world = run.world
-    if world.device.type == "cuda":  # what the search for the batch size has tried does not count
+    world, gpu, loader = run.world, run.world.device.type == "cuda", loaders["train"]
+    if gpu:  # what the search for the batch size has tried does not count
         torch.cuda.reset_peak_memory_stats(world.device)
-    step_seconds, taken = _seconds_per_step(run, loaders["train"])
-    _widest_rows(run, loaders["train"])
-    validation_seconds = _validation_seconds(run, loaders.get("val"))
-    peaks = world.gather(_peak_memory(world))
+
+    # Steps over batches of the epoch; the weights that they change are thrown away.
+    silent = replace(
+        run, seed=0, total_steps=None, stop_step=None, log_interval=None, save_interval=None, epoch_name=""
+    )
+    step_seconds, taken = 0.0, 0
+    for first_batch, steps in ((0, 1), (min(1, loader.plan.steps_per_epoch - 1), STEPS)):  # the first is slow
+        batches = islice(loader.at(0, first_batch), steps * loader.plan.micro_batches(0))
+        state, started = loop.State(), time.perf_counter()
+        loop.train_one_epoch(silent, batches, state)
+        synchronize(world.device)
+        step_seconds, taken = (time.perf_counter() - started) / max(state.step, 1), state.step
+
+    # A micro-batch as wide as the longest row: what takes the most memory may come late in an epoch.
+    rows = -(-loader.plan.global_batch_size // (world.size * loader.plan.micro_batches(0)))
+    for _ in range(2):
+        batch = loop.to_device(widest(loader.dataset.rows, rows, limit=False), world.device)
+        loop.forward_backward(run.model, run.task, batch, run.number_format)
+    run.model.zero_grad(set_to_none=True)
+
+    # A validation.
+    validation_seconds, val_loader = 0.0, loaders.get("val")
+    if val_loader is not None:
+        batches, started = min(VALIDATION_BATCHES, len(val_loader)), time.perf_counter()
+        part = islice(val_loader, batches)
+        loop.evaluate(run.model, part, run.task, world, run.number_format, run.stop)
+        synchronize(world.device)
+        validation_seconds = (time.perf_counter() - started) / batches * len(val_loader)
+
+    # What that comes to, for the slowest process.
+    step_seconds, validation_seconds = (
+        max(world.gather(seconds)) for seconds in (step_seconds, validation_seconds)
+    )
+    peak = max(world.gather(peak_memory(world.device)))
     last, intervals = run.last_step or 0, settings.intervals
-    each = intervals.eval_interval
-    left, validations = last - start, last // each - start // each + (last % each > 0)
-    validations *= "val" in loaders
+    every = intervals.eval_interval
+    left, validations = last - start, last // every - start // every + (last % every > 0)
+    validations *= val_loader is not None
+    of_steps, of_validations = left * step_seconds, validations * validation_seconds
     size = checkpoint_bytes(unwrap(run.model))
     kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
     kept += settings.schedule.num_epochs if intervals.save_each_epoch else 0
-    free = world.run_on_main("free space", lambda: _free_space(settings.folder.save_path))
-    total = left * step_seconds + validations * validation_seconds
+    folder = settings.folder.save_path
+    free = world.run_on_main("free space", lambda: shutil.disk_usage(folder_above(folder)).free)
+    of_device = (
+        " (CPU) in these steps; a long run holds two to three times that, freed but kept for other sizes"
+    )
+    if gpu:
+        total = torch.cuda.get_device_properties(world.device).total_memory
+        of_device = f" of {total / GB:.0f} GB of its GPU"
     lines = [
         f"Dry run: {taken} step{'s' * (taken > 1)} took {taken * step_seconds:.2f} s; nothing was trained or"
         " saved.",
-        f"  Steps:       {left:,} of {step_seconds:.3g} s: {duration(left * step_seconds)}",
-        f"  Validations: {validations:,} of {validation_seconds:.3g} s:"
-        f" {duration(validations * validation_seconds)}",
-        f"  Time:        about {duration(total)} in all"
+        f"  Steps:       {left:,} of {step_seconds:.3g} s: {duration(of_steps)}",
+        f"  Validations: {validations:,} of {validation_seconds:.3g} s: {duration(of_validations)}",
+        f"  Time:        about {duration(of_steps + of_validations)} in all"
         + f", and before it the fit of {fitted_before}, not measured" * bool(fitted_before)
         + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
-        f"  Memory:      {max(peaks) / GB:.1f} GB at most per process" + _of_device(world),
+        f"  Memory:      {peak / GB:.1f} GB at most per process{of_device}",
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
     ]
     continues = f"continues from step {start:,}" if start else "starts the run"
@@ -75,71 +111,15 @@ def estimate(
     world.print("\n".join(lines))
 
 
-def _seconds_per_step(run: loop.Run, loader: BatchLoader) -> tuple[float, int]:
-    """(mean of some steps over batches of the epoch, those of the slowest process; how many). The weights
-    that they change are thrown away.
-    """
-
-    def take(steps: int, first_batch: int) -> tuple[float, int]:
-        batches = loader.at(0, first_batch)
-        silent = replace(
-            run,
-            seed=0,
-            total_steps=None,
-            stop_step=None,
-            log_interval=None,
-            save_interval=None,
-            epoch_name="",
-        )
-        state, started = loop.State(), time.perf_counter()
-        loop.train_one_epoch(silent, islice(batches, steps * loader.plan.micro_batches(0)), state)
-        synchronize(run.world.device)
-        return (time.perf_counter() - started) / max(state.step, 1), state.step
-
-    take(1, 0)  # the first one is slow: it takes memory and chooses kernels
-    return max(run.world.gather(take(STEPS, min(1, loader.plan.steps_per_epoch - 1))))
-
-
-def _widest_rows(run: loop.Run, loader: BatchLoader) -> None:
-    """Two passes with a micro-batch that is as wide as the longest row asks for: what takes the most memory
-    may come late in an epoch.
-    """
-    plan, world = loader.plan, run.world
-    rows = -(-plan.global_batch_size // (world.size * plan.micro_batches(0)))
-    for _ in range(2):
-        batch = loop.to_device(widest(loader.dataset.rows, rows, limit=False), world.device)
-        loop.forward_backward(run.model, run.task, batch, run.number_format)
-    run.model.zero_grad(set_to_none=True)
-
-
-def _validation_seconds(run: loop.Run, loader: BatchLoader | None) -> float:
-    if loader is None:
-        return 0.0
-    batches = min(VALIDATION_BATCHES, len(loader))
-    started = time.perf_counter()
-    loop.evaluate(run.model, islice(loader, batches), run.task, run.world, run.number_format, run.stop)
-    synchronize(run.world.device)
-    return max(run.world.gather((time.perf_counter() - started) / batches * len(loader)))
-
-
-def _peak_memory(world: World) -> int:
-    """Bytes: on a GPU what torch has reserved there, else of the process."""
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_reserved(world.device)
-    with contextlib.suppress(ImportError):
+def peak_memory(device: torch.device) -> int:
+    """Bytes: on a GPU what torch has reserved there, else of the process; 0 if the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    try:
         import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return 0  # Windows
-
-
-def _of_device(world: World) -> str:
-    if world.device.type != "cuda":
-        return (
-            " (CPU) in these steps; a long run holds two to three times that, freed but kept for other sizes"
-        )
-    return f" of {torch.cuda.get_device_properties(world.device).total_memory / GB:.0f} GB of its GPU"
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def checkpoint_bytes(raw_model: torch.nn.Module) -> int:
@@ -147,9 +127,4 @@ def checkpoint_bytes(raw_model: torch.nn.Module) -> int:
     weights = sum(
         p.numel() * p.element_size() for name, p in raw_model.named_parameters() if "trained_" not in name
     )
-    moments = sum(2 * p.numel() * p.element_size() for p in raw_model.parameters() if p.requires_grad)
-    return weights + moments
-
-
-def _free_space(folder: str) -> int:
-    return shutil.disk_usage(folder_above(folder)).free
+    return weights + sum(2 * p.numel() * p.element_size() for p in raw_model.parameters() if p.requires_grad)
