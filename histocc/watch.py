@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from histocc.runtime.arguments import make_parser
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import LOCK, OWNER, kind_of, try_lock
+from histocc.runtime.files import is_held
 from histocc.runtime.log import duration, output_is_lost
 from histocc.trainer.log import LOG, MAX_COUNT, RUNNING, STATUS, flops_in_words, read_numbers
 
@@ -43,24 +42,6 @@ class View:
     @property
     def running(self) -> bool:
         return self.status["state"] == RUNNING and self.held is not False
-
-
-def is_held(folder: str) -> bool | None:
-    """Whether a live job has `folder`; None if that cannot be told: locks of another machine are not always
-    seen. Changes nothing.
-    """
-    path = os.path.join(folder, LOCK)
-    if kind_of(path) != "a file":
-        return False
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            is_free = try_lock(file.fileno(), shared=True)
-            if is_free is None:
-                return True
-            of_this_host = file.read(1000).startswith(f"{OWNER}{socket.gethostname()},")
-            return False if is_free and of_this_host else None
-    except OSError:
-        return None
 
 
 def read(folder: str, begun: bool = False) -> View:

@@ -454,7 +454,7 @@ def test_the_files_of_a_model_s_folder_are_inputs(data, run, tmp_path):
 def test_a_way_back_through_a_folder_that_is_not_there(run):
     before = contents(run)
     around = f"{run}/evaluation/../../{run.name}"
-    assert "no folder" in refused(
+    assert "is no folder yet" in refused(
         *run_inside(evaluate.main, "--model", run, "--data", "x.csv", "--output", around), before, run
     )
 

@@ -14,11 +14,10 @@ import shutil
 import socket
 import stat
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Generator, Iterable
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from histocc.runtime.errors import UserError, in_words
 
@@ -30,19 +29,14 @@ except ImportError:  # Windows
 LIST, LIST_FORMAT = "histocc.json", 1
 LOCK, OWNER = "run.lock", "histocc on host "  # what a lock begins with
 TEMPORARY = r"\.tmp\d+"  # pattern of how a name ends until its file is complete
-KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-}
+KINDS = {"-": "a file", "d": "a folder", "l": "a symbolic link", "p": "a pipe", "s": "a socket"}
 
 
 def kind_of(path: str, follow_links: bool = True) -> str | None:
     """One of KINDS, or "a device"; None if nothing is found at `path`."""
     try:
-        return KINDS.get(stat.S_IFMT(os.stat(path, follow_symlinks=follow_links).st_mode), "a device")
+        mode = os.stat(path, follow_symlinks=follow_links).st_mode
+        return KINDS.get(stat.filemode(mode)[0], "a device")
     except (OSError, ValueError):  # ValueError: not a name
         return None
 
@@ -126,9 +120,8 @@ def save_path_problem(path: str) -> str | None:
     """Why nothing can be written below `path`, or None. Leaves nothing behind."""
     if not path.strip() or "\0" in path:
         return f"{path!r} is no name of a folder"
-    before_last = path[: path.rindex("..") + 2] if ".." in path.split(os.sep) else "."
-    if not os.path.isdir(before_last):  # what it leads to can only be known when it is there
-        return f"{path}: {before_last} is no folder; name the folder without '..'"
+    if ".." in path.split(os.sep) and not os.path.isdir(path):  # what it leads to is not known before
+        return f"{path}: is no folder yet; name it without '..'"
     above = folder_above(path)
     below = os.path.join(above, os.path.relpath(path, above).split(os.sep)[0])
     if os.path.lexists(below) and not os.path.isdir(below):
@@ -223,20 +216,13 @@ def remove_files(folder: str, pattern: str) -> None:
 
 
 class OwnFiles:
-    """The files of a folder that this program has written, by the list in it.
-
-    Args:
-        folder: need not exist yet.
-        overwrite: whether files of others may be replaced, too.
-
-    Raises:
-        UserError: the list is of another program or version.
+    """The files of a folder that this program has written, by the list in it. overwrite: whether files of
+    others may be replaced, too. Raises UserError if the list is of another program or version.
     """
 
     def __init__(self, folder: str, overwrite: bool = False):
         self.folder, self.overwrite = folder, overwrite
         self.names = self._listed()
-        self._lock = threading.RLock()  # loggers work in threads
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -266,10 +252,8 @@ class OwnFiles:
 
     def claim(self, *names: str) -> list[str]:
         """Paths of files that are about to be written. They are listed first, so that the next process knows
-        them however this one ends. A link is removed, never written through.
-
-        Raises:
-            FileExistsError: one is not its own.
+        them however this one ends. A link is removed, never written through. Raises FileExistsError if one is
+        not its own.
         """
         for name in names:
             path = self.path(name)
@@ -277,10 +261,9 @@ class OwnFiles:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if os.path.islink(path):
                 os.remove(path)
-        with self._lock:
-            listed = self._listed()  # another process may have written it since
-            if not listed.issuperset(names):
-                self._list(self.names | listed | set(names))
+        listed = self._listed()  # another process may have written it since
+        if not listed.issuperset(names):
+            self._list(self.names | listed | set(names))
         return list(map(self.path, names))
 
     def remove(self, names: Iterable[str]) -> None:
@@ -289,9 +272,8 @@ class OwnFiles:
         for path in map(self.path, mine):
             with contextlib.suppress(FileNotFoundError):  # another process that sees this folder was first
                 os.remove(path)
-        with self._lock:
-            if mine:
-                self._list((self.names | self._listed()) - mine)
+        if mine:
+            self._list((self.names | self._listed()) - mine)
 
     def remove_leftovers(self) -> None:
         """Removes what processes that were killed while they wrote the files have left."""
@@ -306,24 +288,30 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
     os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in list(_held)])
 
 
-def try_lock(handle: int, shared: bool = False) -> bool | None:
-    """Locks an open file: True; None if another process has the lock; False if this system, or the file
-    system, has no locks."""
-    if fcntl is None:
-        return False
+def _flock(file: IO, shared: bool = False) -> bool | None:
+    """Locks an open file: True; None if another process has the lock; False if the file system has none."""
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
     except OSError as error:
         return None if isinstance(error, BlockingIOError) else False
 
 
-def is_same_file(handle: int, path: str) -> bool:
-    """Whether an open file still has the name `path`."""
+def is_held(folder: str) -> bool | None:
+    """Whether a live job has `folder`; None if that cannot be told: locks of another machine are not always
+    seen. Changes nothing.
+    """
+    path = os.path.join(folder, LOCK)
     try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
+        if fcntl is None or kind_of(path) != "a file":
+            return None if os.path.lexists(path) else False
+        with open(path, encoding="utf-8", errors="replace") as file:
+            is_free, owner = _flock(file, shared=True), file.read(1000)
+    except OSError:
+        return None
+    if is_free is None:
+        return True
+    return False if is_free and owner.startswith(f"{OWNER}{socket.gethostname()},") else None
 
 
 @contextlib.contextmanager
@@ -345,10 +333,10 @@ def run_lock(folder: str) -> Generator[None]:
     except OSError as error:
         raise UserError(in_words(error, path)) from None
     with file:
-        is_locked = try_lock(file.fileno())
+        is_free = _flock(file)
         file.seek(0)
         owner = file.read(1000)
-        if is_locked is None or not is_same_file(file.fileno(), path):
+        if is_free is None or not os.path.lexists(path):  # or its owner has just removed it
             raise UserError(
                 f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
             )
@@ -363,5 +351,5 @@ def run_lock(folder: str) -> Generator[None]:
             yield
         finally:
             _held.discard(file.fileno())
-            if is_ours and is_same_file(file.fileno(), path):
+            if is_ours and os.path.lexists(path):
                 os.remove(path)
