@@ -17,7 +17,7 @@ On four GPUs, or four CPU processes; with the older launcher; and what it would 
     python finetune.py --dataset data.csv --save-path ./mine --dry-run
 
 The same command, given again, continues where the run in the save folder stopped. The flags are declared in
-histocc/job and histocc/trainer; the run itself is histocc/job/train.py.
+histocc/job/config.py and histocc/trainer/config.py; the run itself is histocc/job/train.py.
 """
 
 from histocc.runtime import signals
@@ -25,20 +25,20 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
+from histocc.job import config, train
 from histocc.job import data as job_data
-from histocc.job import flags, train
 from histocc.runtime.entrypoint import start
 
 
 def get_args_parser():
-    return flags.finetune_parser((__doc__ or "").split("\n", 1)[0])
+    return config.finetune_parser((__doc__ or "").split("\n", 1)[0])
 
 
 def run(args, world):
     """Data, then the run. All ranks."""
     train_files, val_files = job_data.dataset_files(args.dataset)
-    settings, data = job_data.prepared(args, world, train_files, val_files)
-    train.train(settings, world, data)
+    args, read, data = job_data.prepared(args, world, train_files, val_files)
+    train.train(args, read, world, data)
 
 
 def main(argv=None):

@@ -13,7 +13,7 @@ On four GPUs, or four CPU processes; on two machines (the same on the second one
         train_mixer.py --distributed --train-data a.csv --val-data v.csv --save-dir ./output
 
 The same command, given again, continues where the run in the save folder stopped. The flags are declared in
-histocc/job and histocc/trainer; the run itself is histocc/job/train.py.
+histocc/job/config.py and histocc/trainer/config.py; the run itself is histocc/job/train.py.
 """
 
 from histocc.runtime import signals
@@ -21,21 +21,21 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
+from histocc.job import config, train
 from histocc.job import data as job_data
-from histocc.job import flags, train
 from histocc.runtime.entrypoint import start
 
 
 def get_args_parser():
-    return flags.train_mixer_parser((__doc__ or "").split("\n", 1)[0])
+    return config.train_mixer_parser((__doc__ or "").split("\n", 1)[0])
 
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    settings, data = job_data.prepared(
+    args, read, data = job_data.prepared(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.train(settings, world, data)
+    train.train(args, read, world, data)
 
 
 def main(argv=None):

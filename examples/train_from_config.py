@@ -25,11 +25,12 @@ if __name__ == "__main__":
 
 from torch import nn
 
-from histocc.runtime.config_file import tables_of
+from histocc.runtime.config import Parser, read_file
 from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
 from histocc.trainer.batches import Rows
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.run import Training
 
 DATA_FLAG = "--config"  # to which the launchers give DATA
@@ -37,12 +38,8 @@ TABLES = ("model", "task", "train", "val")
 
 
 def get_args_parser():
-    parser = script.make_parser(
-        *("train_from_config.py", __doc__ or ""),
-        **{"num_epochs": 10, "batch_size": 32, "learning_rate": 1e-3, "save_dir": "./output"},
-    )
-    parser.tables = TABLES
-    return parser
+    description = (__doc__ or "").split("\n", 1)[0]
+    return Parser(ScriptConfig, "train_from_config.py", description, tables=TABLES)
 
 
 def found(path: str, where: str):
@@ -91,7 +88,8 @@ def run(args, world):
         if not args.config:
             raise UserError("--config is missing: the file that names model, task and rows")
         sys.path[:0] = [os.getcwd(), os.path.dirname(os.path.abspath(args.config))]
-        tables = tables_of(args.config, TABLES)
+        content, _ = read_file(args.config)
+        tables = {name: content[name] for name in TABLES if isinstance(content.get(name), dict)}
         val = made(args.config, tables, "val", Rows) if "val" in tables else None
         model, task = made(args.config, tables, "model", nn.Module), made(args.config, tables, "task")
         train = made(args.config, tables, "train", Rows)

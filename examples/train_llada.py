@@ -20,19 +20,23 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import cross_entropy
 
 from examples.text import MaskedDraws, MaskedWindows, Windows, read_text
 from examples.transformer import MASK, SIZES, Transformer, sample
-from histocc.runtime.arguments import count
+from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.entrypoint import start
 from histocc.runtime.errors import UserError
 from histocc.trainer import script
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.run import Training
 
 DATA_FLAG = "--data_dir"  # to which the launchers give DATA
-OWN_CODE = [str(REPO / "histocc"), str(REPO / "examples")]
+OWN_CODE = (str(REPO / "histocc"), str(REPO / "examples"))
+OBJECTIVES = ("diffusion", "autoregressive")
 
 
 class Diffusion:
@@ -59,46 +63,42 @@ class Autoregressive(Diffusion):
         return {"loss": cross_entropy(logits.transpose(1, 2), tokens, reduction="none").mean(1)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Config(ScriptConfig):
+    """text and model"""
+
+    save_path: str = "./llada"
+    num_epochs: int = 5
+    batch_size: int = 32
+    learning_rate: float | None = 4e-3
+    eval_interval: int = 500
+    data_dir: list[str] = flag(OWN_CODE, "files or folders of text", "--data-root", resumable=True)
+    model_name: str = flag(
+        "tiny",
+        f"size of a new model ({', '.join(SIZES)}), or a folder or file with a checkpoint to start from",
+        resumable=True,
+    )
+    objective: str = flag(
+        "diffusion", "what is learned: masked bytes, or each byte after the others", choices=OBJECTIVES
+    )
+    window: Count = flag(64, "bytes that the model sees at once")
+    val_windows: Count = flag(64, "windows to validate on, at most: the first ones")
+    sample: Count | None = flag(
+        None, "print so many bytes of the model's own", metavar="BYTES", resumable=True
+    )
+
+
 def get_args_parser():
-    parser = script.make_parser(
-        *("train_llada.py", __doc__ or ""),
-        **{"num_epochs": 5, "batch_size": 32, "learning_rate": 4e-3, "eval_interval": 500},
-        save_dir="./llada",
-    )
-    group = parser.add_argument_group("text and model")
-    group.add_argument(
-        "--data-dir",
-        "--data-root",
-        nargs="+",
-        default=OWN_CODE,
-        help="files or folders of text",
-        resumable=True,
-    )
-    group.add_argument(
-        "--model-name",
-        default="tiny",
-        help=f"size of a new model ({', '.join(SIZES)}), or a folder or file with a checkpoint to start from",
-        resumable=True,
-    )
-    group.add_argument("--objective", choices=("diffusion", "autoregressive"), default="diffusion")
-    group.add_argument("--window", type=count, default=64, help="bytes that the model sees at once")
-    group.add_argument(
-        "--val-windows", type=count, default=64, help="windows to validate on, at most: the first ones"
-    )
-    group.add_argument(
-        "--sample", type=count, metavar="BYTES", help="print so many bytes of the model's own", resumable=True
-    )
-    return parser
+    return Parser(Config, "train_llada.py", (__doc__ or "").split("\n", 1)[0])
 
 
-def size_of(args) -> list[int]:
+def size_of(args: Config) -> list[int]:
     """Width, layers and heads: by name, or as the checkpoint has them. Raises UserError."""
     if args.model_name in SIZES:
         return list(SIZES[args.model_name])
     config = script.config_of(args.model_name, "--model-name")
     if "size" not in config:
         raise UserError(f"--model-name {args.model_name}: holds no model of this script")
-    args.initial_checkpoint = args.model_name
     return config["size"]
 
 
@@ -120,6 +120,8 @@ def run(args, world):
             finish=lambda model: args.sample and world.print(sample(model, args.sample, causal, args.seed)),
         )
 
+    if args.model_name not in SIZES:
+        args = args.decide(initial_checkpoint=args.model_name)
     script.train(get_args_parser(), args, world, make)
 
 

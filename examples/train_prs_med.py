@@ -10,6 +10,7 @@ drawn. The same command, given again, continues.
 """
 
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +27,11 @@ from torch.nn.functional import cross_entropy
 from examples.images import Images
 from examples.scenes import Scenes
 from examples.segmentation import Segmenter, overlap, structure_loss
-from histocc.runtime.arguments import count
+from histocc.runtime.config import Count, Parser, flag
 from histocc.runtime.entrypoint import start
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.trainer import plot, script
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.run import Training
 
 DATA_FLAG = "--data_root"  # to which the launchers give DATA
@@ -60,30 +62,31 @@ class Segmentation:
         return {**self.of(batch, mask, answer, modality), "dice": dice, "iou": iou, "answer_acc": right}
 
 
-def get_args_parser():
-    parser = script.make_parser(
-        *("train_prs_med.py", __doc__ or ""),
-        **{"num_epochs": 8, "batch_size": 16, "learning_rate": 3e-3, "eval_interval": 125},
-        **{"weight_decay": 1e-5, "save_dir": "./prs_med"},
+@dataclass(frozen=True, kw_only=True)
+class Config(ScriptConfig):
+    """images and model"""
+
+    save_path: str = "./prs_med"
+    num_epochs: int = 8
+    batch_size: int = 16
+    learning_rate: float | None = 3e-3
+    weight_decay: float = 1e-5
+    eval_interval: int = 125
+    data_root: str | None = flag(
+        None, "images, masks and questions.csv", "--data-dir", metavar="FOLDER", resumable=True
     )
-    group = parser.add_argument_group("images and model")
-    group.add_argument(
-        "--data-root", "--data-dir", metavar="FOLDER", help="images, masks and questions.csv", resumable=True
-    )
-    group.add_argument(
-        "--scenes", type=count, default=2000, help="drawn scenes to train on, without a folder"
-    )
-    group.add_argument("--val-scenes", type=count, default=256, help="drawn scenes to validate on")
-    group.add_argument(
-        "--width", type=int, choices=(16, 32, 64, 128), default=32, help="channels of the model"
-    )
-    group.add_argument(
-        "--shuffle-questions",
-        action="store_true",
-        help="with --eval-only: validate with the questions of other images, to see whether the model reads",
+    scenes: Count = flag(2000, "drawn scenes to train on, without a folder")
+    val_scenes: Count = flag(256, "drawn scenes to validate on")
+    width: int = flag(32, "channels of the model", choices=(16, 32, 64, 128))
+    shuffle_questions: bool = flag(
+        False,
+        "with --eval-only: validate with the questions of other images, to see whether the model reads",
         resumable=True,
     )
-    return parser
+
+
+def get_args_parser():
+    return Parser(Config, "train_prs_med.py", (__doc__ or "").split("\n", 1)[0])
 
 
 def draw(args, world, rows, model):

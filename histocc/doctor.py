@@ -8,7 +8,6 @@ Each finding is ok, a warning or a fault, and says what to do. Exit code 1 where
 itself within --timeout-minutes, also when another process hangs.
 """
 
-import argparse
 import gc
 import importlib.metadata
 import importlib.util
@@ -32,7 +31,8 @@ from histocc import __version__
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime import arguments, entrypoint
+from histocc.runtime import entrypoint
+from histocc.runtime.config import Parser, Positive, Processes, flag
 from histocc.runtime.device import matmul_rate
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.files import folder_above, save_path_problem
@@ -554,7 +554,16 @@ def watch(report: Report, worlds: list[World], seconds: float) -> None:
     threading.Thread(target=end, name="time limit", daemon=True).start()
 
 
-def examine(args: argparse.Namespace, world: World, report: Report) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(Processes):
+    """What doctor takes."""
+
+    save_path: str = flag(".", "where the run will save", "--save-dir", metavar="FOLDER")
+    json: bool = flag(False, "print one JSON line instead of the table")
+    timeout_minutes: Positive = flag(3.0, "minutes for the whole examination, also where a process hangs")
+
+
+def examine(args: DoctorConfig, world: World, report: Report) -> None:
     """All ranks."""
     leads = world.local_rank == 0
     report.doing = "this machine"
@@ -574,25 +583,13 @@ def examine(args: argparse.Namespace, world: World, report: Report) -> None:
             report.add(f"all {world.size} processes" if world.backend else "one process", [check(world)])
 
 
-def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser("python -m histocc.doctor", str(__doc__).split("\n", 1)[0].rstrip(":"))
-    parser.add_argument(
-        "--save-path",
-        "--save-dir",
-        dest="save_path",
-        default=".",
-        metavar="FOLDER",
-        help="where the run will save",
-    )
-    entrypoint.add_process_arguments(
-        parser, minutes=3.0, timeout_help="minutes for the whole examination, also where a process hangs"
-    )
+def get_args_parser() -> Parser:
+    parser = Parser(DoctorConfig, "python -m histocc.doctor", str(__doc__).split("\n", 1)[0].rstrip(":"))
     parser.epilog = (
         "Versions, devices, memory, disk and cores of each machine; under a launcher, of all processes:"
         " whether they meet, clocks, sums over them and their speed, the slowest of them; and some training"
         " steps. Exit code 1 where something is at fault, 2 for a mistake in the arguments."
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead of the table")
     return parser
 
 

@@ -21,18 +21,21 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, dataclass
 from typing import BinaryIO
 
 import torch
 
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.job.config import Losses
 from histocc.model import model_io, published
 from histocc.model.published import MAX_LEN, SETTINGS, Given
 from histocc.model.thresholds import PUBLISHED
-from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, entrypoint
+from histocc.predict.config import Published
+from histocc.runtime import entrypoint
 from histocc.runtime.checkpoint import BEST, CHECKSUM, FORMAT, LAST, find, with_checksum
+from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write, kind_of
 from histocc.text_rules import ASCII_LOWER
@@ -50,17 +53,7 @@ CODING = (
     "hisco_numbers",
 )
 # Arguments of the training that an evaluation takes for its own where it is not told otherwise.
-OF_TRAINING = (
-    "input_col",
-    "language",
-    "language_col",
-    "seq2seq_weight",
-    "empty_blocks",
-    "linear_loss",
-    "block_loss",
-    "many_codes_weight",
-    "key",
-)
+OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Losses))
 
 
 def settings_of(state: dict) -> dict:
@@ -282,30 +275,28 @@ def write_safetensors(
     )
 
 
-def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser("python -m histocc.export", "A model for other tools and machines.")
-    parser.add_argument(
-        "model",
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig(Published):
+    """What export takes."""
+
+    model: str = flag(
+        MISSING,
+        "save folder of a run, a checkpoint, an exported or published model",
         metavar="RUN_OR_FILE",
-        help="save folder of a run, a checkpoint, an exported or published model",
+        positional=True,
     )
-    parser.add_argument(
-        "--to",
-        choices=("published", "safetensors"),
-        required=True,
-        help="a .bin, or safetensors with JSON files beside it",
+    to: str = flag(
+        MISSING, "a .bin, or safetensors with JSON files beside it", choices=("published", "safetensors")
     )
-    parser.add_argument("file", metavar="FILE", help="file to write")
-    parser.add_argument(
-        "--for-published-program",
-        action="store_true",
-        help="write only what the published program codes equally, or refuse",
+    file: str = flag(MISSING, "file to write", metavar="FILE", positional=True)
+    for_published_program: bool = flag(
+        False, "write only what the published program codes equally, or refuse"
     )
-    predict_arguments.add_published_arguments(parser)
-    parser.add_argument(
-        "--target-cols", nargs="+", default=None, metavar="COL", help="of a published general-purpose model"
-    )
-    return parser
+    target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
+
+
+def get_args_parser() -> Parser:
+    return Parser(ExportConfig, "python -m histocc.export", "A model for other tools and machines.")
 
 
 def run(argv: list[str] | None) -> None:

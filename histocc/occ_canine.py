@@ -26,7 +26,8 @@ from histocc.data.dataset import read_descriptions
 from histocc.data.rows import key_reader
 from histocc.job import data as job_data
 from histocc.job import train
-from histocc.job.call import as_flags, checked_arguments, dataset_file, finetune_parser
+from histocc.job.call import dataset_file
+from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.model import model_io, published
 from histocc.model.published import Given
 from histocc.predict import tables as coded_tables
@@ -507,22 +508,20 @@ class OccCANINE:
         Raises UserError, TrainingError.
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
-        asked = checked_arguments(
-            {
-                "save_path": save_path,
-                "input_col": input_col,
-                "language": language,
-                "language_col": language_col,
-                "target_cols": target_cols,
-                **arguments,
-            }
-        )
-        if "language_col" in asked:
-            asked.pop("language", None)
+        given = {
+            "save_path": save_path,
+            "input_col": input_col,
+            "language": language if language_col is None else None,
+            "language_col": language_col,
+            "target_cols": target_cols,
+            **arguments,
+            "device": device.type,
+        }
+        asked = {name: value for name, value in given.items() if value is not None}
+        asked = finetune_parser().checked(self._defaults() | asked, "finetune")
         with contextlib.ExitStack() as held:
-            file = dataset_file(dataset, held)
-            flags = as_flags(self._defaults() | asked | {"device": device.type})
-            args = finetune_parser().parse_args([f"--dataset={file}", *flags])
+            asked["dataset"] = dataset_file(dataset, held)
+            args = FinetuneConfig(**asked)
             if args.distributed:
                 raise UserError(
                     "several processes are started by a launcher: torchrun --nproc_per_node=2 finetune.py"
@@ -541,8 +540,8 @@ class OccCANINE:
                     torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
                 ):
                     train_files, val_files = job_data.dataset_files(args.dataset)
-                    settings, data = job_data.prepared(args, world, train_files, val_files)
-                    train.train(settings, world, data)
+                    args, read, data = job_data.prepared(args, world, train_files, val_files)
+                    train.train(args, read, world, data)
             except Stopped:
                 stop.acted = True
             finally:

@@ -4,44 +4,45 @@
         --save-path ./report
 """
 
-import argparse
 import contextlib
 import os
 import sys
+from dataclasses import MISSING, dataclass
 
-from histocc.data import arguments as table_arguments
 from histocc.data.arrays import PreparedData
+from histocc.data.config import Split, Tables
 from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
 from histocc.data.settings import columns_of, settings_from
-from histocc.runtime import arguments, entrypoint, files, log
+from histocc.runtime import entrypoint, files, log
+from histocc.runtime.config import Parser, flag
 
 
-def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser(
-        "python -m histocc.prepare", "Shows what a data set holds, without training."
-    )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV or Parquet files")
-    parser.add_argument(
-        "--save-path",
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig(Tables, Split):
+    """What prepare takes."""
+
+    files: list[str] = flag(MISSING, "CSV or Parquet files", metavar="FILE", positional=True)
+    save_path: str = flag(
+        MISSING,
+        "folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data",
         "--save-dir",
-        required=True,
         metavar="DIR",
-        help="folder for data_report.json, rejected_rows.csv, conflicts.csv, key.csv and the prepared data",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace such lists that were not written here"
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress bars and lines of progress")
-    table_arguments.add_table_arguments(parser, formatter="gpf", use_val_share=True)
-    return parser
+    overwrite: bool = flag(False, "replace such lists that were not written here")
+    quiet: bool = flag(False, "no progress bars and lines of progress")
 
 
-def run(args: argparse.Namespace) -> None:
+def get_args_parser() -> Parser:
+    return Parser(
+        PrepareConfig, "python -m histocc.prepare", "Shows what a data set holds, without training."
+    )
+
+
+def run(args: PrepareConfig) -> None:
     """Raises UserError, and then leaves no folder behind that was not there."""
-    problems = table_arguments.table_problems(args) + [
-        problem for problem in [files.save_path_problem(args.save_path)] if problem
-    ]
+    unwritable = files.save_path_problem(args.save_path)
+    problems = [*args.problems(), *([unwritable] if unwritable else [])]
     own = files.OwnFiles(args.save_path, args.overwrite)
     inputs = dict.fromkeys(args.files, "a file of the data")
     inputs |= {args.key: "the file of --key", args.all_codes_file: "the file of --all-codes-file"}

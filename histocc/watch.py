@@ -5,16 +5,15 @@ folder.
     python -m histocc.watch ./output --once
 """
 
-import argparse
 import json
 import math
 import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
-from histocc.runtime.arguments import make_parser
+from histocc.runtime.config import Config, NotNegative, Parser, flag
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import is_held
@@ -235,15 +234,20 @@ def seconds_per_step(trained: list[dict]) -> float | None:
     )
 
 
-def get_args_parser():
-    parser = make_parser("python -m histocc.watch", "A live view of a run, from its files alone.")
-    parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("--once", action="store_true", help="print the view and end")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="how often to look")
-    return parser
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig(Config):
+    """What watch takes."""
+
+    run: str = flag(MISSING, "folder of the run", metavar="RUN", positional=True)
+    once: bool = flag(False, "print the view and end")
+    every: NotNegative = flag(2.0, "how often to look", metavar="SECONDS")
 
 
-def watch(args: argparse.Namespace) -> None:
+def get_args_parser() -> Parser:
+    return Parser(WatchConfig, "python -m histocc.watch", "A live view of a run, from its files.")
+
+
+def watch(args: WatchConfig) -> None:
     """Until the run ends, or Ctrl-C. Once it has seen the run, it outlasts looks at which the files cannot be
     read.
     """

@@ -10,7 +10,7 @@ from helpers import REPO, TINY, TRAIN_MIXER, read_logs, run, write_rows
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.world import World
 from histocc.trainer.batch_size import find_batch_size, memory_advice
-from histocc.trainer.settings import BatchSettings
+from histocc.trainer.config import ScriptConfig
 
 
 def test_the_fastest_size_that_fits_is_taken():
@@ -45,7 +45,7 @@ def test_the_fastest_size_that_fits_is_taken():
 )
 def test_the_advice_is_what_the_program_takes(given, advice):
     words = pytest.raises(TrainingError, match=f"Give {advice} the total batch stays")
-    with words, memory_advice(BatchSettings(**given), World(size=2)):
+    with words, memory_advice(ScriptConfig(**given), World(size=2)):
         raise torch.OutOfMemoryError("not enough memory")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from histocc.data.rows import read_key, write_key
 from histocc.data.tables import read_chunks
-from histocc.predict import arguments as predict_arguments
 from histocc.predict import output as coded_file
+from histocc.predict.config import get_args_parser
 from histocc.predict.output import CodedFile, Scan, csv_text
 from histocc.runtime.errors import UserError
 
@@ -170,15 +170,10 @@ def test_nothing_that_is_read_is_written_over(tmp_path):
             "output": tmp_path / "out.csv",
             "overwrite": "",
         } | more
-        return predict_arguments.argument_problems(
-            predict_arguments.get_args_parser().parse_args(
-                [
-                    part
-                    for name, value in given.items()
-                    for part in (f"--{name}", *([str(value)] if value else []))
-                ]
-            )
-        )
+        flags = [
+            part for name, value in given.items() for part in (f"--{name}", *([str(value)] if value else []))
+        ]
+        return list(get_args_parser().parse_args(flags).problems())
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best.bin").touch()

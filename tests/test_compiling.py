@@ -6,7 +6,6 @@ import torch
 import finetune
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import hisco_blocky5
-from histocc.job.settings import Settings
 from histocc.job.train import train
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import device
@@ -66,12 +65,12 @@ def test_layers_compute_the_same(monkeypatch):
 
 def test_a_missing_compiler_is_said(monkeypatch):
     args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", "--compile"])
-    settings = Settings.of(args, PrepareSettings(["x.csv"], hisco_blocky5().to_dict(), ["hisco_1"]))
+    read = PrepareSettings(["x.csv"], hisco_blocky5().to_dict(), ["hisco_1"])
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
         UserError,
         match=r"--compile needs a C\+\+ compiler \(no-such-compiler: not there; apt-get install g\+\+\)",
     ):
-        train(settings, World(), None)
+        train(args, read, World(), None)
     monkeypatch.setenv("CXX", "bash")
     assert device.missing_compiler(torch.device("cpu")) is None

@@ -24,9 +24,9 @@ from histocc.model.confidence import Confidence, Outputs, Ranking, Writing, curv
 from histocc.model.confidence_fit import GRID, Places, Ranked, Weighed
 from histocc.model.search import CodeSearch
 from histocc.predict import __main__ as predict
-from histocc.predict.arguments import get_args_parser
 from histocc.predict.back_off import Prefixes
 from histocc.predict.coder import Coder
+from histocc.predict.config import get_args_parser
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -377,8 +377,7 @@ class TestModel:
         found = []
         for more in ([], [flag] if value is None else [flag, value]):
             asked = get_args_parser().parse_args([*args, *more])
-            asked.source = asked.input
-            found.append(predict.Job(asked, World()).settings())
+            found.append(predict.Job(asked.decide(), World()).settings())
         name = flag[2:].replace("-", "_")
         assert found[0][name] != found[1][name]
 
@@ -399,7 +398,7 @@ class TestModel:
                 "--min-prob and --target-accuracy are mutually",
             ),
             (["--target-accuracy", "0.9", "--raw-confidence"], "leave --raw-confidence out"),
-            (["--target-accuracy", "1.2"], "'1.2' is not a probability"),
+            (["--target-accuracy", "1.2"], "'1.2' is not a number between 0 and 1"),
         ],
     )
     def test_arguments_that_do_not_go_together(self, trained, more, message, tmp_path):

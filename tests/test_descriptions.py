@@ -11,7 +11,6 @@ from histocc.data.arrays import PreparedData
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
-from histocc.job.flags import argument_problems
 from histocc.runtime.errors import UserError
 from histocc.trainer.batches import MicroBatches
 from histocc.trainer.plan import BatchPlan
@@ -43,7 +42,7 @@ def arguments(path, **more):
         "description_prob": 1.0,
         "description_template": "{occ} [DESC: {desc}]",
     }
-    return dataset.DescriptionSettings(**values | more)
+    return dataset.DescriptionFlags(**values | more)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +162,7 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
         (["--descriptions-file", "x.csv"], "--descriptions-file needs --include-descriptions"),
         (["--include-descriptions", "--descriptions-file", "none.csv"], "none.csv: no such file"),
         (["--description-template", "{occ}"], "must hold {desc}"),
-        (["--description-prob", "2"], "--description-prob must lie between 0 and 1"),
+        (["--description-prob", "2"], "--description-prob: '2' is not a number between 0 and 1"),
     ],
 )
 def test_flags_that_do_not_fit(tmp_path, flags, words):
@@ -186,4 +185,4 @@ def test_flags_that_do_not_fit(tmp_path, flags, words):
 def test_without_the_flag_there_is_nothing(data):
     parser = finetune.get_args_parser()
     args = parser.parse_args(["--dataset", "x.csv"])
-    assert argument_problems(args) == [] and dataset.load_descriptions(args, data, HISCO, 1) is None
+    assert list(args.problems()) == [] and dataset.load_descriptions(args, data, HISCO, 1) is None

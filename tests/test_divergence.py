@@ -16,7 +16,8 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
-from histocc.trainer.batch_size import BatchSettings, memory_advice, model_memory_advice
+from histocc.trainer.batch_size import memory_advice, model_memory_advice
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.run import way_back
 
 NAN = math.nan
@@ -250,13 +251,13 @@ def test_a_learning_rate_that_is_far_too_high(tmp_path):
 
 
 def test_batch_advice_is_for_steps_alone():
-    batch, world = BatchSettings(8), World()
+    args, world = ScriptConfig(batch_size=8), World()
     for advice, expected in (
         (
             lambda: model_memory_advice("ddp", False, world),
             "out of memory, on this machine .rank 0., for the model itself",
         ),
-        (lambda: memory_advice(batch, world), "Give --batch-size 4 --accumulate-steps 2"),
+        (lambda: memory_advice(args, world), "Give --batch-size 4 --accumulate-steps 2"),
     ):
         with pytest.raises(TrainingError, match=expected) as said, advice():
             raise MemoryError

@@ -90,7 +90,7 @@ def test_figures(report, trained, monkeypatch):
         (lambda report: report.accuracy(decoder="third"), "the report has seq2seq"),
         (lambda report: Report.read("nowhere"), "no report there"),
         (lambda report: evaluate("nowhere", "x.csv"), "nowhere"),
-        (lambda report: evaluate("nowhere", "x.csv", colour="red"), "--colour"),
+        (lambda report: evaluate("nowhere", "x.csv", colour="red"), "colour"),
     ],
 )
 def test_mistakes_are_said(report, call, words):

@@ -94,8 +94,8 @@ def test_the_log_has_rates_over_all_processes(tmp_path):
 CODE = """
 import json, sys
 sys.path[:0] = [{repo!r}, {repo!r} + "/tests"]
-from histocc.runtime.arguments import make_parser
-from histocc.runtime.entrypoint import add_process_arguments, start
+from histocc.runtime.config import Parser, Processes
+from histocc.runtime.entrypoint import start
 from histocc.trainer import loop
 import test_toy_task as toy
 
@@ -107,9 +107,7 @@ def work(args, world):
     if world.is_main:
         print("ROWS", json.dumps([{{name: row[name] for name in names}} for row in rows]))
 
-parser = make_parser("flops", "")
-add_process_arguments(parser)
-start(parser, work, ["--device", "cpu"])
+start(Parser(Processes, "flops", ""), work, ["--device", "cpu"])
 """
 
 

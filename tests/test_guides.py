@@ -55,12 +55,14 @@ import finetune, train_mixer
 from examples import train_from_config, train_llada, train_prs_med
 from histocc import doctor, export, plot, prepare, watch
 from histocc.evaluate import __main__ as evaluate
-from histocc.predict import arguments as predict
+from histocc.predict import config as predict
 from histocc.review import __main__ as review
 from histocc.sample import __main__ as sample
 own = (finetune, train_mixer, train_from_config, train_llada, train_prs_med)
 for script in (*own, doctor, evaluate, export, plot, predict, prepare, review, sample, watch):
     for action in script.get_args_parser()._actions:
+        if action.help == "==SUPPRESS==":  # --no- forms, for what a file has switched on
+            continue
         print(*(flag for flag in action.option_strings if flag.startswith("--")))
 """
 OF_OTHERS = {

@@ -14,10 +14,8 @@ from histocc import export
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import initial_weights
-from histocc.job.settings import ModelSettings
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.runtime.arguments import settings_of
 from histocc.runtime.errors import UserError
 
 TITLES = [
@@ -503,7 +501,7 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
     args = finetune.get_args_parser().parse_args(
         ["--dataset", "x.csv", "--initial-checkpoint", str(tmp_path / "s2s.bin")]
     )
-    assert initial_weights.starts_from(settings_of(ModelSettings, args)).codes == list(hisco_key())
+    assert initial_weights.starts_from(args).codes == list(hisco_key())
 
 
 @pytest.mark.parametrize(
@@ -532,7 +530,7 @@ def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_
         ]
     )
     with pytest.raises(UserError, match=message):
-        initial_weights.starts_from(settings_of(ModelSettings, args))
+        initial_weights.starts_from(args)
 
 
 @pytest.mark.processes

@@ -28,7 +28,6 @@ from histocc.data.noise import Augmenter
 from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 from histocc.job import recipe
-from histocc.job.settings import Settings
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.text import LANGUAGES
 from histocc.trainer.batches import BatchLoader, MicroBatches
@@ -286,8 +285,7 @@ def test_all_characters_are_known(data, monkeypatch):
 
 def decided(*flags, trained=None, first=None):
     args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", *flags])
-    data = PrepareSettings(["x.csv"], HISCO.to_dict(), ["hisco_1"])
-    return recipe.decide(Settings.of(args, data), trained, first).loss.block_loss
+    return recipe.decide(args, trained, first).block_loss
 
 
 def test_which_loss_a_run_has():
@@ -345,6 +343,6 @@ def test_what_has_nothing_to_join(tmp_path):
     said = run(FINETUNE, *flags, "--join-rows", 0.5)
     assert "--join-rows joins nothing: the formatter takes one code per row" in said
     code, said = run_inside(finetune.main, *flags, "--join-rows", 1.5)
-    assert code == 2 and "--join-rows must lie between 0 and 1, not 1.5" in said
+    assert code == 2 and "--join-rows: '1.5' is not a number between 0 and 1" in said
     code, said = run_inside(finetune.main, *flags, "--many-codes-weight", 0)
     assert code == 2 and "is not a number above 0" in said

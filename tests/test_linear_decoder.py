@@ -8,6 +8,7 @@ import torch
 from helpers import TINY, run_inside, write_rows
 
 import finetune
+from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.job import data as job_data
 from histocc.job.optimizer import LinearRate, fast_parameters
@@ -32,8 +33,9 @@ def setup(tmp_path_factory):
             str(folder / "run"),
         ]
     )
-    settings, data = job_data.prepared(args, World(), [args.dataset], [])
-    return data, build.make_model(settings, World(), data, None)[1]
+    args, read, data = job_data.prepared(args, World(), [args.dataset], [])
+    formatter = BlockyFormatter.from_dict(read.formatter)
+    return data, build.make_model(args, formatter, World(), data, None)[1]
 
 
 def test_it_starts_at_the_frequencies_of_the_training_rows(setup):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.schedule import (
     Schedule,
-    ScheduleSettings,
     linear_factor,
     scaled_learning_rate,
     set_learning_rate,
@@ -75,6 +75,6 @@ def test_unknown_scaling_is_an_error():
     ],
 )
 def test_a_schedule_that_is_likely_not_meant_is_said(asked, words):
-    schedule = Schedule.of(ScheduleSettings(num_epochs=2, learning_rate=RATE, **asked), 10, 1)
+    schedule = Schedule.of(ScriptConfig(num_epochs=2, learning_rate=RATE, **asked), 10, 1)
     said = schedule.warnings()
     assert said == [] if words is None else len(said) == 1 and words in said[0]

@@ -3,6 +3,7 @@
 Runs under pytest, and on its own: `python tests/test_multi_gpu_compatibility.py`.
 """
 
+import argparse
 import inspect
 import os
 import socket
@@ -26,7 +27,6 @@ from histocc import (
     OrderInvariantSeq2SeqCrossEntropy,
     Seq2SeqMixerOccCANINE,
 )
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import (
     BOS_IDX,
     EOS_IDX,
@@ -39,7 +39,6 @@ from histocc.formatter import (
     occ1950_blocky2,
 )
 from histocc.job import recipe
-from histocc.job.settings import Settings
 from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
@@ -115,9 +114,11 @@ def test_every_flag_takes_hyphens_or_underscores():
     for script, required, _ in SCRIPTS:
         parser = script.get_args_parser()
         for action in parser._actions:
-            if action.dest in ("help", "version"):
+            if action.dest in ("help", "version") or action.help == argparse.SUPPRESS:
                 continue
-            value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else ["7"]
+            fraction = action.type is not None and isinstance(action.default, float)
+            value = ["0.7"] if fraction else ["7"]
+            value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else value
             if action.dest == "config":
                 value = [str(REPO / "configs" / "debug.toml")]
             for flag in action.option_strings:
@@ -147,9 +148,7 @@ def test_training_from_weights_keeps_its_learning_rate():
             (first, ["--learning-rate", "3e-4"], 3e-4),
         ):
             args = script.get_args_parser().parse_args([*required, *flags])
-            data = PrepareSettings(["x"], BlockyFormatter("hisco").to_dict(), ["hisco_1"])
-            decided = recipe.decide(Settings.of(args, data), first=weights)
-            assert decided.schedule.learning_rate == expected
+            assert recipe.decide(args, first=weights).learning_rate == expected
 
 
 def test_old_spellings_and_aliases_still_work():

@@ -28,12 +28,10 @@ from histocc import export
 from histocc.formatter import BlockyFormatter
 from histocc.job import build, initial_weights
 from histocc.job import data as job_data
-from histocc.job.settings import ModelSettings
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
-from histocc.runtime.arguments import settings_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.text import encode
@@ -58,13 +56,13 @@ import train_mixer
 from histocc.job import build, ngram_fit
 from histocc.runtime import signals
 
-def made(settings, world, *rest, make=build.make_model):
-    folder = settings.folder.save_path
+def made(args, formatter, world, *rest, make=build.make_model):
+    folder = args.save_path
     with open(f"{folder}.pid{world.rank}", "w") as file:
         file.write(str(os.getpid()))
-    settings, model, config = make(settings, world, *rest)
+    args, model, config = make(args, formatter, world, *rest)
     torch.save(model.state_dict(), f"{folder}.first{world.rank}")
-    return settings, model, config
+    return args, model, config
 
 def slow(*arguments, fast=ngram_fit.without_encoder):
     time.sleep(float(os.environ.get("SLOW", 0)))
@@ -281,7 +279,7 @@ class TestGoingOn:
         code, said = run_inside(
             train_mixer.main, *runs[2], "--save-dir", runs[0] / "whole", "--ngrams", asked, "--num-epochs", 4
         )
-        assert code == 2 and f"--ngrams was auto, now it is {asked}" in said and "Traceback" not in said
+        assert code == 2 and f"--ngrams was 'auto', now it is '{asked}'" in said and "Traceback" not in said
         assert (runs[0] / "whole" / "last.bin").read_bytes() == before
 
     @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -343,8 +341,9 @@ def prepared(flags, folder, *more):
     args = train_mixer.get_args_parser().parse_args(
         [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
     )
-    settings, data = job_data.prepared(args, world, args.train_data, args.val_data)
-    _, model, config = build.make_model(settings, world, data, None)
+    args, read, data = job_data.prepared(args, world, args.train_data, args.val_data)
+    formatter = BlockyFormatter.from_dict(read.formatter)
+    _, model, config = build.make_model(args, formatter, world, data, None)
     return model, config, data, "\n".join(said)
 
 
@@ -622,7 +621,7 @@ class TestExport:
         one, two = (
             {
                 name: value
-                for name, value in initial_weights.initial_weights(settings_of(ModelSettings, each)).items()
+                for name, value in initial_weights.initial_weights(each).items()
                 if name not in ("model", "what")
             }
             for each in args

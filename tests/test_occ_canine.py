@@ -342,7 +342,7 @@ def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # no
         ({"epochs_of": 3}, "unknown argument 'epochs_of'"),
         ({"target_cols": ["nothing"]}, "has no column 'nothing'"),
         ({"distributed": True}, "torchrun"),
-        ({"learning_rate": -1}, "must be above 0"),
+        ({"learning_rate": -1}, "is not a number above 0"),
         ({"save_path": "here", "seed": 1}, "was 42"),
     ]:
         with pytest.raises(UserError, match=message):

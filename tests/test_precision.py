@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers import TINY, TRAIN_MIXER, read_logs, run, write_rows
 
-from histocc.runtime.device import Precision, PrecisionSettings, has_bfloat16
+from histocc.runtime.device import Precision, has_bfloat16
+from histocc.trainer.config import ScriptConfig
 
 pytestmark = pytest.mark.processes
 
@@ -76,7 +77,7 @@ def test_a_resumed_run_goes_on_with_the_scale_of_the_loss(runs):
 
 def test_what_the_flags_choose():
     def chosen(**flags):
-        return Precision.of(PrecisionSettings(**flags), torch.device("cpu"))
+        return Precision.of(ScriptConfig(**flags), torch.device("cpu"))
 
     assert (
         chosen().name == "float32"

@@ -547,7 +547,10 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
             flags(model, source, output, "--decoder", "flat", "--threshold", "se=0.3"),
             "does not know the language se",
         ),
-        (flags(model, source, output, "--decoder", "flat", "--threshold", "1.3"), "not a probability"),
+        (
+            flags(model, source, output, "--decoder", "flat", "--threshold", "1.3"),
+            "is not a number between 0 and 1",
+        ),
         (flags(model, source, output, "--descriptions", bad_key), "none of the 7 codes of the model"),
         (flags(model, source, output, "--descriptions", source), "needs a column of codes"),
         (flags(model, coded, output), "has columns 'hisco_1' already; --system NAME"),

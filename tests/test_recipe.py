@@ -1,21 +1,19 @@
 """What a run does where its arguments leave it open, by what it starts from; and that it stays so."""
 
-import argparse
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import finetune
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import initial_weights
-from histocc.job.recipe import CHOICES, coding_entries, decide, differing, make_loss
-from histocc.job.resume import refuse_other_arguments
-from histocc.job.settings import Settings
+from histocc.job.config import FinetuneConfig
+from histocc.job.recipe import CHOICES, coding_entries, decide, make_loss, refuse_other_arguments
 from histocc.model.linear_loss import MEAN, ROWS
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.runtime.config import differing
 from histocc.runtime.errors import UserError
 
 SCRATCH = {"learning_rate": 1.5e-4, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
@@ -24,23 +22,12 @@ GIVEN = {"learning_rate": 5e-4, "empty_blocks": "all", "linear_loss": MEAN, "blo
 PARTS = {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}
 
 
-DATA = PrepareSettings(["x.csv"], BlockyFormatter("hisco").to_dict(), ["hisco_1"])
-
-
-def parsed(*flags) -> argparse.Namespace:
+def parsed(*flags) -> FinetuneConfig:
     return finetune.get_args_parser().parse_args(["--dataset", "x.csv", *map(str, flags)])
 
 
-def asked(*flags) -> dict:
-    return vars(parsed(*flags))
-
-
-def settings(*flags) -> Settings:
-    return Settings.of(parsed(*flags), DATA)
-
-
 def decided(*flags, trained=None, first=None) -> dict:
-    found = decide(settings(*flags), trained, first).decided()
+    found = decide(parsed(*flags), trained, first).values()
     return {dest: found[dest] for dest in CHOICES}
 
 
@@ -87,37 +74,38 @@ class TestDecide:
     def test_what_is_resumed_or_validated_is_as_it_was_started(self):
         assert decided(trained={"args": {**SCRATCH, "many_codes_weight": 2.0}}) == SCRATCH
         assert decided(*flags_of(SCRATCH), trained={"args": GIVEN}) == GIVEN
-        resumed = decide(settings("--many-codes-weight", 3), {"args": {"many_codes_weight": 2.0}})
-        assert resumed.loss.many_codes_weight == 2.0
+        resumed = decide(parsed("--many-codes-weight", 3), {"args": {"many_codes_weight": 2.0}})
+        assert resumed.many_codes_weight == 2.0
 
     def test_published_weights_do_not_say_how_they_were_trained(self):
         assert decided(trained={}) == TRAINED
-        assert decide(settings("--many-codes-weight", 3), {}).loss.many_codes_weight == 1.0
+        assert decide(parsed("--many-codes-weight", 3), {}).many_codes_weight == 1.0
 
     def test_of_several_weights_of_rows_new_runs_keep_what_is_given(self):
-        assert decide(settings("--many-codes-weight", 3)).loss.many_codes_weight == 3
+        assert decide(parsed("--many-codes-weight", 3)).many_codes_weight == 3
 
 
 class TestDiffering:
-    def test_nothing_given_nothing_differs(self):
-        assert differing(asked(), SCRATCH) == differing(asked(), {}) == []
-
-    def test_the_same_again_does_not_differ(self):
-        assert differing(asked(*flags_of(SCRATCH)), SCRATCH) == []
-        assert differing(asked(*flags_of(TRAINED)), {**TRAINED, "linear_loss": MEAN}) == []
+    def test_what_the_run_has_decided_is_no_difference(self):
+        saved = parsed().values() | SCRATCH
+        for flags, before in (((), SCRATCH), (flags_of(SCRATCH), SCRATCH), ((), GIVEN)):
+            args = parsed(*flags)
+            assert differing(type(args), args.values(), saved | before) == []
 
     def test_each_is_named(self):
-        assert differing(asked(*flags_of(SCRATCH)), {**TRAINED}) == [
-            "--learning-rate was 2e-05, now it is 0.00015",
-            "--empty-blocks was 'all', now it is 'first'",
-            "--linear-loss was 'mean', now it is 'rows'",
+        args = parsed(*flags_of(SCRATCH))
+        assert sorted(differing(type(args), args.values(), args.values() | TRAINED)) == [
             "--block-loss was 'best-fit', now it is 'one-to-one'",
+            "--empty-blocks was 'all', now it is 'first'",
+            "--learning-rate was 2e-05, now it is 0.00015",
+            "--linear-loss was 'mean', now it is 'rows'",
         ]
 
     def test_a_run_is_not_resumed_with_others(self):
-        given = settings("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
+        given = parsed("--linear-loss", "rows", "--ngrams", "6", "--learning-rate", 2.0)
         state = {
-            "args": {**TRAINED, "num_epochs": 1, "learning_rate": 1.0},
+            "args": {**TRAINED, "num_epochs": 1, "learning_rate": 1.0, "ngrams": "none"},
+            "position": {"steps_per_epoch": 10},
             "config": {"memory_mask": True, "target_mask": True, "text": "as-is"},
         }
         with pytest.raises(UserError) as refused:
@@ -127,17 +115,16 @@ class TestDiffering:
             "--linear-loss was 'mean', now it is 'rows'" in said
             and "--learning-rate was 1.0, now it is 2.0" in said
         )
-        assert "--ngrams was none, now it is 6" in said and "--block-loss" not in said
-        refuse_other_arguments(settings("--num-epochs", 3), state)  # with nothing given
-        refuse_other_arguments(settings("--num-epochs", 3, "--ngrams", "none"), state)
+        assert "--ngrams was 'none', now it is '6'" in said and "--block-loss" not in said
+        refuse_other_arguments(parsed("--num-epochs", 3, "--ngrams", "none"), state)  # with nothing given
         state["args"]["ngrams"] = "6"
-        with pytest.raises(UserError, match="--ngrams was 6, now it is auto"):
-            refuse_other_arguments(settings("--num-epochs", 3), state)
+        with pytest.raises(UserError, match="--ngrams was '6', now it is 'auto'"):
+            refuse_other_arguments(parsed("--num-epochs", 3), state)
 
 
 def test_the_loss_is_the_one_that_was_decided():
-    given = decide(settings("--seq2seq-weight", 0.25, "--many-codes-weight", 2))
-    made = make_loss(given.loss, BlockyFormatter("hisco"))
+    given = decide(parsed("--seq2seq-weight", 0.25, "--many-codes-weight", 2))
+    made = make_loss(given, BlockyFormatter("hisco"))
     sequence, linear = made.loss_fn_seq2seq, made.loss_fn_linear
     assert (sequence.empty_blocks, sequence.matching, sequence.many_codes_weight, linear.kind) == (
         "first",
@@ -179,8 +166,8 @@ def test_of_own_and_published_files(tmp_path):
         "own": {**SCRATCH, "learning_rate": 2e-5},
     }
     for name, values in expected.items():
-        given = settings("--initial-checkpoint", tmp_path / f"{name}.bin")
-        found = decide(given, None, initial_weights.initial_weights(given.model)).decided()
+        given = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
+        found = decide(given, None, initial_weights.initial_weights(given)).values()
         assert {dest: found[dest] for dest in CHOICES} == values, name
 
 

@@ -19,8 +19,11 @@ from pathlib import Path
 from histocc.runtime import signals
 signals.start_listening()
 import torch
+from dataclasses import dataclass
+from histocc.runtime.config import Parser
 from histocc.runtime.entrypoint import start
 from histocc.trainer import script
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.batches import Rows
 from histocc.trainer.run import Training
 
@@ -47,7 +50,12 @@ def hang():
     else:
         time.sleep(600)
 
-parser = script.make_parser("hangs.py", __doc__, num_epochs=3, batch_size=4, learning_rate=1e-3)
+@dataclass(frozen=True, kw_only=True)
+class Config(ScriptConfig):
+    num_epochs: int = 3
+    batch_size: int = 4
+
+parser = Parser(Config, "hangs.py", "Hangs.")
 start(parser, lambda args, world: script.train(
     parser, args, world, lambda: Training(torch.nn.Linear(10, 1), Toy(), Numbers())))
 '''

@@ -23,7 +23,7 @@ from histocc.data import tables
 from histocc.data.rows import read_columns, read_key, read_words
 from histocc.data.tables import column_problems, is_parquet, read_chunks, read_header, table_format
 from histocc.predict.output import save_pipe
-from histocc.runtime.config_file import config_arguments
+from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import kind_of
 
@@ -239,7 +239,7 @@ def test_every_reader_looks_at_the_path_first(tmp_path):
         read_key,
         read_words,
         lambda path: read_columns(path, ["a"]),
-        lambda path: config_arguments(path, [], {}),
+        read_file,
     ]
     for path, said in paths_that_are_no_files(tmp_path):
         for reader in readers:

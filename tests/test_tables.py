@@ -6,7 +6,7 @@ from preparing import HEADER, prepare
 
 from histocc.data.rows import find_target_columns, hold_numbers, read_key, read_words
 from histocc.data.settings import columns_of
-from histocc.job.flags import finetune_parser, train_mixer_parser
+from histocc.job.config import finetune_parser, train_mixer_parser
 from histocc.runtime.errors import UserError
 
 

@@ -203,8 +203,8 @@ def test_stopped_and_resumed_equals_uninterrupted(polls, step):
 CODE = """
 import json, sys
 sys.path[:0] = ["{repo}", "{repo}/tests"]
-from histocc.runtime.arguments import make_parser
-from histocc.runtime.entrypoint import add_process_arguments, start
+from histocc.runtime.config import Parser, Processes
+from histocc.runtime.entrypoint import start
 import test_toy_task as toy
 
 def work(args, world):
@@ -214,9 +214,7 @@ def work(args, world):
         found = [{{name: row[name] for name in kept if name in row}} for row in rows]
         print("ROWS", json.dumps(found))
 
-parser = make_parser("toy", "")
-add_process_arguments(parser)
-start(parser, work, ["--device", "cpu"])
+start(Parser(Processes, "toy", ""), work, ["--device", "cpu"])
 """
 
 

@@ -12,8 +12,9 @@ from helpers import TINY, read_logs, run_inside, write_rows
 
 import train_mixer
 from histocc.runtime.errors import TrainingError, UserError
-from histocc.trainer import flags as trainer_flags
+from histocc.trainer import config as trainer_config
 from histocc.trainer import trackers
+from histocc.trainer.config import ScriptConfig
 
 
 def fails(error):
@@ -96,7 +97,7 @@ def test_wandb_writes_offline_and_goes_on_with_the_same_run(flags, tmp_path, mon
 def test_what_is_not_installed_is_said(flags, tmp_path, monkeypatch, flag, package):
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        trainer_flags.importlib.util, "find_spec", lambda name: None if name == package else found(name)
+        trainer_config.importlib.util, "find_spec", lambda name: None if name == package else found(name)
     )
     code, output = run_inside(train_mixer.main, *flags, flag)
     assert code == 2 and f"{flag} needs the package {package}: pip install {package}" in output
@@ -153,7 +154,7 @@ def test_a_library_with_too_many_rows_before_it_is_given_up(capsys, monkeypatch)
 
 def test_a_run_that_is_resumed_continues_without_one_that_cannot_be_opened(monkeypatch, capsys):
     monkeypatch.setattr(trackers, "open_wandb", fails(AssertionError()))
-    settings = trackers.LoggerSettings(log_wandb=True)
+    settings = ScriptConfig(log_wandb=True)
     with pytest.raises(UserError) as error:
         trackers.open_trackers(settings, "folder", "name", 0, {})
     assert str(error.value) == "--log-wandb: AssertionError; WANDB_MODE=offline needs no network"

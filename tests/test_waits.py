@@ -22,9 +22,8 @@ from histocc.runtime.world import World, launcher_environment, processes_here
 from histocc.trainer.loading import Loader
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
-CODE += "from histocc.runtime import arguments, entrypoint; "
-CODE += "p = arguments.make_parser('x', 'x'); entrypoint.add_process_arguments(p); "
-CODE += "p.set_defaults(stop_after=None); "
+CODE += "from histocc.runtime import config, entrypoint; "
+CODE += "p = config.Parser(config.Processes, 'x', 'x'); "
 CODE += "import os, time; entrypoint.start(p, lambda args, world: print('joined', world.rank) or "
 CODE += "time.sleep(float(os.environ.get('STAYS', '0'))))"
 

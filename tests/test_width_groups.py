@@ -11,8 +11,8 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.width_groups import LEAST_ROWS, MOST_GROUPS, joined, parted, width_groups
 from histocc.runtime.world import World
 from histocc.text import encode, padded_width
-from histocc.trainer.batch_size import BatchSettings
 from histocc.trainer.batches import Rows, batch_plan
+from histocc.trainer.config import ScriptConfig
 
 
 def batch(rows=64, seed=0, longest=60):
@@ -118,5 +118,5 @@ class Texts(Rows):
 
 def test_a_share_is_one_micro_batch_where_the_model_has_groups():
     for kind, number in (("cpu", 1), ("cuda", 3)):
-        plan = batch_plan(BatchSettings(200), Texts(), World(device=torch.device(kind)))
+        plan = batch_plan(ScriptConfig(batch_size=200), Texts(), World(device=torch.device(kind)))
         assert plan.micro_batches(0) == number, kind

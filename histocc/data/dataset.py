@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from histocc.data.arrays import PreparedData
+from histocc.data.config import Descriptions as DescriptionFlags
 from histocc.data.noise import Augmenter, noise_characters, piece_ranges
 from histocc.data.rows import read_columns
 from histocc.data.tables import column_problems, read_header
@@ -165,32 +166,14 @@ CODE_COLUMNS = ("system_code", "hisco", "code")
 TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
-@dataclass(frozen=True)
-class DescriptionSettings:
-    """--include-descriptions and the flags that belong to it."""
-
-    include_descriptions: bool
-    descriptions_file: str | None
-    description_prob: float
-    description_template: str
-    descriptions_code_col: str | None
-    descriptions_text_col: str | None
-    descriptions_lang_col: str | None
-
-    def file(self) -> str:
-        """--descriptions-file, which --include-descriptions needs."""
-        assert self.descriptions_file is not None
-        return self.descriptions_file
-
-
-def find_columns(asked: DescriptionSettings) -> list[str]:
+def find_columns(args: DescriptionFlags) -> list[str]:
     """Columns of --descriptions-file: code, text and, where given, language. Raises UserError."""
-    path = asked.file()
+    path = args.descriptions_file or ""
     header = read_header(path)[0]
     columns = []
     for flag, given, usual in (
-        ("--descriptions-code-col", asked.descriptions_code_col, CODE_COLUMNS),
-        ("--descriptions-text-col", asked.descriptions_text_col, TEXT_COLUMNS),
+        ("--descriptions-code-col", args.descriptions_code_col, CODE_COLUMNS),
+        ("--descriptions-text-col", args.descriptions_text_col, TEXT_COLUMNS),
     ):
         found = given or next((name for name in usual if name in header), None)
         if found is None:
@@ -199,8 +182,8 @@ def find_columns(asked: DescriptionSettings) -> list[str]:
                 + ", ".join(map(repr, header))
             )
         columns.append(found)
-    if asked.descriptions_lang_col:
-        columns.append(asked.descriptions_lang_col)
+    if args.descriptions_lang_col:
+        columns.append(args.descriptions_lang_col)
     problems = column_problems(path, header, columns)
     if problems:
         raise UserError("\n  ".join(problems))
@@ -267,17 +250,17 @@ class Descriptions:
 
 
 def load_descriptions(
-    asked: DescriptionSettings, data: PreparedData, formatter: BlockyFormatter, seed: int
+    args: DescriptionFlags, data: PreparedData, formatter: BlockyFormatter, seed: int
 ) -> Descriptions | None:
     """What is asked for; None without --include-descriptions. Raises UserError."""
-    if not asked.include_descriptions:
+    if not args.include_descriptions:
         return None
-    columns, clean = find_columns(asked), cleaner(data.clean_text)
+    columns, clean = find_columns(args), cleaner(data.clean_text)
     place = {code: i for i, code in enumerate(data.codes)}
     texts: list[np.ndarray] = []
     numbers = np.full((len(data.codes) + 1, len(data.languages)), -1, dtype=np.int64)
     named: dict[tuple[int, int], int] = {}
-    for code, text, *language in read_columns(asked.file(), columns):
+    for code, text, *language in read_columns(args.descriptions_file or "", columns):
         at = place.get(formatter.repair(code)[0])
         if at is None or not text:
             continue
@@ -289,17 +272,17 @@ def load_descriptions(
         numbers[code, language] = number
     if not texts:
         raise UserError(
-            f"--descriptions-file {asked.descriptions_file}: none of the {len(data.codes):,} codes of the"
+            f"--descriptions-file {args.descriptions_file}: none of the {len(data.codes):,} codes of the"
             f" data stands in column {columns[0]!r}"
         )
     between = ascii_lower if data.clean_text == ASCII_LOWER else str
     template = [
         None if piece == "{occ}" else "desc" if piece == "{desc}" else code_points(between(piece))
-        for piece in re.split(r"(\{occ\}|\{desc\})", asked.description_template)
+        for piece in re.split(r"(\{occ\}|\{desc\})", args.description_template)
         if piece
     ]
     flat, offsets = join_texts(texts)
-    return Descriptions(seed, asked.description_prob, template, numbers, flat, offsets)
+    return Descriptions(seed, args.description_prob, template, numbers, flat, offsets)
 
 
 def read_descriptions(

@@ -2,12 +2,12 @@
 together.
 """
 
-import argparse
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 
 from histocc.data.arrays import PREPARED_FORMAT
+from histocc.data.config import Tables
 from histocc.data.rows import find_target_columns, hold_numbers, read_columns, read_key
 from histocc.data.tables import column_problems, read_header
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
@@ -119,7 +119,7 @@ class Columns:
 
 
 def columns_of(
-    args: argparse.Namespace,
+    args: Tables,
     path: str,
     problems: list[str],
     default_formatter: str = "gpf",
@@ -130,8 +130,7 @@ def columns_of(
     `lang` is that of the languages unless the arguments name a language. Adds what is wrong to `problems`.
 
     Args:
-        args: of `add_table_arguments`; nothing is written to them, so that the same arguments with the same
-            file mean the same when a run is resumed.
+        args: what is asked for.
         default_formatter: that of codes in columns of other names.
         naming: the names of the target columns without their numbers.
     """
@@ -162,7 +161,7 @@ def columns_of(
 
 
 def settings_from(
-    args: argparse.Namespace,
+    args: Tables,
     columns: Columns,
     train_files: list[str],
     val_files: list[str],
@@ -215,7 +214,7 @@ def settings_from(
     return settings
 
 
-def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
+def _kept_codes(args: Tables, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
     """The codes of the initial weights where this run's formatter writes them and nothing else is asked for;
     None: those of the data alone.
     """
@@ -230,7 +229,7 @@ def _kept_codes(args: argparse.Namespace, formatter: BlockyFormatter, start: Sta
     return codes if len(set(codes)) == len(codes) else None
 
 
-def _find_target_cols(args: argparse.Namespace, formatter: str, path: str, naming: str) -> list[str]:
+def _find_target_cols(args: Tables, formatter: str, path: str, naming: str) -> list[str]:
     header = read_header(path, args.delimiter)[0]
     found = find_target_columns(header, naming, bool(args.key), formatter)
     if not found and formatter == "hisco":
@@ -248,7 +247,7 @@ def _find_target_cols(args: argparse.Namespace, formatter: str, path: str, namin
     return found[0][1]
 
 
-def _fixed_codes(args: argparse.Namespace, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
+def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
     """Codes of --key or --all-codes-file as the formatter writes them; first_column: of the targets. Raises
     UserError.
     """

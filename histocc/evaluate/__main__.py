@@ -14,22 +14,22 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-import argparse
 import contextlib
 import json
 import os
 
 import numpy as np
 
-from histocc.data import arguments as table_arguments
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet, fault
+from histocc.data.config import problems_of_columns
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, read_key
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.evaluate import baseline
 from histocc.evaluate import markdown as report_text
 from histocc.evaluate.answering import answered
+from histocc.evaluate.config import EvaluateConfig, get_args_parser
 from histocc.evaluate.figures import decoders_report
 from histocc.evaluate.fitted import fit_confidence, store_thresholds
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
@@ -38,8 +38,7 @@ from histocc.model.confidence import Confidence
 from histocc.model.int8 import to_int8
 from histocc.model.published import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.model.thresholds import Thresholds
-from histocc.predict import arguments as predict_arguments
-from histocc.runtime import arguments, checkpoint, entrypoint, files
+from histocc.runtime import checkpoint, entrypoint, files
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -57,120 +56,8 @@ NOT_OF_KIND = {
 OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PLOTS)
 
 
-def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser(
-        "python -m histocc.evaluate", "How good a model is on data with known codes."
-    )
-    group = parser.add_argument_group("model, data and report")
-    group.add_argument(
-        "--model",
-        required=True,
-        metavar="RUN_OR_FILE",
-        help="folder of a run (its best checkpoint), a checkpoint, or a published model",
-    )
-    group.add_argument(
-        "--data",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="CSV or Parquet files of descriptions and codes",
-    )
-    group.add_argument(
-        "--output",
-        default=None,
-        metavar="DIR",
-        help="folder for the report (default: evaluation, in the model's folder; here for a name on the hub)",
-    )
-    predict_arguments.add_published_arguments(group)
-    group.add_argument(
-        "--fit-thresholds",
-        action="store_true",
-        help=(
-            "store the best threshold of the linear decoder (F1), by language where there are rows enough, in"
-            " the checkpoint that was evaluated; coding then uses them. Of a model with n-grams also how much"
-            " the linear decoder counts where both rank the codes together (--decoder topk and full). The"
-            " rows should be none that it was trained on: --share-val"
-        ),
-    )
-    group.add_argument(
-        "--fit-confidence",
-        action="store_true",
-        help=(
-            "fit the probabilities of the checkpoint that was evaluated to how often they are right on these"
-            " rows, and store that in it, as the training does on its validation rows; the report is still on"
-            " those before"
-        ),
-    )
-    group.add_argument(
-        "--raw-confidence",
-        action="store_true",
-        help="report on the probabilities as the decoders give them, not as they were fitted",
-    )
-    group.add_argument(
-        "--baseline",
-        action="store_true",
-        help=(
-            "also fit a linear support vector machine on n-grams to the rows that the run "
-            "was trained on, and say what the model adds to it (extra `baseline`: scikit-learn)"
-        ),
-    )
-    group.add_argument(
-        "--int8",
-        action="store_true",
-        help="report on the codes of predict --int8: matrix products in int8, on CPUs",
-    )
-    group.add_argument("--overwrite", action="store_true", help="replace the report that is there")
-    group.add_argument(
-        "--input-col", default=None, help="column with the descriptions (default: as in training)"
-    )
-    group.add_argument(
-        "--target-cols",
-        nargs="+",
-        default=None,
-        metavar="COL",
-        help="columns with the codes (default: as in training)",
-    )
-    group.add_argument(
-        "--language",
-        default=None,
-        help="language of all descriptions, instead of a column (default: as in training)",
-    )
-    group.add_argument(
-        "--language-col",
-        default=None,
-        metavar="COL",
-        help="column with the language of each description (default: as in training)",
-    )
-    group.add_argument(
-        "--delimiter",
-        type=table_arguments.delimiter,
-        default=None,
-        metavar="CHAR",
-        help="column delimiter (default: found)",
-    )
-    group.add_argument(
-        "--missing-code",
-        default=None,
-        metavar="CODE",
-        help="code of rows whose first code is missing; without it they are left out",
-    )
-    group.add_argument(
-        "--share-val",
-        type=float,
-        default=None,
-        help="evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)",
-    )
-    group.add_argument("--batch-size", type=arguments.count, default=256, help="rows at once per process")
-    predict_arguments.add_processes_argument(group)
-    group.add_argument("--resamples", type=arguments.count, default=1000, help="draws of the bootstrap")
-    group.add_argument("--seed", type=arguments.count_or_zero, default=1, help="seed of the bootstrap")
-    entrypoint.add_process_arguments(parser)
-    parser.set_defaults(stop_after=None)
-    return parser
-
-
 def number_codes(
-    args: argparse.Namespace, columns: list[str], state: dict, formatter: BlockyFormatter
+    args: EvaluateConfig, columns: list[str], state: dict, formatter: BlockyFormatter
 ) -> list[str] | None:
     """The codes that the cells of `columns` are numbers of, or None for columns of codes. They are those of
     --key, else of the --key of the training, else of the HISCO key. Raises UserError where a model of another
@@ -192,35 +79,25 @@ def number_codes(
     return list(hisco_key())
 
 
-def fill_in(args: argparse.Namespace, trained: dict) -> None:
-    """Columns and language that are not named, as in the training; trained: its arguments."""
-    if args.input_col is None:
-        args.input_col = trained.get("input_col", "occ1")
-    if args.language is None and args.language_col is None:
-        args.language_col = trained.get("language_col")
-        args.language = None if args.language_col else trained.get("language")
-    if args.language is None:
-        args.language = UNKNOWN_LANGUAGE
-
-
-def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
-    fill_in(args, state.get("args", {}))
-    columns = args.target_cols or formatter.target_cols
-    max_len, problems = state["config"]["max_len"], []
-    checked = argparse.Namespace(
-        **{
-            **vars(args),
-            "target_cols": columns,
-            "key": None,
-            "all_codes_file": None,
-            "all_codes_col": None,
-            "max_len": max_len,
-            "block_size": formatter.block_size,
-            "share_val": args.share_val or 0.0,
-        }
+def filled_in(args: EvaluateConfig, trained: dict) -> EvaluateConfig:
+    """With the columns and the language that are not named, as in the training; trained: its arguments."""
+    language, language_col = args.language, args.language_col
+    if language is None and language_col is None:
+        language_col = trained.get("language_col")
+        language = None if language_col else trained.get("language")
+    return args.decide(
+        input_col=trained.get("input_col", "occ1") if args.input_col is None else args.input_col,
+        language=UNKNOWN_LANGUAGE if language is None else language,
+        language_col=language_col,
     )
-    problems += table_arguments.table_problems(checked)
+
+
+def settings_from(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
+    columns = args.target_cols or formatter.target_cols
+    args = filled_in(args, state.get("args", {})).decide(target_cols=columns)
+    max_len = state["config"]["max_len"]
+    problems = list(problems_of_columns(args, max_len))
     if len(columns) > formatter.max_num_codes:
         problems.append(
             f"--target-cols names {len(columns)} columns, but the model writes at most"
@@ -241,8 +118,8 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
         formatter=own.to_dict(),
         target_cols=columns,
         share_val=args.share_val,
-        input_col=args.input_col,
-        language=args.language,
+        input_col=args.input_col or "occ1",
+        language=args.language or UNKNOWN_LANGUAGE,
         language_col=args.language_col,
         max_len=max_len,
         missing_code=args.missing_code,
@@ -261,7 +138,7 @@ def settings_from(args: argparse.Namespace, state: dict, formatter: BlockyFormat
     return settings
 
 
-def output_problem(args: argparse.Namespace, file: str) -> str | None:
+def output_problem(args: EvaluateConfig, file: str) -> str | None:
     """Why no report can be written into the folder of --output, or None. file: of the weights."""
     folder = args.output
     inside = [
@@ -288,7 +165,7 @@ def output_problem(args: argparse.Namespace, file: str) -> str | None:
 
 
 def prepared(
-    args: argparse.Namespace, world: World, file: str, state: dict, formatter: BlockyFormatter
+    args: EvaluateConfig, world: World, file: str, state: dict, formatter: BlockyFormatter
 ) -> PreparedData:
     """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises
     UserError.
@@ -323,7 +200,7 @@ def prepared(
     )
 
 
-def nothing_left(report: dict, args: argparse.Namespace) -> str:
+def nothing_left(report: dict, args: EvaluateConfig) -> str:
     """What to say of data without a row to evaluate."""
     kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in report["rejected"].items())
     first = [
@@ -374,7 +251,7 @@ def known_texts(file: str, state: dict, rows: RowSet) -> dict[str, int | None]:
     }
 
 
-def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedData:
+def rows_of_run(args: EvaluateConfig, file: str, state: dict) -> PreparedData:
     """The data that --baseline is fitted to. Rank 0 only. Raises UserError without them or scikit-learn."""
     baseline.check_installed()
     if "fingerprint" not in state.get("position", {}):
@@ -394,7 +271,7 @@ def rows_of_run(args: argparse.Namespace, file: str, state: dict) -> PreparedDat
 
 
 def baseline_figures(
-    args: argparse.Namespace, world: World, file: str, state: dict, data: PreparedData, rows: RowSet
+    args: EvaluateConfig, world: World, file: str, state: dict, data: PreparedData, rows: RowSet
 ) -> dict | None:
     """`baseline.compared` on the evaluated rows; None without --baseline. Rank 0 fits. All ranks."""
 
@@ -413,7 +290,7 @@ def baseline_figures(
     return world.run_on_main("baseline", fit)
 
 
-def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
+def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
     """What was evaluated, and what was not."""
     of_language = np.bincount(rows.language, minlength=len(data.languages))
     return {
@@ -434,7 +311,7 @@ def data_facts(args: argparse.Namespace, file: str, state: dict, data: PreparedD
     }
 
 
-def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -> None:
+def write_report(args: EvaluateConfig, report: dict, prepared_folder: str) -> None:
     """All files of the report, report.json last. Rank 0 only."""
     plots = report_text.plots(report)
     report["plots"] = list(plots or {})
@@ -458,7 +335,7 @@ def write_report(args: argparse.Namespace, report: dict, prepared_folder: str) -
 
 
 def make_report(
-    args: argparse.Namespace, file: str, state: dict, facts: dict, figures: dict, decoders: dict
+    args: EvaluateConfig, file: str, state: dict, facts: dict, figures: dict, decoders: dict
 ) -> dict:
     """What report.json holds, but for the baseline and the plots."""
     lacking = NOT_OF_KIND[state.get("kind", "mixer")]
@@ -479,7 +356,7 @@ def make_report(
     }
 
 
-def print_result(args: argparse.Namespace, world: World, report: dict) -> None:
+def print_result(args: EvaluateConfig, world: World, report: dict) -> None:
     """The main figures, and where the others are."""
     for name, each in report["decoders"].items():
         world.print(
@@ -493,12 +370,11 @@ def print_result(args: argparse.Namespace, world: World, report: dict) -> None:
     world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+def run(args: EvaluateConfig, world: World) -> None:
     """All ranks."""
     file = model_io.find_weights(args.model, args.model)
-    args.output = args.output or os.path.join(
-        os.path.dirname(file) if os.path.exists(args.model) else "", "evaluation"
-    )
+    beside = os.path.dirname(file) if os.path.exists(args.model) else ""
+    args = args.decide(output=args.output or os.path.join(beside, "evaluation"))
     stores = args.fit_thresholds or args.fit_confidence
     evaluated = checkpoint.identity(file) if stores and world.is_main else ()
     loaded = load(args, file, world)
@@ -534,7 +410,7 @@ def run(args: argparse.Namespace, world: World) -> None:
     fit_confidence(args, file, evaluated, loaded, data, rows, world)
 
 
-def load(args: argparse.Namespace, file: str, world: World) -> model_io.Loaded:
+def load(args: EvaluateConfig, file: str, world: World) -> model_io.Loaded:
     """The model, for which --key names numbers alone where it brings its own key and the columns hold
     numbers. Raises UserError.
     """

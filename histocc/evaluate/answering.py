@@ -1,6 +1,5 @@
 """What a model answers to the rows of an evaluation, over all processes."""
 
-import argparse
 from collections import Counter
 from collections.abc import Callable
 
@@ -9,10 +8,11 @@ import torch
 
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.evaluate.answers import RANKED, Both, Collected, Outcomes
+from histocc.evaluate.config import EvaluateConfig
 from histocc.evaluate.fitted import known_languages, text_rows
 from histocc.formatter import BlockyFormatter
 from histocc.job import recipe
-from histocc.job.settings import LossSettings
+from histocc.job.config import Losses
 from histocc.model import model_io
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence
@@ -22,7 +22,6 @@ from histocc.model.loss import BEST_FIT
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch
 from histocc.model.thresholds import Thresholds
-from histocc.runtime import arguments
 from histocc.runtime.device import Precision
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.world import World
@@ -87,7 +86,7 @@ def collector(
 
 
 def answered(
-    args: argparse.Namespace, world: World, loaded: model_io.Loaded, data: PreparedData, rows: RowSet
+    args: EvaluateConfig, world: World, loaded: model_io.Loaded, data: PreparedData, rows: RowSet
 ) -> tuple[dict, Outcomes]:
     """(what validation in training would log, the answers to this rank's rows). All ranks. Raises Stopped."""
     model, formatter, state = loaded
@@ -101,8 +100,8 @@ def answered(
     outcomes = Outcomes(
         formatter, np.asarray(rows.language), read_as.languages, Thresholds.of(state), confidence.outputs
     )
-    trained_with = argparse.Namespace(**LOSS | state.get("args", {}))
-    loss_fn = recipe.make_loss(arguments.settings_of(LossSettings, trained_with), formatter)
+    trained_with = {name: value for name, value in state.get("args", {}).items() if name in LOSS}
+    loss_fn = recipe.make_loss(Losses(**LOSS | trained_with), formatter)
     task = MixerTask(loss_fn, formatter, collector(outcomes, model, formatter, state, confidence))
 
     def share(part: int) -> tuple[dict[str, float], Collected]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from histocc.evaluate.__main__ import JSON, MARKDOWN, get_args_parser, run
+from histocc.evaluate.__main__ import JSON, MARKDOWN, run
+from histocc.evaluate.config import EvaluateConfig, get_args_parser
 from histocc.evaluate.markdown import figures_of
 from histocc.predict.tables import as_table
-from histocc.runtime.arguments import flag
 from histocc.runtime.device import device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -118,19 +118,13 @@ def evaluate(
     the flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises
     UserError, TrainingError.
     """
-    files = [data] if isinstance(data, str | os.PathLike) else list(data)
-    flags = ["--model", os.fspath(model), "--data", *map(str, files)]
-    for name, value in arguments.items():
-        if isinstance(value, list | tuple):
-            flags += [flag(name), *map(str, value)]
-        elif value is not None and value is not False:
-            flags += [flag(name)] if value is True else [flag(name), str(value)]
+    values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
     with contextlib.ExitStack() as held:
-        folder = output or held.enter_context(tempfile.TemporaryDirectory())
-        args = get_args_parser().parse_args([*flags, "--output", os.fspath(folder)])
+        values |= {**arguments, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
+        args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
         world = World(device=device_of(args.device))
         if not verbose:
             held.enter_context(contextlib.redirect_stdout(None))
         with settings_of_torch(), torch.random.fork_rng([]):
             run(args, world)
-        return Report.read(folder)
+        return Report.read(args.output)

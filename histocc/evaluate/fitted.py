@@ -1,6 +1,5 @@
 """What an evaluation fits, and puts into the checkpoint that it evaluated."""
 
-import argparse
 import contextlib
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import numpy as np
 
 from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.dataset import RowEncoding, TextRows
+from histocc.evaluate.config import EvaluateConfig
 from histocc.evaluate.figures import LEAST_ROWS
 from histocc.job import confidence
 from histocc.model import model_io
@@ -88,7 +88,7 @@ def store_thresholds(
 
 
 def fit_confidence(
-    args: argparse.Namespace,
+    args: EvaluateConfig,
     file: str,
     evaluated: tuple[int, ...],
     loaded: model_io.Loaded,

@@ -3,18 +3,22 @@ the guides look for.
 """
 
 from histocc.data.arrays import PreparedData
+from histocc.data.settings import PrepareSettings
+from histocc.formatter import BlockyFormatter
+from histocc.job.config import JobConfig
 from histocc.job.optimizer import LinearRate
-from histocc.job.settings import Settings
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.text_rules import AS_IS
 
 
-def about(settings: Settings, data: PreparedData, model: Seq2SeqMixerOccCANINE) -> list[str]:
+def about(
+    args: JobConfig, read: PrepareSettings, data: PreparedData, model: Seq2SeqMixerOccCANINE
+) -> list[str]:
     """A line each."""
-    formatter, encoder = settings.formatter, model.encoder.config
-    first = "the teacher" if settings.teaching.teacher else "the initial checkpoint"
-    if settings.model.initial_checkpoint:
+    formatter, encoder = BlockyFormatter.from_dict(read.formatter), model.encoder.config
+    first = "the teacher" if args.teacher else "the initial checkpoint"
+    if args.initial_checkpoint:
         first = "the initial checkpoint"
     kept = (
         f", the first {data.kept_codes:,} those of {first}, the others new (--shrink-key:"
@@ -23,9 +27,9 @@ def about(settings: Settings, data: PreparedData, model: Seq2SeqMixerOccCANINE) 
         else ""
     )
     return [
-        f"Dataset: {', '.join(settings.data.train_files)} ({len(data.train):,} rows for training,"
+        f"Dataset: {', '.join(read.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
-        f"Model: {settings.model.model_size} ("
+        f"Model: {args.model_size} ("
         + ("" if isinstance(model.encoder, CanineEncoder) else "no encoder, ")
         + f"width {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",

@@ -16,7 +16,7 @@ from histocc.data.arrays import PreparedData
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.build import make_rows
-from histocc.job.settings import Settings
+from histocc.job.config import JobConfig
 from histocc.model import confidence_fit, metrics, model_io
 from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence, features
@@ -241,24 +241,29 @@ def fit(
     return Fitted(found, line)
 
 
-def fit_run(settings: Settings, world: World, data: PreparedData) -> None:
+def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
     """Fits the confidence of the checkpoints of a run that has ended, best.bin and last.bin, as far as they
     do not have one, on its validation rows. All ranks.
     """
-    names = [os.path.join(settings.folder.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
+    names = [os.path.join(args.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
     steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names, data))
     texts = len(np.unique(np.asarray(data.val.text_hash)))
     if steps and texts < LEAST_TEXTS:
         world.print(too_few(texts, "--share-val is the share of texts that finetune.py sets aside"))
         return
-    precision = Precision.of(settings.machine.precision, world.device)
+    precision = Precision.of(args, world.device)
     for files in steps.values():
-        model, formatter, state = model_io.load_model(files[0], world.device)
-        rows = make_rows(settings, world, data, state["config"])[1]
+        model, own_formatter, state = model_io.load_model(files[0], world.device)
+        rows = make_rows(args, formatter, world, data, state["config"])[1]
         assert rows is not None
-        size = min(int(settings.batch.batch_size), MOST_AT_ONCE)
+        size = min(args.samples_at_once, MOST_AT_ONCE)
         fitted = fit(
-            (model.to(precision.dtype), formatter, state), rows, data.val.text_hash, world, size, precision
+            (model.to(precision.dtype), own_formatter, state),
+            rows,
+            data.val.text_hash,
+            world,
+            size,
+            precision,
         )
         if world.stop_agreed():
             world.print("Confidence is not fitted yet: the same command fits it")

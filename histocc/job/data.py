@@ -1,24 +1,22 @@
 """From arguments to prepared data: everything that can be wrong is found here, and said together."""
 
-import argparse
 import contextlib
 import os
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
-from histocc.data.dataset import DescriptionSettings, find_columns, load_descriptions
+from histocc.data.dataset import find_columns, load_descriptions
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
 from histocc.data.rows import read_words
 from histocc.data.settings import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, teacher
-from histocc.job.flags import argument_problems
-from histocc.job.resume import refuse_other_arguments
-from histocc.job.settings import ModelSettings, Settings, TeachingSettings
+from histocc.job.config import FinetuneConfig, JobConfig
+from histocc.job.recipe import refuse_other_arguments
 from histocc.model import model_io
 from histocc.runtime import checkpoint
-from histocc.runtime.arguments import flag, settings_of
+from histocc.runtime.config import flag_of
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, problems, save_path_problem
 from histocc.runtime.world import World
@@ -26,18 +24,18 @@ from histocc.trainer.log import LOG
 from histocc.trainer.run import output_problems
 
 
-def _description_problems(asked: DescriptionSettings) -> list[str]:
+def _description_problems(args: JobConfig) -> list[str]:
     try:
-        if asked.include_descriptions and asked.descriptions_file:
-            find_columns(asked)
+        if args.include_descriptions and args.descriptions_file:
+            find_columns(args)
     except UserError as error:
         return [str(error)]
     return []
 
 
-def _checkpoint_problems(args: argparse.Namespace, model: ModelSettings) -> list[str]:
+def _checkpoint_problems(args: JobConfig) -> list[str]:
     try:
-        first = initial_weights.initial_file(model) if args.initial_checkpoint and not resumes(args) else None
+        first = initial_weights.initial_file(args) if args.initial_checkpoint and not resumes(args) else None
     except UserError as error:
         return [str(error)]
     if (
@@ -51,22 +49,23 @@ def _checkpoint_problems(args: argparse.Namespace, model: ModelSettings) -> list
         ]
     if args.eval_only and first is None and checkpoint.find(args.save_path) is None:
         return [f"--eval-only: no checkpoint in {args.save_path}; --initial-checkpoint names one"]
-    if args.eval_only and getattr(args, "share_val", None) == 0 and not os.path.isdir(args.dataset):
+    no_rows = isinstance(args, FinetuneConfig) and args.share_val == 0 and not os.path.isdir(args.dataset)
+    if args.eval_only and no_rows:
         return ["--eval-only needs rows to validate on, and --share-val 0 leaves none"]
     return []
 
 
-def _problems_of_outputs(args: argparse.Namespace, model: ModelSettings, files: list[str]) -> list[str]:
+def _problems_of_outputs(args: JobConfig, files: list[str]) -> list[str]:
     """What of the files that the run will write is in the way, or an input."""
     inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
     inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
     inputs |= {
-        getattr(args, dest): f"the file of {flag(dest)}"
+        getattr(args, dest): f"the file of {flag_of(dest)}"
         for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")
     }
     if args.initial_checkpoint and not resumes(args):
         with contextlib.suppress(UserError):  # said already
-            inputs[initial_weights.initial_file(model)] = "the file of --initial-checkpoint"
+            inputs[initial_weights.initial_file(args)] = "the file of --initial-checkpoint"
     try:
         own = OwnFiles(args.save_path, args.overwrite)
         if args.prepare_only:
@@ -105,15 +104,13 @@ def dataset_files(path: str) -> tuple[list[str], list[str]]:
     )
 
 
-def resumes(args: argparse.Namespace) -> bool:
+def resumes(args: JobConfig) -> bool:
     """Whether the save folder holds a run that is resumed, if it can be read."""
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
 def _start(
-    args: argparse.Namespace,
-    model: ModelSettings,
-    teaching: TeachingSettings,
+    args: JobConfig,
     resumed: dict | None,
     problems: list[str],
 ) -> StartsFrom:
@@ -124,9 +121,9 @@ def _start(
         if resumed:
             return initial_weights.resumes_from(resumed)
         if args.initial_checkpoint:
-            return initial_weights.starts_from(model)
-        if teaching.teacher and not args.eval_only:
-            return teacher.starts_from(teaching)
+            return initial_weights.starts_from(args)
+        if args.teacher and not args.eval_only:
+            return teacher.starts_from(args)
         if args.eval_only and (file := checkpoint.find(args.save_path)):
             return initial_weights.resumes_from(model_io.load_model(file)[2])
     except UserError as error:
@@ -135,39 +132,39 @@ def _start(
 
 
 def prepared(
-    args: argparse.Namespace,
+    args: JobConfig,
     world: World,
     train_files: list[str],
     val_files: list[str],
     default_formatter: str = "gpf",
     naming: str = "hisco",
-) -> tuple[Settings, PreparedData]:
+) -> tuple[JobConfig, PrepareSettings, PreparedData]:
     """Checks everything and prepares the data on rank 0 while the others wait; every rank maps the result.
     All ranks.
 
-    A node that does not see rank 0's folder prepares its own from its own files, and all must agree. Here the
-    namespace of arguments ends: what comes after takes the settings that are returned.
+    A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
+
+    Returns:
+        The arguments with the columns that were found, how the files are read, and the rows.
     """
-    model, descriptions = settings_of(ModelSettings, args), settings_of(DescriptionSettings, args)
-    teaching = settings_of(TeachingSettings, args)
 
     def first() -> tuple[PrepareSettings, str]:
         found = [
             problem for problem in [save_path_problem(args.save_path)] if problem
-        ] + _checkpoint_problems(args, model)
-        found += _description_problems(descriptions)
-        found = argument_problems(args) + found + _problems_of_outputs(args, model, train_files + val_files)
+        ] + _checkpoint_problems(args)
+        found += _description_problems(args)
+        found = [*args.problems(), *found] + _problems_of_outputs(args, train_files + val_files)
         resumed = None
         if resumes(args) and not args.prepare_only:
             resumed = checkpoint.newest_good(args.save_path, model_io.load_resumable)[1]
-        start = _start(args, model, teaching, resumed, found)
+        start = _start(args, resumed, found)
         columns = columns_of(args, train_files[0], found, default_formatter, naming)
-        found += [each for each in teacher.problems(teaching, args, columns) if each not in found]
+        found += [each for each in teacher.problems(args, columns) if each not in found]
         settings = settings_from(args, columns, train_files, val_files, found, start)
         if columns.said:
             world.print(columns.said)
         if resumed:
-            refuse_other_arguments(Settings.of(args, settings), resumed)
+            refuse_other_arguments(with_columns(args, settings), resumed)
         elif (
             start.codes
             and settings.fixed_codes is None
@@ -185,7 +182,7 @@ def prepared(
         lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
         folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
         formatter = BlockyFormatter.from_dict(settings.formatter)
-        if found := load_descriptions(descriptions, PreparedData.open(folder), formatter, 0):
+        if found := load_descriptions(args, PreparedData.open(folder), formatter, 0):
             world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
@@ -193,4 +190,13 @@ def prepared(
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     for line in report_lines(data.report):
         world.print(line)
-    return Settings.of(args, settings), data
+    return with_columns(args, settings), settings, data
+
+
+def with_columns(args: JobConfig, read: PrepareSettings) -> JobConfig:
+    return args.decide(
+        formatter=read.formatter["kind"],
+        target_cols=read.target_cols,
+        language=read.language,
+        language_col=read.language_col,
+    )

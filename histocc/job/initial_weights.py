@@ -8,8 +8,8 @@ from torch import nn
 from histocc.data.rows import read_key
 from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.job.config import JobConfig
 from histocc.job.recipe import CHOICES
-from histocc.job.settings import ModelSettings
 from histocc.model import model_io, published
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import checkpoint
@@ -20,14 +20,14 @@ from histocc.text_rules import AS_IS
 OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each code
 
 
-def initial_file(asked: ModelSettings) -> str:
+def initial_file(args: JobConfig) -> str:
     """The file that --initial-checkpoint names. Raises UserError."""
     return model_io.find_weights(
-        asked.initial_checkpoint or "", f"--initial-checkpoint {asked.initial_checkpoint}"
+        args.initial_checkpoint or "", f"--initial-checkpoint {args.initial_checkpoint}"
     )
 
 
-def initial_weights(asked: ModelSettings) -> dict:
+def initial_weights(args: JobConfig) -> dict:
     """model, key, config, what (in words), formatter (its kind, or None), chars and blocks (tokens of a code,
     whether separated) of the checkpoint that the
     run starts from: one of histocc, an exported one, or what others published. Raises UserError.
@@ -35,11 +35,11 @@ def initial_weights(asked: ModelSettings) -> dict:
     A published mixer was trained with a decoder that looks at padding too; it keeps that unless
     --memory-mask.
     """
-    file = initial_file(asked)
+    file = initial_file(args)
     state = published.load_content(file)
     with checkpoint.reading(file):
         if not model_io.brings_settings(state):
-            return _published_weights(asked, file, published.read(file, state))
+            return _published_weights(args, file, published.read(file, state))
         whole = model_io.own_model(file, state)[2]
         formatter, config = whole["formatter"], whole["config"]
         # exported again: fine-tuning from it is as from the file itself
@@ -62,10 +62,10 @@ def initial_weights(asked: ModelSettings) -> dict:
         }
 
 
-def _published_weights(asked: ModelSettings, file: str, found: published.Published) -> dict:
+def _published_weights(args: JobConfig, file: str, found: published.Published) -> dict:
     """The same of published weights. Fine-tuning masks PAD among the target tokens, unless
     --published-target-mask."""
-    key = _published_key(asked, file, found)
+    key = _published_key(args, file, found)
     separated = model_io.are_separated(key)
     return {
         "model": found.weights,
@@ -78,7 +78,7 @@ def _published_weights(asked: ModelSettings, file: str, found: published.Publish
     }
 
 
-def _published_key(asked: ModelSettings, file: str, found: published.Published) -> dict[str, int]:
+def _published_key(args: JobConfig, file: str, found: published.Published) -> dict[str, int]:
     """The key of published weights: that of --initial-key, their own, that of --key, or the HISCO key where
     it fits; {} where none is known.
 
@@ -87,10 +87,10 @@ def _published_key(asked: ModelSettings, file: str, found: published.Published) 
     if found.kind == "encoder":
         return {}
     named, said = list(found.key), f"the key of {file}"
-    if asked.initial_key:
-        named, said = read_key(asked.initial_key), f"--initial-key {asked.initial_key}"
-    elif not named and asked.key and (found.outputs is None or not model_io.is_hisco(found)):
-        named, said = read_key(asked.key), f"--key {asked.key}"
+    if args.initial_key:
+        named, said = read_key(args.initial_key), f"--initial-key {args.initial_key}"
+    elif not named and args.key and (found.outputs is None or not model_io.is_hisco(found)):
+        named, said = read_key(args.key), f"--key {args.key}"
     elif not named and model_io.is_hisco(found):
         named = list(hisco_key())
     if named and found.outputs is not None and len(named) != found.outputs:
@@ -102,14 +102,14 @@ def _published_key(asked: ModelSettings, file: str, found: published.Published) 
     return {code: i for i, code in enumerate(named)}
 
 
-def starts_from(asked: ModelSettings) -> StartsFrom:
+def starts_from(args: JobConfig) -> StartsFrom:
     """What the data of a run must know of its --initial-checkpoint. Raises UserError."""
-    first = initial_weights(asked)
+    first = initial_weights(args)
     return StartsFrom(
         text=first["config"]["text"],
-        codes=[] if asked.only_encoder else list(first["key"]),
+        codes=[] if args.only_encoder else list(first["key"]),
         formatter=first["formatter"],
-        chars=None if asked.only_encoder else first["chars"],
+        chars=None if args.only_encoder else first["chars"],
     )
 
 
@@ -124,43 +124,43 @@ def resumes_from(state: dict) -> StartsFrom:
     )
 
 
-def run_config(asked: ModelSettings, first: dict | None) -> dict:
+def run_config(args: JobConfig, first: dict | None) -> dict:
     """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises
     UserError."""
     dropouts = {
-        "hidden_dropout_prob": asked.encoder_dropout,
-        "attention_probs_dropout_prob": asked.encoder_dropout,
+        "hidden_dropout_prob": args.encoder_dropout,
+        "attention_probs_dropout_prob": args.encoder_dropout,
     }
     if first is None:
-        encoder = model_config(asked.model_size or "base", **dropouts).to_dict()
-        if asked.model_size == NGRAMS:
+        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
+        if args.model_size == NGRAMS:
             encoder["encoder"] = False
     else:
         encoder = {**first["config"], **dropouts}
-        if not encoder.get("encoder", True) and (asked.only_encoder or asked.freeze_encoder):
-            flag = "--only-encoder" if asked.only_encoder else "--freeze-encoder"
-            raise UserError(f"{flag}: {asked.initial_checkpoint} has no encoder; leave the flag out")
-        if asked.model_size and not model_io.has_size(encoder, asked.model_size):
+        if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
+            flag = "--only-encoder" if args.only_encoder else "--freeze-encoder"
+            raise UserError(f"{flag}: {args.initial_checkpoint} has no encoder; leave the flag out")
+        if args.model_size and not model_io.has_size(encoder, args.model_size):
             raise UserError(
-                f"--model-size {asked.model_size}: the checkpoint {asked.initial_checkpoint} has another"
+                f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another"
                 f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
                 "--model-size out"
             )
     config = {
         **encoder,
-        "max_len": asked.max_len,
+        "max_len": args.max_len,
         "memory_mask": True,
         "target_mask": True,
-        "decoder_dim_feedforward": asked.decoder_dim_feedforward or encoder["hidden_size"],
-        "text": asked.clean_text or (first["config"]["text"] if first else AS_IS),
+        "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"],
+        "text": args.clean_text or (first["config"]["text"] if first else AS_IS),
     }
-    if first is not None and not asked.only_encoder:
+    if first is not None and not args.only_encoder:
         config |= {name: first["config"][name] for name in ("memory_mask", "target_mask")}
-        if asked.decoder_dim_feedforward is None:
+        if args.decoder_dim_feedforward is None:
             config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
-    if asked.memory_mask is not None:
-        config["memory_mask"] = asked.memory_mask
-    if asked.published_target_mask:
+    if args.memory_mask is not None:
+        config["memory_mask"] = args.memory_mask
+    if args.published_target_mask:
         config["target_mask"] = False
     return config
 
@@ -181,7 +181,7 @@ def load_matching(model: nn.Module, weights: dict[str, Any]) -> list[list[str]]:
 
 def load_initial_weights(
     model: Seq2SeqMixerOccCANINE,
-    asked: ModelSettings,
+    args: JobConfig,
     first: dict,
     key: dict,
     formatter: BlockyFormatter,
@@ -194,7 +194,7 @@ def load_initial_weights(
     weights = {
         name: value
         for name, value in first["model"].items()
-        if not asked.only_encoder or name.startswith("encoder.")
+        if not args.only_encoder or name.startswith("encoder.")
     }
     same_key = list(first_key) == list(key)
     if not same_key:
@@ -203,10 +203,10 @@ def load_initial_weights(
         model.ngrams.add_nothing()
     new, unused = load_matching(model, weights)
     world.print(
-        f"Initial weights: {asked.initial_checkpoint}, {first['what']}"
-        + (", of which the encoder alone" if asked.only_encoder else "")
+        f"Initial weights: {args.initial_checkpoint}, {first['what']}"
+        + (", of which the encoder alone" if args.only_encoder else "")
     )
-    if not same_key and not asked.only_encoder and linear:
+    if not same_key and not args.only_encoder and linear:
         own = model.state_dict()
         kept = transfer_linear_rows(own, linear, first_key, key)
         model.load_state_dict(own)
@@ -230,7 +230,7 @@ def load_initial_weights(
             "  in the checkpoint, but of another name or shape: "
             f"{', '.join(model_io.by_part(unused, first['model']))}"
         )
-    if not asked.only_encoder:
+    if not args.only_encoder:
         for note in notes_on_formatter(first, formatter):
             world.print(f"  {note}")
     if not model.memory_mask:

@@ -8,8 +8,8 @@ import torch
 
 from histocc.data.arrays import PreparedData
 from histocc.data.dataset import TextRows
+from histocc.job.config import JobConfig
 from histocc.job.ngram_fit import BATCH, DistinctRows, TextNgrams, fit, ngrams_of
-from histocc.job.settings import ModelSettings
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.ngrams import AUTO, NONE
@@ -37,19 +37,19 @@ def has_ngrams(asked: str, first: dict | None, only_encoder: bool) -> bool:
 
 
 def ngram_config(
-    asked: ModelSettings, first: dict | None, world: World, data: PreparedData
+    args: JobConfig, first: dict | None, world: World, data: PreparedData
 ) -> tuple[dict | None, tuple | None]:
     """(`ngrams` in the config of a new run, None for a model without; hashes and weights of the n-grams
     of the training texts, on rank 0, where the initial weights bring none). All ranks. Raises UserError."""
-    if not has_ngrams(asked.ngrams, first, asked.only_encoder):
+    if not has_ngrams(args.ngrams, first, args.only_encoder):
         return None, None
-    if first is not None and not asked.only_encoder and first["config"].get("ngrams"):
+    if first is not None and not args.only_encoder and first["config"].get("ngrams"):
         return first["config"]["ngrams"], None
     counted = {}
 
     def count() -> int:
-        most = 1 << (MOST_FOUND if asked.ngrams == AUTO else int(asked.ngrams))
-        counted["found"] = TextNgrams(data, asked.max_len, world.give_up_if_asked).weights(most)
+        most = 1 << (MOST_FOUND if args.ngrams == AUTO else int(args.ngrams))
+        counted["found"] = TextNgrams(data, args.max_len, world.give_up_if_asked).weights(most)
         return len(counted["found"][0])
 
     rows = world.run_on_main("n-grams", count)

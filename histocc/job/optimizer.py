@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from histocc.job.settings import Settings
+from histocc.job.config import JobConfig
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 
 # In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
@@ -22,21 +22,21 @@ class LinearRate:
     fitted: bool = False
 
 
-def linear_rate(settings: Settings, model: Seq2SeqMixerOccCANINE, resumed: dict | None) -> LinearRate:
+def linear_rate(args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None) -> LinearRate:
     """For decided settings, and a model with the weights that it starts from; a resumed run keeps its own."""
-    ngrams, given = model.ngrams, settings.linear_lr_factor
+    ngrams, given = model.ngrams, args.linear_lr_factor
     if resumed:
         groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
         own = list(ngrams.parameters()) if ngrams else []
         alone = bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
         return LinearRate(rates[-1] / rates[0], alone)
     new = not model.linear_decoder.weight.any()
-    fitted = new and ngrams is not None and settings.model.ngram_passes > 0
-    if fitted and not settings.model.initial_checkpoint:
+    fitted = new and ngrams is not None and args.ngram_passes > 0
+    if fitted and not args.initial_checkpoint:
         return LinearRate(given or FITTED_LINEAR_LR_FACTOR, fitted=True)
     new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
     is_new = new_ngrams if ngrams is not None else new
-    usual = NEW_LINEAR_LR_FACTOR[settings.loss.linear_loss or "mean"] if is_new else 1.0
+    usual = NEW_LINEAR_LR_FACTOR[args.linear_loss or "mean"] if is_new else 1.0
     return LinearRate(given or usual, ngrams_alone=new_ngrams and not new and given is None)
 
 

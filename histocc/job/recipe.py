@@ -4,17 +4,16 @@ starts from trained weights.
 The choice is made once, when the initial weights are, and is kept in the checkpoint.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from histocc.data.arrays import PreparedData
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.settings import LossSettings, ModelSettings, Settings
+from histocc.job.config import JobConfig, Losses
 from histocc.model.distillation import DistillationLoss
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
 from histocc.model.thresholds import USUAL
-from histocc.runtime.arguments import by_flag
+from histocc.trainer import resume
 
 EQUAL_SHARE = 0.5
 # the wider the encoder the lower; measured for tiny
@@ -33,59 +32,55 @@ CHOICES = {
 }
 
 
-def decide(settings: Settings, trained: dict | None = None, first: dict | None = None) -> Settings:
-    """Settings without a None among CHOICES: those of `trained`, the checkpoint that is resumed or validated,
-    always; else those of a part in `first`, the initial weights, that is trained already; else those of a
+def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
+    """Arguments without a None among CHOICES: always those of `trained`, the checkpoint that is resumed or
+    validated; else those of a part in `first`, the initial weights, that is trained already; else those of a
     start from scratch.
     """
-    asked = by_flag(settings.loss) | {"learning_rate": settings.schedule.learning_rate}
     if trained is not None:
         saved = trained.get("args", {})  # published weights have none
-        decided = {dest: saved.get(dest, usual) for dest, (_, usual) in CHOICES.items()}
-        decided["many_codes_weight"] = saved.get("many_codes_weight", 1.0)
-    else:
-        decided = {
-            dest: _decided(dest, settings.model, first) if asked[dest] is None else asked[dest]
-            for dest in CHOICES
-        }
-    rate = decided.pop("learning_rate")
-    return replace(
-        settings,
-        schedule=replace(settings.schedule, learning_rate=rate),
-        loss=replace(settings.loss, **decided),
-    )
+        decided = {name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()}
+        return args.decide(**decided, many_codes_weight=saved.get("many_codes_weight", 1.0))
+    open_ones = [name for name in CHOICES if getattr(args, name) is None]
+    return args.decide(**{name: _decided(name, args, first) for name in open_ones})
 
 
-def _decided(dest: str, model: ModelSettings, first: dict | None) -> Any:
+def _decided(dest: str, args: JobConfig, first: dict | None) -> Any:
     scratch, usual = CHOICES[dest]
-    weights = () if first is None or model.only_encoder else first["model"]
+    weights = () if first is None or args.only_encoder else first["model"]
     part = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}.get(dest)
     is_trained = first is not None if part is None else any(name.startswith(part) for name in weights)
     if is_trained:
         return (first or {}).get(dest, usual)
-    return scratch[model.model_size or "base"] if isinstance(scratch, dict) else scratch
+    return scratch[args.model_size or "base"] if isinstance(scratch, dict) else scratch
 
 
-def differing(asked: dict, saved: dict) -> list[str]:
-    """Which of the arguments of CHOICES are given and are not those of the run, in words. asked: by name;
-    saved: arguments of its checkpoint.
-    """
-    return [
-        f"--{dest.replace('_', '-')} was {saved[dest]!r}, now it is {asked[dest]!r}"
-        for dest in CHOICES
-        if dest in saved and asked[dest] not in (None, saved[dest])
-    ]
+def of_run(state: dict) -> dict[str, Any]:
+    """What the checkpoint of a run keeps elsewhere than in its arguments, by flag."""
+    config = state["config"]
+    return {
+        "memory_mask": config["memory_mask"],
+        "published_target_mask": not config["target_mask"],
+        "clean_text": config["text"],
+    }
 
 
-def make_loss(decided: LossSettings, formatter: BlockyFormatter, temperature: float = 1.0) -> LossMixer:
-    """The loss of decided settings. temperature: of what a teacher says, where rows have one."""
-    empty_blocks, matching, linear = decided.empty_blocks, decided.block_loss, decided.linear_loss
+def refuse_other_arguments(args: JobConfig, state: dict) -> None:
+    """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
+    before, teaches = state["args"].get("teacher"), bool(args.teacher)
+    other_teacher = [f"--teacher was {before}, now it is {args.teacher}"] * (teaches != bool(before))
+    resume.refuse_other_arguments(args, state, other_teacher, of_run(state))
+
+
+def make_loss(args: Losses, formatter: BlockyFormatter, temperature: float = 1.0) -> LossMixer:
+    """The loss of decided arguments. temperature: of what a teacher says, where rows have one."""
+    empty_blocks, matching, linear = args.empty_blocks, args.block_loss, args.linear_loss
     assert empty_blocks and matching and linear, "still open"
     blocks, block_size = formatter.max_num_codes, formatter.block_size
     loss_fn = BlockOrderInvariantLoss(
-        PAD_IDX, blocks, block_size, empty_blocks, matching, decided.many_codes_weight
+        PAD_IDX, blocks, block_size, empty_blocks, matching, args.many_codes_weight
     )
-    return DistillationLoss(loss_fn, LinearLoss(linear), decided.seq2seq_weight, temperature)
+    return DistillationLoss(loss_fn, LinearLoss(linear), args.seq2seq_weight, temperature)
 
 
 def coding_entries(

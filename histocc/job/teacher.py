@@ -6,7 +6,6 @@ file, so that work that was interrupted is resumed; what is asked with what is a
 and a CPU computes it with one thread, so that the answers do not depend on the number of processes.
 """
 
-import argparse
 import contextlib
 import gc
 import hashlib
@@ -24,7 +23,8 @@ from histocc.data import taught
 from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, fault, teacher_record
 from histocc.data.report import report_lines
 from histocc.data.settings import Columns, PrepareSettings, StartsFrom, file_problems
-from histocc.job.settings import Settings, TeachingSettings
+from histocc.formatter import BlockyFormatter
+from histocc.job.config import JobConfig
 from histocc.model import model_io, published
 from histocc.model.teaching import Teacher
 from histocc.runtime import checkpoint
@@ -40,30 +40,30 @@ PIECE = 2048  # texts
 _PIECES = rf"\d{{7}}({TEMPORARY})?|\.seen-[0-9a-f]{{16}}"  # names of files in the folder of answers
 
 
-def teacher_file(asked: TeachingSettings) -> str:
+def teacher_file(args: JobConfig) -> str:
     """The file of --teacher. Raises UserError."""
-    return model_io.find_weights(asked.teacher or "", f"--teacher {asked.teacher}")
+    return model_io.find_weights(args.teacher or "", f"--teacher {args.teacher}")
 
 
-def problems(asked: TeachingSettings, args: argparse.Namespace, columns: Columns) -> list[str]:
+def problems(args: JobConfig, columns: Columns) -> list[str]:
     """What is wrong with the files that --teacher and --unlabelled name, a line each. columns: of the
     labelled rows.
     """
     found = []
     try:
-        if asked.teacher:
-            teacher_file(asked)
+        if args.teacher:
+            teacher_file(args)
     except UserError as error:
         found.append(str(error))
-    if asked.teacher and not found and os.path.isdir(args.save_path):
-        inside = os.path.dirname(os.path.realpath(teacher_file(asked)))
+    if args.teacher and not found and os.path.isdir(args.save_path):
+        inside = os.path.dirname(os.path.realpath(teacher_file(args)))
         if inside == os.path.realpath(args.save_path):
             found.append(
-                f"--teacher {asked.teacher} lies in the folder of the run itself ({args.save_path}), whose"
+                f"--teacher {args.teacher} lies in the folder of the run itself ({args.save_path}), whose"
                 " checkpoints change: choose another folder for the run"
             )
     texts = PrepareSettings(
-        asked.unlabelled or [],
+        args.unlabelled or [],
         {},
         [],
         input_col=args.input_col,
@@ -91,25 +91,25 @@ def unlabelled_settings(settings: PrepareSettings, files: list[str]) -> PrepareS
     )
 
 
-def starts_from(asked: TeachingSettings) -> StartsFrom:
+def starts_from(args: JobConfig) -> StartsFrom:
     """What the data of a student must know of its teacher: its codes are the first of its key. Raises
     UserError.
     """
-    _, formatter, state = model_io.load_model(teacher_file(asked))
+    _, formatter, state = model_io.load_model(teacher_file(args))
     chars = formatter.to_dict().get("chars")
     return StartsFrom(state["config"]["text"], list(state["key"]), formatter.kind, chars)
 
 
-def with_teacher(settings: Settings, world: World, data: PreparedData) -> PreparedData:
+def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
     """The rows of a run that has a teacher: the labelled ones and those of --unlabelled, with its answers;
     `data` as it is where none is asked for. All ranks. Raises UserError.
     """
-    asked = settings.teaching
-    if not asked.teacher or settings.eval_only:
+    if not args.teacher or args.eval_only:
         return data
-    unlabelled = _unlabelled(settings, world)
+    unlabelled = _unlabelled(args, read, world)
     questions = taught.Questions(data, unlabelled)
-    key, digest = world.run_on_main("teacher", lambda: _key(asked, questions, settings))
+    formatter = BlockyFormatter.from_dict(read.formatter)
+    key, digest = world.run_on_main("teacher", lambda: _key(args, formatter, questions))
     folder = os.path.join(_root(data), key)
     leaders = world.node_leaders()
     there = world.run_on(
@@ -120,7 +120,7 @@ def with_teacher(settings: Settings, world: World, data: PreparedData) -> Prepar
     if all(there):
         world.print(f"Teacher: its answers are in {folder}")
     else:
-        _ask(settings, world, questions, folder, digest)
+        _ask(args, formatter, world, questions, folder, digest)
     found = PreparedData.open(folder)
     for line in _lines(found.report["teacher"]):
         world.print(line)
@@ -131,12 +131,12 @@ def _root(data: PreparedData) -> str:
     return os.path.dirname(os.path.abspath(data.folder))
 
 
-def _unlabelled(settings: Settings, world: World) -> PreparedData | None:
+def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> PreparedData | None:
     """The prepared rows of --unlabelled; None where there are none. All ranks. Raises UserError."""
-    files = settings.teaching.unlabelled
+    files = args.unlabelled
     if not files:
         return None
-    wanted, save_path = unlabelled_settings(settings.data, files), settings.folder.save_path
+    wanted, save_path = unlabelled_settings(read, files), args.save_path
     folder = world.run_on_main(
         "prepare unlabelled texts",
         lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked),
@@ -161,17 +161,17 @@ def _digest(file: str) -> str:
     return found.hexdigest()
 
 
-def _key(asked: TeachingSettings, questions: taught.Questions, settings: Settings) -> tuple[str, str]:
+def _key(args: JobConfig, formatter: BlockyFormatter, questions: taught.Questions) -> tuple[str, str]:
     """(what names the answers, by the content of all rows and of the teacher's file: hexadecimal, 16 digits;
     digest of the latter). Raises UserError where a run that is resumed had others.
     """
-    digest, save_path = _digest(teacher_file(asked)), settings.folder.save_path
+    digest, save_path = _digest(teacher_file(args)), args.save_path
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
-    room = settings.formatter.max_num_codes
+    room = formatter.max_num_codes
     parts = [FORMAT, TEACHER_OUTPUTS, room, questions.data.fingerprint, other, digest]
     key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
-    resumes = checkpoint.exists_in(save_path) and not settings.prepare_only
-    if resumes and not settings.asked["overwrite"]:
+    resumes = checkpoint.exists_in(save_path) and not args.prepare_only
+    if resumes and not args.overwrite:
         position = checkpoint.newest_good(save_path)[1]["position"]
         if position.get("fingerprint", key) != key:
             raise UserError(
@@ -182,22 +182,29 @@ def _key(asked: TeachingSettings, questions: taught.Questions, settings: Setting
     return key, digest
 
 
-def _ask(settings: Settings, world: World, questions: taught.Questions, folder: str, digest: str) -> None:
+def _ask(
+    args: JobConfig,
+    formatter: BlockyFormatter,
+    world: World,
+    questions: taught.Questions,
+    folder: str,
+    digest: str,
+) -> None:
     """Makes the answers and the prepared folder with them. digest: of the teacher that rank 0 has. All
     ranks.
     """
-    pieces, formatter = folder + ".answers", settings.formatter
+    pieces = folder + ".answers"
     leaders = world.node_leaders()
     askers = leaders if world.device.type == "cpu" else list(range(world.size))
     index, number = _share(world, pieces, askers)
     record, data = teacher_record(formatter.max_num_codes), questions.data
 
     def ask() -> dict | None:
-        file = teacher_file(settings.teaching)
+        file = teacher_file(args)
         loaded = model_io.load_model(file, world.device)
         if _digest(file) != digest:
             raise UserError(
-                f"--teacher {settings.teaching.teacher}: on rank {world.rank} it is not what rank 0 has read,"
+                f"--teacher {args.teacher}: on rank {world.rank} it is not what rank 0 has read,"
                 " or it has changed since: give every node the same file, of a run that has ended"
             )
         teacher = Teacher(file, loaded, data.codes, formatter, record)
@@ -219,7 +226,7 @@ def _ask(settings: Settings, world: World, questions: taught.Questions, folder: 
         if fault(folder, contents=False) is None:  # another node, or job, has made it
             return
         answers = read_answers(pieces, _number_of(questions), len(questions), record)
-        said = _said(settings.teaching, questions, answers, lists)
+        said = _said(args, questions, answers, lists)
         taught.build(
             os.path.dirname(folder),
             os.path.basename(folder),
@@ -341,9 +348,7 @@ def read_answers(folder: str, pieces: int, rows: int, record: np.dtype) -> np.nd
     return found
 
 
-def _said(
-    asked: TeachingSettings, questions: taught.Questions, answers: np.ndarray, lists: dict[str, list]
-) -> dict:
+def _said(args: JobConfig, questions: taught.Questions, answers: np.ndarray, lists: dict[str, list]) -> dict:
     """What the report keeps of a teacher and its answers, plain types. lists: languages, unknown and lacking
     of the `Teacher`.
     """
@@ -353,7 +358,7 @@ def _said(
         name: count for name, count in questions.languages_asked().items() if name not in lists["languages"]
     }
     return {
-        "path": asked.teacher,
+        "path": args.teacher,
         "texts": len(questions),
         "labelled_texts": len(questions) - len(added),
         "unlabelled_rows": 0 if unlabelled is None else len(unlabelled.train),

@@ -2,14 +2,15 @@
 
 from histocc.data.arrays import PreparedData
 from histocc.data.rows import key_reader
+from histocc.data.settings import PrepareSettings
+from histocc.formatter import BlockyFormatter
 from histocc.job import recipe
 from histocc.job.build import make_rows
+from histocc.job.config import JobConfig
 from histocc.job.recipe import make_loss
-from histocc.job.resume import differing_model
-from histocc.job.settings import Settings
 from histocc.model import model_io, published
-from histocc.model.ngrams import AUTO
 from histocc.model.published import Given
+from histocc.runtime.config import differing
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -19,14 +20,14 @@ from histocc.trainer.batches import validation_loader
 from histocc.trainer.log import validation_line
 
 
-def validate(settings: Settings, world: World, data: PreparedData) -> None:
+def validate(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> None:
     """All ranks. Raises UserError."""
-    asked, formatter = settings.model, settings.formatter
-    named = asked.initial_checkpoint or settings.folder.save_path
+    formatter = BlockyFormatter.from_dict(read.formatter)
+    named = args.initial_checkpoint or args.save_path
     file = model_io.find_weights(named, named)
     content = published.load_content(file)
     separated = formatter.within_block_sep is not None
-    key = key_reader(asked.initial_key or asked.key)
+    key = key_reader(args.initial_key or args.key)
     given = Given(formatter.kind, key, formatter.target_cols, separated)
     model, own_formatter, state = model_io.model_of(
         file, content, Given() if model_io.brings_settings(content) else given
@@ -41,18 +42,18 @@ def validate(settings: Settings, world: World, data: PreparedData) -> None:
         raise UserError(
             "the checkpoint knows other codes than the data; pass --key with the key.csv of its run"
         )
-    other = differing_model(settings, state) if "args" in state else []
-    if other := [each for each in other if asked.ngrams != AUTO or not each.startswith("--ngrams")]:
+    before = state["args"] | recipe.of_run(state) if "args" in state else {}
+    if other := differing(type(args), args.values(), before, only_kept=True):
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
-    settings = recipe.decide(settings, state)
-    rows = make_rows(settings, world, data, state["config"])[1]
+    args = recipe.decide(args, state)
+    rows = make_rows(args, formatter, world, data, state["config"])[1]
     if rows is None:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
-    precision = Precision.of(settings.machine.precision, world.device)
+    precision = Precision.of(args, world.device)
     precision.use()
     model.to(world.device, precision.dtype)
-    task = MixerTask(make_loss(settings.loss, formatter), formatter)
+    task = MixerTask(make_loss(args, formatter), formatter)
     values = loop.evaluate(
-        model, validation_loader(settings, world, rows), task, world, precision, world.stop_agreed
+        model, validation_loader(args, world, rows), task, world, precision, world.stop_agreed
     )
     world.print(validation_line({"step": state.get("step") or 0, **values}, COLUMNS))

@@ -15,21 +15,23 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-import argparse
 import contextlib
 import os
 import time
 from collections import Counter
+from functools import partial
 
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import key_reader
 from histocc.data.tables import Chunk, column_problems, read_header
 from histocc.model import model_io
 from histocc.model.published import Given
-from histocc.predict.arguments import DECIDES, argument_problems, get_args_parser, precision_of
 from histocc.predict.coder import Coded, Coder
+from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint, save_pipe
 from histocc.runtime import entrypoint
+from histocc.runtime.config import deciding
+from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError, in_words, is_out_of_memory, raise_if_any
 from histocc.runtime.files import kind_of, run_lock
 from histocc.runtime.forked import Forked, choose_processes
@@ -43,13 +45,14 @@ class Job:
     without.
     """
 
-    def __init__(self, args: argparse.Namespace, world: World):
+    def __init__(self, args: PredictConfig, world: World):
         self.args, self.world = args, world
         self.header = read_header(args.input, args.delimiter)[0]
         self.progress: Progress | None = None
         self.forked: Forked | None = None  # the processes that share the work
         self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
-        precision = precision_of(args, world.device)
+        name = args.precision or ("int8" if args.int8 else None)
+        precision = Precision(name, world.device) if name else Precision.of(args, world.device)
         precision.use()
         key = key_reader(args.key)
         given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
@@ -110,12 +113,12 @@ class Job:
 
     def problems(self) -> list[str]:
         args = self.args
-        problems = column_problems(args.source, self.header, self.read_columns)
+        problems = column_problems(args.asked.input, self.header, self.read_columns)
         there = [name for name in self.new_columns() if name in self.header]
         if there:
             problems.append(
-                f"{args.source}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
-                " of codes, rename the others"
+                f"{args.asked.input}: has columns {', '.join(map(repr, there))} already; --system NAME names"
+                " those of codes, rename the others"
             )
         if len(set(self.new_columns())) < len(self.new_columns()):
             problems.append(
@@ -141,10 +144,10 @@ class Job:
     def settings(self) -> dict:
         args = self.args
         return {
-            "input": fingerprint(args.input, args.input != args.source),
+            "input": fingerprint(args.input, args.input != args.asked.input),
             "model": file_hash(self.weights),
             "system": self.system,
-            **{name: value for name, value in vars(args).items() if name in DECIDES},
+            **{name: getattr(args, name) for name in deciding(type(args))},
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
             "thresholds": str(self.thresholds),
             **{
@@ -246,7 +249,7 @@ class Job:
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
 
-def run(args: argparse.Namespace, world: World) -> None:
+def run(args: PredictConfig, world: World) -> None:
     """All ranks."""
     with contextlib.ExitStack() as held:
         try:
@@ -266,15 +269,15 @@ def run(args: argparse.Namespace, world: World) -> None:
             ) from None
 
 
-def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack) -> None:
+def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> None:
     """All ranks. Who waits polls the store, so that no time limit is met."""
     here: dict[str, Job] = {}
-    args.source = args.input  # as it was named: what comes through a pipe is saved elsewhere
     started, everyone = time.monotonic(), list(range(world.size))
 
-    settings, before, args.input = world.run_on_main(
-        "first look", lambda: first_look(args, world, held, here)
-    )
+    args = args.decide()  # its `asked` keeps the name of an input that comes through a pipe
+    look = partial(first_look, args, world, held, here)
+    settings, before, path = world.run_on_main("first look", look)
+    args = args.decide(input=path)
     file = CodedFile(args.output, settings)
     found: dict[str, Scan] = {}
 
@@ -298,8 +301,8 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
 
     def join() -> dict:
         progress.close()
-        if fingerprint(args.input, args.input != args.source) != settings["input"]:
-            raise UserError(f"{args.source} was changed while it was coded; start over with --overwrite")
+        if fingerprint(args.input, args.input != args.asked.input) != settings["input"]:
+            raise UserError(f"{args.asked.input} was changed while it was coded; start over with --overwrite")
         return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
 
     counts = world.run_on_main("join", join)
@@ -308,16 +311,15 @@ def code_file(args: argparse.Namespace, world: World, held: contextlib.ExitStack
     say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
 
 
-def first_look(
-    args: argparse.Namespace, world: World, held: contextlib.ExitStack, here: dict[str, Job]
-) -> list:
+def first_look(args: PredictConfig, world: World, held: contextlib.ExitStack, here: dict[str, Job]) -> list:
     """What rank 0 finds before all start: [settings of the output, whether it resumes, the file to read].
     Raises UserError.
     """
-    raise_if_any(argument_problems(args))
+    raise_if_any(list(args.problems()))
     CodedFile(args.output, {}).refuse_others()
     with contextlib.ExitStack() as otherwise:
-        locked = take_input(args, world, held, otherwise)
+        path = take_input(args, world, held, otherwise)
+        locked, args = path != args.input, args.decide(input=path)
         job = here["job"] = Job(args, world)
         raise_if_any(job.problems())
         file = CodedFile(args.output, job.settings())
@@ -343,14 +345,13 @@ def first_look(
 
 
 def take_input(
-    args: argparse.Namespace, world: World, held: contextlib.ExitStack, otherwise: contextlib.ExitStack
-) -> bool:
-    """What comes through a pipe is saved beside the parts first, since it is read more than once; says
-    whether their folder is locked.
-    otherwise: removes it where nothing comes of it.
+    args: PredictConfig, world: World, held: contextlib.ExitStack, otherwise: contextlib.ExitStack
+) -> str:
+    """The file to read: what comes through a pipe is saved beside the parts first, since it is read more than
+    once, and then their folder is locked. otherwise: removes it where nothing comes of it.
     """
     if kind_of(args.input) != "a pipe":
-        return False
+        return args.input
     folder = CodedFile(args.output, {}).folder
     os.makedirs(folder, exist_ok=True)
     held.enter_context(run_lock(folder))
@@ -365,17 +366,16 @@ def take_input(
 
     otherwise.callback(remove)
     save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
-    args.input = path
-    return True
+    return path
 
 
-def start_lines(args: argparse.Namespace, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
+def start_lines(args: PredictConfig, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
     """What is about to be done."""
     texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
     number = world.size * (job.forked.number if job.forked is not None else 1)
     where = f"{number} {'process' if number == 1 else 'processes'} on {world.device.type}"
     lines = [
-        f"Coding {rows:,} rows of {args.source} with {job.weights}{job.step} ({args.decoder},"
+        f"Coding {rows:,} rows of {args.asked.input} with {job.weights}{job.step} ({args.decoder},"
         f" {len(job.coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
     ]
     if args.decoder in ("topk", "full") and job.coder.linear_share:
@@ -399,9 +399,7 @@ def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
         os.rmdir(file.folder)
 
 
-def say_end(
-    args: argparse.Namespace, world: World, rows: int, counts: dict, seconds: float, job: Job
-) -> None:
+def say_end(args: PredictConfig, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:
     """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not
     be read.
     """
@@ -433,7 +431,7 @@ def say_end(
             )
     if counts["faults"]:
         raise TrainingError(
-            f"{counts['faults']:,} rows of {args.source} could not be read and are not in {args.output};"
+            f"{counts['faults']:,} rows of {args.asked.input} could not be read and are not in {args.output};"
             f" {counts['rejected']} lists them by line. All others are there.",
             heard_from_main=True,
         )

@@ -10,12 +10,12 @@ spreadsheet. `apply` writes a new file with the decisions in all rows of their t
 changed. `report` says how accurate a file is, from rows that were drawn at random.
 """
 
-import argparse
 import os
 import sys
 from collections import Counter
+from dataclasses import MISSING, dataclass
 
-from histocc.data import arguments as table_arguments
+from histocc.data.config import Delimiter
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import read_columns, read_key
 from histocc.data.tables import read_header
@@ -25,7 +25,7 @@ from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
 from histocc.review.estimate import Estimate, Quarter, drawn_texts
 from histocc.review.sheet import Codes, Decision, Drawn, Sheets, sheet_text
 from histocc.review.training_rows import TrainingRows
-from histocc.runtime import arguments
+from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, flag_of
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import atomic_write
@@ -40,93 +40,89 @@ FLAGS = {
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}
 
 
-def get_args_parser() -> arguments.Parser:
-    parser = arguments.make_parser(
-        "python -m histocc.review", "Doubtful rows of a coded file to a person and back."
+@dataclass(frozen=True, kw_only=True)
+class Make(Config):
+    """make"""
+
+    rows: Count = flag(300, "lines of the sheet at most")
+    sample: bool = flag(
+        False,
+        "rows drawn at random, as many from each quarter of the file by confidence, for `report`; without it"
+        " the texts in whose rows most mistakes are expected",
     )
-    parser.add_argument(
-        "action",
-        choices=tuple(FLAGS),
-        help="make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report:"
-        " how accurate the file is, from a sheet that was made with --sample",
-    )
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="make: the coded file; apply and report: sheets"
-    )
-    parser.add_argument(
-        "--to", default=None, metavar="CODED.csv", help="the coded file that the sheets were made of"
-    )
-    parser.add_argument("--output", default=None, metavar="FILE.csv", help="the sheet, or the final file")
-    parser.add_argument("--overwrite", action="store_true", help="replace an output that exists")
-    parser.add_argument("--column", default="occ1", help="column with the descriptions")
-    parser.add_argument(
-        "--language-column",
-        default=None,
-        metavar="COL",
-        help="column with the languages (default: lang, where the file has it)",
-    )
-    parser.add_argument(
-        "--delimiter",
-        type=table_arguments.delimiter,
-        default=None,
-        metavar="CHAR",
-        help="column delimiter of what is read (default: found)",
-    )
-    make = parser.add_argument_group("make")
-    make.add_argument("--rows", type=arguments.count, default=300, help="lines of the sheet at most")
-    make.add_argument(
-        "--sample",
-        action="store_true",
-        help="rows drawn at random, as many from each quarter of the file by confidence, for `report`;"
-        " without it the texts in whose rows most mistakes are expected",
-    )
-    make.add_argument("--seed", type=arguments.count_or_zero, default=1, help="of the draw")
-    make.add_argument(
-        "--bom",
-        action="store_true",
-        help="begin the sheet with a byte order mark, for older versions of Excel",
-    )
-    make.add_argument(
-        "--descriptions",
-        default=None,
+    seed: CountOrZero = flag(1, "of the draw")
+    bom: bool = flag(False, "begin the sheet with a byte order mark, for older versions of Excel")
+    descriptions: str | None = flag(
+        None,
+        f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), where the"
+        " coded file has none",
         metavar="FILE",
-        help=f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), where"
-        " the coded file has none",
     )
-    back = parser.add_argument_group("apply and report")
-    back.add_argument(
-        "--key",
-        default=None,
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyAndReport(Config):
+    """apply and report"""
+
+    key: str | None = flag(
+        None,
+        "codes that may be written, such as key.csv of a run (default: the HISCO key, for columns hisco_1 and"
+        " so on)",
         metavar="FILE",
-        help="codes that may be written, such as key.csv of a run (default: the HISCO key, for columns"
-        " hisco_1 and so on)",
     )
-    back.add_argument("--by", default="person", help=f"who has decided, for the column {DECIDED}")
-    back.add_argument(
-        "--training-data",
-        default=None,
+    by: str = flag("person", f"who has decided, for the column {DECIDED}")
+    training_data: str | None = flag(
+        None,
+        "also append the texts and their decided codes to this file, for the next fine-tuning",
         metavar="FILE.csv",
-        help="also append the texts and their decided codes to this file, for the next fine-tuning",
     )
-    back.add_argument(
-        "--now",
-        default=None,
-        metavar="FINAL.csv",
-        help="report: of the file after decisions (default: of the coded file)",
+    now: str = flag(
+        None, "report: of the file after decisions (default: of the coded file)", metavar="FINAL.csv"
     )
-    return parser
 
 
-def argument_problems(args: argparse.Namespace, parser: arguments.Parser) -> list[str]:
+@dataclass(frozen=True, kw_only=True)
+class ReviewConfig(Make, ApplyAndReport):
+    """What review takes."""
+
+    action: str = flag(
+        MISSING,
+        "make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report: how"
+        " accurate the file is, from a sheet that was made with --sample",
+        choices=tuple(FLAGS),
+        positional=True,
+    )
+    files: list[str] = flag(
+        MISSING, "make: the coded file; apply and report: sheets", metavar="FILE", positional=True
+    )
+    to: str = flag(None, "the coded file that the sheets were made of", metavar="CODED.csv")
+    output: str = flag(None, "the sheet, or the final file", metavar="FILE.csv")
+    overwrite: bool = flag(False, "replace an output that exists")
+    column: str = flag("occ1", "column with the descriptions")
+    language_column: str | None = flag(
+        None, "column with the languages (default: lang, where the file has it)", metavar="COL"
+    )
+    delimiter: Delimiter | None = flag(
+        None, "column delimiter of what is read (default: found)", metavar="CHAR"
+    )
+
+
+def get_args_parser() -> Parser:
+    return Parser(
+        ReviewConfig, "python -m histocc.review", "Doubtful rows of a coded file to a person and back."
+    )
+
+
+def argument_problems(args: ReviewConfig) -> list[str]:
     """What is wrong with the arguments themselves, a line each."""
     everyone = {name for names in FLAGS.values() for name in names}
     problems = [
-        f"{arguments.flag(name)} is not for review {args.action}"
+        f"{flag_of(name)} is not for review {args.action}"
         for name in sorted(everyone - set(FLAGS[args.action]))
-        if getattr(args, name) != parser.get_default(name)
+        if getattr(args, name) != ReviewConfig.__dataclass_fields__[name].default
     ]
     problems += [
-        f"review {args.action} needs {arguments.flag(name)}"
+        f"review {args.action} needs {flag_of(name)}"
         for name in NEEDED[args.action]
         if not getattr(args, name)
     ]
@@ -155,12 +151,12 @@ def argument_problems(args: argparse.Namespace, parser: arguments.Parser) -> lis
     ]
 
 
-def coded_file(args: argparse.Namespace, path: str) -> CodedFile:
+def coded_file(args: ReviewConfig, path: str) -> CodedFile:
     layout = Layout.of(path, args.column, args.language_column, args.delimiter)
     return CodedFile(path, layout, args.delimiter)
 
 
-def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
+def words_of(args: ReviewConfig, coded: CodedFile) -> dict[str, str]:
     """Code → description. Raises UserError."""
     if args.descriptions is None:
         return coded.words
@@ -177,7 +173,7 @@ def words_of(args: argparse.Namespace, coded: CodedFile) -> dict[str, str]:
     return dict(repaired) | coded.words
 
 
-def codes_of_key(args: argparse.Namespace, coded: CodedFile) -> Codes:
+def codes_of_key(args: ReviewConfig, coded: CodedFile) -> Codes:
     """Raises UserError."""
     if args.key is not None:
         return Codes(read_key(args.key))
@@ -189,7 +185,7 @@ def codes_of_key(args: argparse.Namespace, coded: CodedFile) -> Codes:
     return Codes(hisco_key())
 
 
-def make(args: argparse.Namespace) -> None:
+def make(args: ReviewConfig) -> None:
     coded = coded_file(args, args.files[0])
     words = words_of(args, coded)
     texts = list(coded.texts.values())
@@ -220,7 +216,7 @@ def make(args: argparse.Namespace) -> None:
     )
 
 
-def apply(args: argparse.Namespace) -> None:
+def apply(args: ReviewConfig) -> None:
     coded = coded_file(args, args.to)
     sheets = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
     made = {key: each for key, each in sheets.by_text.items() if each.codes is not None}
@@ -285,7 +281,7 @@ def with_decision(
     return row
 
 
-def report(args: argparse.Namespace) -> None:
+def report(args: ReviewConfig) -> None:
     coded = coded_file(args, args.to)
     sheet = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
     for note in sheet.notes:
@@ -317,7 +313,7 @@ def report(args: argparse.Namespace) -> None:
         print(f"  The model itself expects {sure / rows:.1%}.")
 
 
-def decided_otherwise(args: argparse.Namespace, coded: CodedFile, sheet: Sheets) -> set[Key]:
+def decided_otherwise(args: ReviewConfig, coded: CodedFile, sheet: Sheets) -> set[Key]:
     """Texts that somebody chose to decide, and not because they were drawn, by the final file. Raises
     UserError where that is no file of these texts.
     """
@@ -353,9 +349,8 @@ def estimate(coded: CodedFile, sheet: Sheets, corrected: set[Key]) -> Estimate:
 
 
 def run(argv: list[str] | None) -> None:
-    parser = get_args_parser()
-    args = parser.parse_args(argv)
-    raise_if_any(argument_problems(args, parser))
+    args = get_args_parser().parse_args(argv)
+    raise_if_any(argument_problems(args))
     {"make": make, "apply": apply, "report": report}[args.action](args)
 
 

@@ -12,7 +12,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -281,16 +280,6 @@ def has_int8() -> bool:
     return torch.cpu._is_vnni_supported()
 
 
-@dataclass(frozen=True)
-class PrecisionSettings:
-    """--float64, --bf16, --fp16 and --use-amp, of which one at most is given."""
-
-    float64: bool = False
-    bf16: bool = False
-    fp16: bool = False
-    use_amp: bool = False
-
-
 class Precision:
     """name: float32, float64, bf16 or fp16, or, to code, int8; device: where it computes. scaler: scales the
     loss up in fp16, and does nothing in other formats.
@@ -318,8 +307,8 @@ class Precision:
         self.scaler = torch.amp.GradScaler(self.device_type, enabled=name == "fp16")
 
     @classmethod
-    def of(cls, asked: PrecisionSettings, device: torch.device) -> "Precision":
-        """What is asked for; --use-amp takes the fastest that the device has."""
+    def of(cls, asked: Any, device: torch.device) -> "Precision":
+        """By --float64, --bf16, --fp16, or --use-amp, which takes the fastest that the device has."""
         if asked.use_amp:
             fastest = "bf16" if has_bfloat16(device.type) else "fp16" if device.type == "cuda" else "float32"
             return cls(fastest, device)

@@ -1,6 +1,5 @@
 """The frame that a command runs in: its arguments, its processes, its messages and its exit code."""
 
-import argparse
 import atexit
 import contextlib
 import gc
@@ -14,12 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from textwrap import shorten
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from histocc.runtime import log, signals, stacks
-from histocc.runtime.arguments import Group, Parser, count, positive
+from histocc.runtime.config import Parser
 from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
 from histocc.runtime.world import World, close_world, init_world, is_first_rank
@@ -31,49 +30,6 @@ CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the 
 
 # Libraries that may have left threads, processes and exit functions behind.
 libraries: list[str] = []
-
-
-def add_process_arguments(
-    parser: Parser, minutes: float = 30.0, timeout_help: str = "minutes that a process waits for another one"
-) -> Group:
-    """What every command that runs on several processes takes; `start` reads it. Returns the group, for more
-    of its kind.
-    """
-    machine = parser.add_argument_group("machine and processes")
-    machine.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="auto: CUDA GPUs where there are any, else the CPU; cpu; cuda; or another accelerator that"
-        " torch.accelerator finds here, such as xpu, for one process",
-        resumable=True,
-    )
-    machine.add_argument(
-        "--distributed",
-        action="store_true",
-        help="join the processes of the launcher (torchrun)",
-        resumable=True,
-    )
-    machine.add_argument(
-        "--local-rank", type=int, default=None, help="set by torch.distributed.launch", resumable=True
-    )
-    machine.add_argument(
-        "--world-size",
-        type=count,
-        default=None,
-        help="number of processes, checked against the launcher's",
-        resumable=True,
-    )
-    machine.add_argument(
-        "--timeout-minutes", type=positive, default=minutes, help=timeout_help, resumable=True
-    )
-    machine.add_argument(
-        "--quiet",
-        action="store_true",
-        help="no progress bars and lines of progress",
-        resumable=True,
-    )
-    return machine
 
 
 def run_command(work: Callable[[], int | None]) -> int:
@@ -95,7 +51,7 @@ def run_command(work: Callable[[], int | None]) -> int:
 
 def start(
     parser: Parser,
-    run: Callable[[argparse.Namespace, World], None],
+    run: Callable[[Any, World], None],
     argv: list[str] | None = None,
     when_stopped: str = " before the first step. The same command starts again.",
 ) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from histocc.runtime.world import World
+from histocc.trainer.config import TrainConfig
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
-from histocc.trainer.settings import RunSettings
 
 PARALLEL = {
     "ddp": "DDP (each process holds the whole model)",
@@ -18,7 +18,7 @@ PARALLEL = {
 
 
 def say_banner(
-    settings: RunSettings,
+    args: TrainConfig,
     world: World,
     about: list[str],
     about_rate: str,
@@ -33,15 +33,15 @@ def say_banner(
         about_rate: on learning rates other than that of the schedule.
         precision: its name.
     """
-    machine, batch, asked, kind = settings.machine, settings.batch, settings.schedule, world.device.type
+    kind = world.device.type
     gpu = kind == "cuda"
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     lines = ["=" * 72]
 
-    # The machine.
+    # The args.
     if kind == "cpu":
         why = "torch sees none; nvidia-smi, CUDA_VISIBLE_DEVICES and python -m histocc.doctor tell more"
-        if machine.device == "cpu":
+        if args.device == "cpu":
             why = "--device cpu"
         elif torch.version.cuda is None:
             why = "this torch is made for CPUs"
@@ -56,47 +56,46 @@ def say_banner(
         f"Number of GPUs: {world.size if gpu else 0}",
         f"Nodes: {world.nodes}",
         f"Backend: {world.backend or 'none (one process)'}",
-        f"Parallel: {PARALLEL[machine.parallel] if world.backend else 'none (one process)'}",
+        f"Parallel: {PARALLEL[args.parallel] if world.backend else 'none (one process)'}",
         f"Available GPUs: {visible}{name}",
         f"Threads per process: {torch.get_num_threads()}",
     ]
-    if machine.gradient_compression != "none" and world.backend:
-        lines.append(f"Gradients between processes: {machine.gradient_compression}")
+    if args.gradient_compression != "none" and world.backend:
+        lines.append(f"Gradients between processes: {args.gradient_compression}")
     lines += about
 
     # The batch arithmetic.
     accumulation, total = plan.accumulation(0), plan.global_batch_size
-    at_once = (
-        f"{batch.batch_size} × {devices(world)} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
-    )
-    if total == batch.batch_size * world.size * accumulation:
+    steps = f"{accumulation} accumulation step{'s' * (accumulation > 1)}"
+    at_once = f"{args.samples_at_once} × {devices(world)} × {steps}"
+    if total == args.samples_at_once * world.size * accumulation:
         lines.append(f"Batch size per {kind_of(world)}: {at_once} = Total batch size: {total}")
     else:  # not divisible
         lines.append(f"Batch size per {kind_of(world)}: at most {at_once}; Total batch size: {total}")
     if plan.micro_batches(0) > accumulation:
         lines.append(f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding")
-    on = {n: BatchPlan(plan.rows, batch.total(n), n).steps_per_epoch for n in (1, 2, 4, 8)}
+    on = {n: BatchPlan(plan.rows, args.total_batch(n), n).steps_per_epoch for n in (1, 2, 4, 8)}
     steps = ", ".join(f"{n} → {steps:,}" for n, steps in on.items())
     ends = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
 
     # The learning rate, and how it came from the one that was asked for.
-    rate = asked.learning_rate or 0.0
+    rate = args.learning_rate or 0.0
     scaling = {
         "none": "not scaled",
         "linear": f"{rate:g} × {world.size} processes, linear scaling",
         "sqrt": f"{rate:g} × √{world.size} processes, square-root scaling",
-    }[asked.lr_scaling]
-    if not math.isclose(schedule.rate, scaled_learning_rate(rate, asked.lr_scaling, world.size)):
+    }[args.lr_scaling]
+    if not math.isclose(schedule.rate, scaled_learning_rate(rate, args.lr_scaling, world.size)):
         scaling = "as at the first start of the run"
     warmup = f"warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}"
     lines += [
         f"Steps per epoch: {plan.steps_per_epoch:,} (processes → steps: {steps})",
-        f"Epochs: {asked.num_epochs} ({schedule.total:,} steps{ends})",
+        f"Epochs: {args.num_epochs} ({schedule.total:,} steps{ends})",
         f"Learning rate: {schedule.rate:g} ({scaling}; {warmup}){about_rate}",
         *schedule.warnings(),
         f"Precision: {precision}",
-        *([f"Configuration: {settings.folder.config}"] if settings.folder.config else []),
-        f"Save directory: {settings.folder.save_path}",
+        *([f"Configuration: {args.config}"] if args.config else []),
+        f"Save directory: {args.save_path}",
         "=" * 72,
         *(f"Note: {note}" for note in notes(world, plan, visible if gpu else 0)),
     ]

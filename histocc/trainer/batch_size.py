@@ -5,46 +5,18 @@ memory.
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 
 from histocc.runtime.device import synchronize
 from histocc.runtime.errors import is_out_of_memory, memory_error_ends_with
 from histocc.runtime.world import World
+from histocc.trainer.config import TrainConfig
 
 # first size tried; what a larger one must gain on a CPU; share of a GPU's memory that may fill
 FIRST = 8
 GAIN = 1.05
 FULL = 0.85
-
-
-class AutoBatchSize(int):
-    """`--batch-size auto`: the script's default, until the run has found its own."""
-
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """Samples of an optimizer step: `batch_size` at most at once per process, `accumulate_steps` times, or
-    `global_batch_size` over all processes.
-    """
-
-    batch_size: int
-    global_batch_size: int | None = None
-    accumulate_steps: int = 1
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the run finds the size itself."""
-        return isinstance(self.batch_size, AutoBatchSize)
-
-    def total(self, processes: int) -> int:
-        """Samples of an optimizer step over all processes."""
-        return self.global_batch_size or int(self.batch_size) * processes * self.accumulate_steps
-
-    def found(self, batch_size: int, processes: int) -> "BatchSettings":
-        """The same total with `batch_size` samples at once."""
-        return BatchSettings(batch_size, self.total(processes))
 
 
 def find_batch_size(run: Callable[[int], None], most: int, world: World, still_to_come: int = 0) -> int:
@@ -93,12 +65,12 @@ def place_of(world: World) -> str:
 
 
 def memory_advice(
-    batch: BatchSettings, world: World, smaller_model: str = "a smaller model"
+    args: TrainConfig, world: World, smaller_model: str = "a smaller model"
 ) -> AbstractContextManager[None]:
     """Running out of memory inside ends with flags for the same total batch, and so the same result, with
     less at once.
     """
-    rows, total = int(batch.batch_size), batch.total(world.size)
+    rows, total = args.samples_at_once, args.total_batch(world.size)
     if rows < 2:
         return memory_error_ends_with(
             f", on {place_of(world)}, with one sample at once: take {smaller_model}, or --bf16"
@@ -109,7 +81,7 @@ def memory_advice(
     else:
         smaller = max(size for size in range(1, rows // 2 + 1) if per_process % size == 0)
         flags = f"--batch-size {smaller} --accumulate-steps {per_process // smaller}"
-        flags += " without --global-batch-size" * (batch.global_batch_size is not None)
+        flags += " without --global-batch-size" * (args.global_batch_size is not None)
     return memory_error_ends_with(
         f", on {place_of(world)} with --batch-size {rows}. Give {flags}: the total batch stays {total}, and"
         " so does the result. --batch-size auto finds what fits; --bf16 needs less. The same command then"

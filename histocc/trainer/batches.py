@@ -12,10 +12,9 @@ from histocc.runtime.device import by_kind
 from histocc.runtime.errors import UserError, too_few_open_files
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.trainer.batch_size import BatchSettings
+from histocc.trainer.config import TrainConfig
 from histocc.trainer.loading import Loader
 from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
-from histocc.trainer.settings import LoaderSettings, RunSettings
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
 # trained.
@@ -159,46 +158,46 @@ class BatchLoader:
         return len(self.sampler)
 
 
-def batch_plan(batch: BatchSettings, rows: Rows, world: World) -> BatchPlan:
+def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
     """The batch arithmetic of the training rows."""
     cut = rows.has_lengths and world.device.type not in rows.groups_in_model
     return BatchPlan(
         len(rows),
-        batch.total(world.size),
+        args.total_batch(world.size),
         world.size,
-        batch.batch_size,
+        args.samples_at_once,
         LENGTH_GROUPS if cut else 1,
         by_kind(LENGTH_GROUP_ROWS, world.device),
     )
 
 
 def make_loaders(
-    settings: RunSettings, world: World, train_rows: Rows, val_rows: Rows | None, plan: BatchPlan
+    args: TrainConfig, world: World, train_rows: Rows, val_rows: Rows | None, plan: BatchPlan
 ) -> dict[str, BatchLoader]:
     """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
-    loader, order = settings.loader, derived_seed(settings.seed, ORDER)
+    order = derived_seed(args.seed, ORDER)
     train = MicroBatches(train_rows, plan, world.rank, order)
-    loaders = {"train": BatchLoader(train, world, **worker_arguments(loader))}
+    loaders = {"train": BatchLoader(train, world, **worker_arguments(args))}
     if val_rows is not None:
-        loaders["val"] = validation_loader(settings, world, val_rows)
-    if loader.num_workers:
+        loaders["val"] = validation_loader(args, world, val_rows)
+    if args.num_workers:
         tensors = sum(isinstance(value, torch.Tensor) for batch in train[0, 0] for value in batch.values())
-        on_their_way = (loader.prefetch_factor or 2) * tensors
-        if short := list(filter(None, world.gather(too_few_open_files(loader.num_workers, on_their_way)))):
+        on_their_way = (args.prefetch_factor or 2) * tensors
+        if short := list(filter(None, world.gather(too_few_open_files(args.num_workers, on_their_way)))):
             raise UserError(short[0])
     return loaders
 
 
-def validation_loader(settings: RunSettings, world: World, rows: Rows) -> BatchLoader:
+def validation_loader(args: TrainConfig, world: World, rows: Rows) -> BatchLoader:
     """The loader of this rank's share of validation rows."""
-    at_once = int(settings.batch.batch_size)
+    at_once = args.samples_at_once
     plan = BatchPlan(len(rows), at_once * world.size, world.size, at_once)
-    return BatchLoader(MicroBatches(rows, plan, world.rank), world, **worker_arguments(settings.loader))
+    return BatchLoader(MicroBatches(rows, plan, world.rank), world, **worker_arguments(args))
 
 
-def worker_arguments(loader: LoaderSettings) -> dict[str, Any]:
+def worker_arguments(args: TrainConfig) -> dict[str, Any]:
     """As torch's DataLoader takes them."""
-    found: dict[str, Any] = {"num_workers": loader.num_workers, "pin_memory": loader.pin_memory}
-    if loader.num_workers:
-        found |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    found: dict[str, Any] = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
+    if args.num_workers:
+        found |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
     return found

@@ -14,7 +14,7 @@ from histocc.runtime.log import duration
 from histocc.runtime.parallel import unwrap
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, widest
-from histocc.trainer.settings import RunSettings
+from histocc.trainer.config import TrainConfig
 
 STEPS = 3  # that are measured, after one that is not
 VALIDATION_BATCHES = 2
@@ -22,7 +22,7 @@ GB = 1e9
 
 
 def estimate(
-    settings: RunSettings,
+    args: TrainConfig,
     run: loop.Run,
     loaders: dict[str, BatchLoader],
     start: int,
@@ -72,15 +72,15 @@ def estimate(
         max(world.gather(seconds)) for seconds in (step_seconds, validation_seconds)
     )
     peak = max(world.gather(peak_memory(world.device)))
-    last, intervals = run.last_step or 0, settings.intervals
-    every = intervals.eval_interval
+    last = run.last_step or 0
+    every = args.eval_interval
     left, validations = last - start, last // every - start // every + (last % every > 0)
     validations *= val_loader is not None
     of_steps, of_validations = left * step_seconds, validations * validation_seconds
     size = checkpoint_bytes(unwrap(run.model))
-    kept = min(settings.folder.keep_checkpoints, left // intervals.save_interval) + 2
-    kept += settings.schedule.num_epochs if intervals.save_each_epoch else 0
-    folder = settings.folder.save_path
+    kept = min(args.keep_checkpoints, left // args.save_interval) + 2
+    kept += args.num_epochs if args.save_each_epoch else 0
+    folder = args.save_path
     free = world.run_on_main("free space", lambda: shutil.disk_usage(folder_above(folder)).free)
     of_device = (
         " (CPU) in these steps; a long run holds two to three times that, freed but kept for other sizes"
@@ -95,7 +95,7 @@ def estimate(
         f"  Validations: {validations:,} of {validation_seconds:.3g} s: {duration(of_validations)}",
         f"  Time:        about {duration(of_steps + of_validations)} in all"
         + f", and before it the fit of {fitted_before}, not measured" * bool(fitted_before)
-        + (f", in parts of {settings.stop_after:g} minutes (--stop-after)" if settings.stop_after else ""),
+        + (f", in parts of {args.stop_after:g} minutes (--stop-after)" if args.stop_after else ""),
         f"  Memory:      {peak / GB:.1f} GB at most per process{of_device}",
         f"  Checkpoints: {size / GB:.2f} GB each, up to {kept:,} files; {free / GB:.1f} GB are free",
     ]

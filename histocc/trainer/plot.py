@@ -6,9 +6,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from histocc.runtime.arguments import Parser, make_parser
+from histocc.runtime.config import Config, Parser, flag
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, in_words, raise_if_any
 from histocc.runtime.files import OwnFiles, atomic_write, problems
@@ -110,17 +111,19 @@ def curves(*runs: str | os.PathLike[str]) -> Any:
     return figure_of(rows_of([os.fspath(folder) for folder in runs]))
 
 
-def get_args_parser() -> Parser:
-    parser = make_parser("python -m histocc.plot", "Curves of one run or several in one plot.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
-    parser.add_argument(
-        "--output",
-        default=None,
-        metavar="FILE.png",
-        help=f"default: {CURVES} in the folder of the run, if it is one alone",
+@dataclass(frozen=True, kw_only=True)
+class PlotConfig(Config):
+    """What plot takes."""
+
+    runs: list[str] = flag(MISSING, "folders of runs", metavar="RUN", positional=True)
+    output: str | None = flag(
+        None, f"default: {CURVES} in the folder of the run, if it is one alone", metavar="FILE.png"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that exists")
-    return parser
+    overwrite: bool = flag(False, "replace a file that exists")
+
+
+def get_args_parser() -> Parser:
+    return Parser(PlotConfig, "python -m histocc.plot", "Curves of one run or several in one plot.")
 
 
 def run(argv: list[str] | None) -> str:

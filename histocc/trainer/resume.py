@@ -4,18 +4,20 @@ back when.
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from histocc.runtime import checkpoint
+from histocc.runtime.config import differing
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World, launcher_id
+from histocc.trainer.config import TrainConfig
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
-from histocc.trainer.settings import FolderSettings, RunSettings
 
 MAX_THREADS = 1024
 # What a resumed run takes of the groups of the optimizer; the rest is how they are made now.
@@ -24,7 +26,7 @@ OTHER = ", so the checkpoint is of another run: choose another folder, or start 
 
 
 def find_resumable(
-    folder: FolderSettings,
+    args: TrainConfig,
     world: World,
     read: Callable[[str], dict[str, Any]],
     refuse: Callable[[dict[str, Any]], None],
@@ -38,7 +40,6 @@ def find_resumable(
     same time; where one does not find the same there, by its checksum, it is sent to all.
 
     Args:
-        folder: of the run, and whether it is overwritten.
         world: the processes.
         read: a file, as `histocc.runtime.checkpoint.load_resumable`.
         refuse: raises UserError for a checkpoint with other arguments.
@@ -48,12 +49,12 @@ def find_resumable(
 
     def newest() -> dict[str, Any] | None:
         nonlocal state
-        if not checkpoint.exists_in(folder.save_path):
+        if not checkpoint.exists_in(args.save_path):
             return None
         try:
-            path, state, wrong = checkpoint.newest_good(folder.save_path, read)
+            path, state, wrong = checkpoint.newest_good(args.save_path, read)
         except UserError:
-            if folder.overwrite:
+            if args.overwrite:
                 return None
             raise
         with checkpoint.reading(path):
@@ -72,7 +73,7 @@ def find_resumable(
     on_nodes = {
         rank: answer
         for rank, answer in answers.items()
-        if answer and (not folder.overwrite or launchers & answer["launchers"] - {""})
+        if answer and (not args.overwrite or launchers & answer["launchers"] - {""})
     }
     if 0 in on_nodes:  # what another node holds of an earlier run is not for this one
         on_nodes = {rank: answer for rank, answer in on_nodes.items() if answer["run"] == on_nodes[0]["run"]}
@@ -108,40 +109,33 @@ def find_resumable(
         refuse(state)
         if state["position"]["fingerprint"] != fingerprint:
             raise UserError(
-                f"{folder.save_path} holds a run on other data (or data prepared with other settings). Give"
+                f"{args.save_path} holds a run on other data (or data prepared with other args). Give"
                 " it the same files, choose another folder, or start over with --overwrite."
             )
     return {**state, "path": path}
 
 
-def differing_args(saved: dict[str, Any], now: dict[str, Any], may_differ: set[str]) -> list[str]:
-    """Arguments that a resumed run may not change but did, a line each."""
-    return [
-        f"--{name.replace('_', '-')} was {saved[name]!r}, now it is {now[name]!r}"
-        for name in sorted(saved.keys() & now.keys() - may_differ)
-        if saved[name] != now[name]
-    ]
-
-
 def refuse_other_arguments(
-    settings: RunSettings, saved: dict[str, Any], resumable: set[str], more: list[str]
+    args: TrainConfig, state: dict[str, Any], more: list[str], before: dict[str, Any] | None = None
 ) -> None:
     """Raises UserError where a resumed run is asked for with arguments that decide the result and differ.
 
-    saved: those of the checkpoint by name; resumable: names (dest) that may differ; more: what else differs,
-    a line each.
+    state: the checkpoint; more: what else differs, a line each; before: what the run has of the arguments
+    that its checkpoint keeps elsewhere.
     """
-    different = differing_args(saved, settings.decided(), resumable) + more
-    if settings.schedule.num_epochs < saved["num_epochs"]:
+    saved = state["args"] | (before or {})
+    as_before = replace(args, num_epochs=saved["num_epochs"], warmup_steps=None)
+    warmup = Schedule.of(as_before, state["position"]["steps_per_epoch"], 1, 1.0).warmup
+    different = differing(type(args), args.values(), saved, {"warmup_steps": warmup}) + more
+    if args.num_epochs < saved["num_epochs"]:
         different.append(
-            f"--num-epochs was {saved['num_epochs']}, now it is {settings.schedule.num_epochs}; only more"
-            " can continue"
+            f"--num-epochs was {saved['num_epochs']}, now it is {args.num_epochs}; only more can continue"
         )
     if different:
         raise UserError(
             "\n  ".join(
                 [
-                    f"{settings.folder.save_path} holds a run with other arguments:",
+                    f"{args.save_path} holds a run with other arguments:",
                     *different,
                     "Repeat them as they were, choose another folder, or start over with --overwrite.",
                 ]
@@ -150,12 +144,12 @@ def refuse_other_arguments(
 
 
 def check_unchanged(
-    settings: RunSettings, resumed: dict[str, Any], plan: BatchPlan, files: dict[str, int]
+    args: TrainConfig, resumed: dict[str, Any], plan: BatchPlan, files: dict[str, int]
 ) -> None:
     """files: checksum of each file beside the rows that decides the result, by flag. Raises UserError where
     one was changed, or the total batch.
     """
-    folder, position = settings.folder.save_path, resumed["position"]
+    folder, position = args.save_path, resumed["position"]
     total, before = position["total_batch"], position["files"]
     if total != plan.global_batch_size:
         raise UserError(
@@ -165,7 +159,7 @@ def check_unchanged(
     changed = [name for name in before if before[name] != files.get(name)]
     if changed:
         raise UserError(
-            f"{settings.asked[changed[0]]}: was changed since the run in {folder} began"
+            f"{getattr(args, changed[0])}: was changed since the run in {folder} began"
             f" (--{changed[0].replace('_', '-')}). Give it the same file, choose another folder, or start"
             " over with --overwrite"
         )

@@ -1,12 +1,11 @@
 """A run of any model: `set_up`, then the loop between `outputs`, then `finish`."""
 
-import argparse
 import contextlib
 import json
 import os
 import uuid
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from histocc.runtime.signals import stop_request
 from histocc.runtime.world import World, launcher_id
 from histocc.trainer import loop, resume
 from histocc.trainer.banner import say_banner, say_start
-from histocc.trainer.batch_size import BatchSettings, find_batch_size, memory_advice, model_memory_advice
+from histocc.trainer.batch_size import find_batch_size, memory_advice, model_memory_advice
 from histocc.trainer.batches import (
     DROPOUT,
     BatchLoader,
@@ -33,12 +32,12 @@ from histocc.trainer.batches import (
     make_loaders,
     widest,
 )
+from histocc.trainer.config import AUTO, TrainConfig
 from histocc.trainer.estimate import estimate
 from histocc.trainer.log import LOG, STATUS, STOPPED, RunLog, log_columns
 from histocc.trainer.plan import BatchPlan
 from histocc.trainer.plot import CURVES, draw_run
 from histocc.trainer.schedule import Schedule, Steps, make_optimizer
-from histocc.trainer.settings import FolderSettings, MachineSettings, RunSettings
 from histocc.trainer.trackers import OF_PROFILE, StepProfiler, Tracker, open_trackers
 
 ARGS = "args.json"
@@ -89,7 +88,7 @@ class Training:
 class Ready:
     """A run that is set up. options: those of `histocc.trainer.loop.Run` but for what it calls."""
 
-    settings: RunSettings
+    args: TrainConfig
     training: Training
     world: World
     plan: BatchPlan
@@ -103,19 +102,19 @@ class Ready:
     resumed: dict[str, Any] | None
 
 
-def number_format(machine: MachineSettings, world: World) -> Precision:
+def number_format(args: TrainConfig, world: World) -> Precision:
     """What the model computes in, set for this process. Raises UserError for what the machine lacks."""
-    precision = Precision.of(machine.precision, world.device)
+    precision = Precision.of(args, world.device)
     precision.use()
     if precision.warning():
         world.print(f"WARNING: {precision.warning()}")
-    if machine.compile and (missing := missing_compiler(world.device)):
+    if args.compile and (missing := missing_compiler(world.device)):
         raise UserError(f"--compile needs {missing}")
     return precision
 
 
 def output_problems(
-    args: argparse.Namespace, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
+    args: TrainConfig, inputs: dict[str | None, str], own: OwnFiles, lists: Sequence[str] = ()
 ) -> list[str]:
     """Why a run with these arguments may not write its files, a line each. inputs: what each file is; lists:
     names of those of its data.
@@ -167,15 +166,15 @@ def clear(own: OwnFiles) -> None:
 
 
 @contextlib.contextmanager
-def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
+def held_folder(args: TrainConfig, world: World) -> Generator[None]:
     """The folder of the run, that no other job may use meanwhile, without what a killed run left half
     written; meanwhile stacks of a run that hangs go there. All ranks. Raises UserError.
     """
     with contextlib.ExitStack() as held:
 
         def take() -> list[str]:
-            held.enter_context(run_lock(folder.save_path))
-            own = OwnFiles(folder.save_path, folder.overwrite)
+            held.enter_context(run_lock(args.save_path))
+            own = OwnFiles(args.save_path, args.overwrite)
             own.remove_leftovers()
             path, *paths = own.claim(CONSOLE, *map(stacks.NAME.format, range(world.size)))
             write_console_to(path)
@@ -187,7 +186,7 @@ def held_folder(folder: FolderSettings, world: World) -> Generator[None]:
 
 
 def set_up(
-    settings: RunSettings,
+    args: TrainConfig,
     world: World,
     precision: Precision,
     training: Training,
@@ -200,63 +199,62 @@ def set_up(
     Returns:
         None if no step is left to take, and after a dry run.
     """
-    machine, raw_model, task = settings.machine, training.model, training.task
+    raw_model, task = training.model, training.task
 
     # Which rows a step takes, and how many steps there are.
-    if settings.batch.is_open:
-        with memory_of_steps(settings, world, training):
-            settings = replace(settings, batch=choose_batch_size(settings, world, training, precision))
-    plan = batch_plan(settings.batch, training.train, world)
+    if args.batch_size == AUTO:
+        with memory_of_steps(args, world, training):
+            args = choose_batch_size(args, world, training, precision)
+    plan = batch_plan(args, training.train, world)
     state, rate = loop.State(), None
     if resumed:
         with checkpoint.reading(resumed["path"]):
-            resume.check_unchanged(settings, resumed, plan, training.files)
+            resume.check_unchanged(args, resumed, plan, training.files)
             rate = resumed["scheduler"]["base_lrs"][0]  # of the first start
             state = loop.State.resumed(resumed["step"], resumed["position"], world)
-    schedule = Schedule.of(settings.schedule, plan.steps_per_epoch, world.size, rate)
+    schedule = Schedule.of(args, plan.steps_per_epoch, world.size, rate)
     if state.step >= schedule.stop and not state.unfinished:
-        world.print(resume.nothing_to_do(settings.folder.save_path, state.step, schedule))
+        world.print(resume.nothing_to_do(args.save_path, state.step, schedule))
         return None
-    loaders = make_loaders(settings, world, training.train, training.val, plan)
+    loaders = make_loaders(args, world, training.train, training.val, plan)
     about = (training.about, training.about_rate)
-    say_banner(settings, world, *about, plan, schedule, precision.name)
+    say_banner(args, world, *about, plan, schedule, precision.name)
 
     # One process's model, or that of all.
-    with memory_of_model(settings, world, training.smaller_model):
-        model = wrap(raw_model, world, machine.parallel, machine.gradient_compression)
-    with memory_of_steps(settings, world, training):
+    with memory_of_model(args, world, training.smaller_model):
+        model = wrap(raw_model, world, args.parallel, args.gradient_compression)
+    with memory_of_steps(args, world, training):
         first = loaders["train"].dataset[0, 0][0]
-        warm_up_wrapped_model(model, task, first, world, precision, machine.compile)
+        warm_up_wrapped_model(model, task, first, world, precision, args.compile)
 
     # The optimizer, and what of it the resumed run had.
-    with memory_of_model(settings, world, training.smaller_model):
-        optimizer = make_optimizer(raw_model, settings.optimizer.weight_decay, schedule.rate, training.fast)
+    with memory_of_model(args, world, training.smaller_model):
+        optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
         if resumed:
             resume.restore(resumed, optimizer, precision)
             resumed = {part: resumed[part] for part in ("args", "position", "step")}  # weights lie there once
-    intervals = settings.intervals
     options: dict[str, Any] = {
         "world": world,
         "precision": precision,
-        "seed": derived_seed(settings.seed, DROPOUT),
+        "seed": derived_seed(args.seed, DROPOUT),
         "schedule": schedule.factor,
-        "max_bad_steps": settings.optimizer.max_bad_steps,
+        "max_bad_steps": args.max_bad_steps,
         "total_steps": schedule.total,
         "stop_step": schedule.stop,
         "steps_per_epoch": plan.steps_per_epoch,
-        "log_interval": intervals.log_interval,
-        "eval_interval": intervals.eval_interval,
-        "save_interval": intervals.save_interval,
-        "epoch_name": training.epoch_name if intervals.save_each_epoch else "",
+        "log_interval": args.log_interval,
+        "eval_interval": args.eval_interval,
+        "save_interval": args.save_interval,
+        "epoch_name": training.epoch_name if args.save_each_epoch else "",
         "stop": world.stop_agreed,
     }
-    if settings.dry_run:
-        with memory_of_steps(settings, world, training):
+    if args.dry_run:
+        with memory_of_steps(args, world, training):
             run = loop.Run(model, task, optimizer, **options)
-            estimate(settings, run, loaders, state.step, training.fitted_before)
+            estimate(args, run, loaders, state.step, training.fitted_before)
         return None
     return Ready(
-        settings,
+        args,
         training,
         world,
         plan,
@@ -302,23 +300,21 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
     `histocc.trainer.loop.Run` that it gives, rows of the log and checkpoints; at the end how it ended and how
     it continues. All ranks. Raises UserError, TrainingError.
     """
-    settings, training, world, state = ready.settings, ready.training, ready.world, ready.state
-    folder, schedule, resumed = settings.folder, ready.schedule, ready.resumed
-    own = OwnFiles(folder.save_path, folder.overwrite)
+    args, training, world, state = ready.args, ready.training, ready.world, ready.state
+    schedule, resumed = ready.schedule, ready.resumed
+    own = OwnFiles(args.save_path, args.overwrite)
     name: str = resumed["position"]["run"] if resumed else uuid.uuid4().hex  # all checkpoints of the run
     trackers: list[Tracker] = []
-    arguments, stop = settings.decided(), world.stop_asked_anywhere
+    arguments, stop = args.values(), world.stop_asked_anywhere
     world.run_on_main(
         "trackers",
-        lambda: trackers.extend(
-            open_trackers(settings.loggers, folder.save_path, name, state.step, arguments, stop)
-        ),
+        lambda: trackers.extend(open_trackers(args, args.save_path, name, state.step, arguments, stop)),
     )
-    if folder.overwrite and not resumed:
+    if args.overwrite and not resumed:
         world.run_on("clear", world.node_leaders(), lambda: clear(own))
     if world.is_main:
         with atomic_write(own.claim(ARGS)[0]) as file:
-            file.write(json.dumps(settings.asked, indent=1, sort_keys=True).encode())
+            file.write(json.dumps((args.asked or args).values(), indent=1, sort_keys=True).encode())
         copy_lists(training.lists, own, keep=resumed is not None)
     log = RunLog(
         own,
@@ -326,24 +322,24 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
         log_columns(tuple(training.task.columns)),
         world.is_main,
         again=state.unfinished,
-        workers=settings.loader.num_workers,
+        workers=args.num_workers,
         trackers=trackers,
     )
-    save = checkpoint.Saver(own, folder.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
+    save = checkpoint.Saver(own, args.keep_checkpoints, world, content_of_checkpoints(ready, name), log.say)
     with contextlib.ExitStack() as ends:
         ends.callback(log.close, "ended by an error")  # unless it is closed before
         step_done = log.step
-        if settings.machine.profile and world.is_main:
-            profiler = StepProfiler(settings.machine.profile, own, world.device, log.say)
+        if args.profile and world.is_main:
+            profiler = StepProfiler(args.profile, own, world.device, log.say)
             ends.callback(profiler.close)
 
             def step_done() -> None:
                 log.step()
                 profiler.step_done()
 
-        say_start(settings.schedule.num_epochs, world, resumed, ready.plan)
+        say_start(args.num_epochs, world, resumed, ready.plan)
         try:
-            with memory_of_steps(settings, world, training):
+            with memory_of_steps(args, world, training):
                 yield {"save": save, "log": log.row, "say": log.say, "step_done": step_done}
         except loop.Diverged as error:
             raise TrainingError(f"{error} {way_back(save, world, error.good_step)}") from None
@@ -364,7 +360,7 @@ def content_of_checkpoints(ready: Ready, name: str) -> Callable[[int, dict[str, 
     """A function of (step, position) that makes the content of a checkpoint, which is whole on rank 0 alone.
     All ranks. name: what all checkpoints of the run have in common.
     """
-    settings, training, world, plan = ready.settings, ready.training, ready.world, ready.plan
+    args, training, world, plan = ready.args, ready.training, ready.world, ready.plan
     raw_model, optimizer = unwrap(ready.model), ready.optimizer
     same_at_all_steps = {
         "files": training.files,
@@ -387,24 +383,24 @@ def content_of_checkpoints(ready: Ready, name: str) -> Callable[[int, dict[str, 
             "scaler": ready.precision.scaler.state_dict(),
             "step": step,
             "format": checkpoint.FORMAT,
-            "args": settings.decided(),
+            "args": args.values(),
             **training.entries,
-            "rng": {"seed": settings.seed, "threads": torch.get_num_threads(), "processes": world.size},
+            "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
             "position": {"epoch": epoch, "batch": batch, **same_at_all_steps, **position},
         }
 
     return content
 
 
-def finish(training: Training, settings: RunSettings, world: World, ready: Ready | None) -> None:
+def finish(training: Training, args: TrainConfig, world: World, ready: Ready | None) -> None:
     """What the script does with the trained model, unless the run was stopped. All ranks.
 
     ready: None if no step was left to take, or after a dry run.
     """
-    if training.finish is None or settings.dry_run or ready and ready.state.stopped:
+    if training.finish is None or args.dry_run or ready and ready.state.stopped:
         return
     raw_model = unwrap(ready.model) if ready else training.model
-    with memory_of_steps(settings, world, training), evaluating(raw_model), whole_weights(raw_model):
+    with memory_of_steps(args, world, training), evaluating(raw_model), whole_weights(raw_model):
         training.finish(raw_model)
 
 
@@ -427,8 +423,8 @@ def way_back(save: checkpoint.Saver, world: World, step: int | None) -> str:
 
 def say_end(ready: Ready, save_seconds: float) -> None:
     """Where the run ended, why, and how it continues. All ranks."""
-    folder, world, state, total = ready.settings.folder, ready.world, ready.state, ready.schedule.total
-    without = " without --overwrite" if folder.overwrite else ""
+    args, world, state, total = ready.args, ready.world, ready.state, ready.schedule.total
+    without = " without --overwrite" if args.overwrite else ""
     if state.stopped:
         stop_request().acted = True
         reason = next(filter(None, world.gather(stop_request().reason)), "a signal")
@@ -444,32 +440,31 @@ def say_end(ready: Ready, save_seconds: float) -> None:
             f"Stopped at step {state.step:,} of {total:,} (--max-steps). The same command{without} with a"
             " larger --max-steps continues."
         )
-    best = os.path.join(folder.save_path, checkpoint.BEST)
+    best = os.path.join(args.save_path, checkpoint.BEST)
     has_best = "val" in ready.loaders and os.path.exists(best)
     world.print(
-        f"Model: {os.path.join(folder.save_path, checkpoint.LAST)}"
+        f"Model: {os.path.join(args.save_path, checkpoint.LAST)}"
         + f" (lowest validation loss: {checkpoint.BEST})" * has_best
     )
 
 
 def memory_of_model(
-    settings: RunSettings, world: World, smaller_model: str
+    args: TrainConfig, world: World, smaller_model: str
 ) -> contextlib.AbstractContextManager[None]:
     """Running out of memory inside: the model itself does not fit."""
-    machine = settings.machine
-    return model_memory_advice(machine.parallel, machine.precision.float64, world, smaller_model)
+    return model_memory_advice(args.parallel, args.float64, world, smaller_model)
 
 
 def memory_of_steps(
-    settings: RunSettings, world: World, training: Training
+    args: TrainConfig, world: World, training: Training
 ) -> contextlib.AbstractContextManager[None]:
     """Running out of memory inside: the batch does not fit."""
-    return memory_advice(settings.batch, world, training.smaller_model)
+    return memory_advice(args, world, training.smaller_model)
 
 
 def choose_batch_size(
-    settings: RunSettings, world: World, training: Training, precision: Precision
-) -> BatchSettings:
+    args: TrainConfig, world: World, training: Training, precision: Precision
+) -> TrainConfig:
     """--batch-size auto: a size that was tried; the total batch stays that of the default. All ranks."""
     model = training.model.train()
 
@@ -480,11 +475,11 @@ def choose_batch_size(
             batch = MicroBatches(training.train, BatchPlan(len(training.train), rows), 0, 0)[0, 0][0]
         loop.forward_backward(model, training.task, loop.to_device(batch, world.device), precision)
 
-    total = settings.batch.total(world.size)
+    total = args.total_batch(world.size)
     most = min(-(-total // world.size), len(training.train))
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     # AdamW's two means, DDP's buckets
     found = find_batch_size(take, most, world, still_to_come=3 * trained)
     model.zero_grad(set_to_none=True)
     world.print(f"Batch size: {found} samples at once per process, chosen automatically; total batch {total}")
-    return settings.batch.found(found, world.size)
+    return args.decide(batch_size=found, global_batch_size=total, accumulate_steps=1)

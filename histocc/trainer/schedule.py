@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from histocc.trainer.config import TrainConfig
+
 
 def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Factor on the peak learning rate for optimizer step `step` (0-based).
@@ -72,28 +74,6 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class ScheduleSettings:
-    """What is asked for.
-
-    Args:
-        num_epochs: of the run.
-        learning_rate: the peak, before scaling; None where it is still open.
-        lr_scaling: by the number of processes: none, linear or sqrt.
-        warmup_pct, warmup_steps: share of the schedule, or steps, in which the rate rises.
-        schedule_steps: of the schedule; None for all steps of the run.
-        max_steps: where this start ends; None for the end of the run.
-    """
-
-    num_epochs: int
-    learning_rate: float | None
-    lr_scaling: str = "none"
-    warmup_pct: float = 0.0
-    warmup_steps: int | None = None
-    schedule_steps: int | None = None
-    max_steps: int | None = None
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this
     start ends; rate: the peak.
@@ -125,13 +105,13 @@ class Schedule:
 
     @classmethod
     def of(
-        cls, asked: ScheduleSettings, steps_per_epoch: int, processes: int, rate: float | None = None
+        cls, args: TrainConfig, steps_per_epoch: int, processes: int, rate: float | None = None
     ) -> "Schedule":
         """rate: of the first start, which a resumed run keeps."""
-        total = asked.num_epochs * steps_per_epoch
-        length = asked.schedule_steps or total
-        warmup = asked.warmup_steps if asked.warmup_steps is not None else round(asked.warmup_pct * length)
+        total = args.num_epochs * steps_per_epoch
+        length = args.schedule_steps or total
+        warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
         if rate is None:
-            assert asked.learning_rate is not None, "still open"
-            rate = scaled_learning_rate(asked.learning_rate, asked.lr_scaling, processes)
-        return cls(total, length, warmup, min(total, asked.max_steps or total), rate)
+            assert args.learning_rate is not None, "still open"
+            rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate)

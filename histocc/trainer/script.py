@@ -1,6 +1,11 @@
 """A training script for any model: its flags, and from its arguments to its run.
 
-parser = script.make_parser("train_mine.py", __doc__, num_epochs=10, batch_size=32, learning_rate=1e-3)
+@dataclass(frozen=True, kw_only=True)
+class Mine(ScriptConfig):
+    width: Count = flag(64, "of the model")
+    batch_size: int = 16                  # another default than that of any script
+
+parser = Parser(Mine, "train_mine.py", __doc__)
 
 def run(args, world):
     script.train(parser, args, world, lambda: Training(Net(), Classify(), TrainRows(), ValRows()))
@@ -8,7 +13,6 @@ def run(args, world):
 start(parser, run)      # of histocc.runtime.entrypoint
 """
 
-import argparse
 import contextlib
 import hashlib
 import os
@@ -19,55 +23,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.runtime import arguments, checkpoint
-from histocc.runtime.arguments import Parser
+from histocc.runtime import checkpoint
+from histocc.runtime.config import Parser
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, save_path_problem
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.trainer import flags, loop, resume, run
+from histocc.trainer import loop, resume, run
 from histocc.trainer.batches import (
     WEIGHTS,
     Rows,
     validation_loader,
 )
+from histocc.trainer.config import ScriptConfig
 from histocc.trainer.log import log_columns, validation_line
 from histocc.trainer.run import Training
-from histocc.trainer.settings import RunSettings
 
 
-def make_parser(
-    prog: str,
-    description: str,
-    *,
-    num_epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    weight_decay: float = 0.01,
-    eval_interval: int = 1000,
-    save_dir: str = "./output",
-) -> Parser:
-    """The flags of any training script, with these defaults; `add_argument` takes those of its own, with
-    resumable=True for what may differ when a run is resumed.
-    """
-    parser = arguments.make_parser(prog, description.strip().split("\n", 1)[0])
-    flags.add_run_arguments(parser, "--save-dir", save_dir, save_interval=1000, each_epoch=True)
-    flags.add_loader_arguments(parser)
-    flags.add_training_arguments(parser, num_epochs, batch_size, learning_rate)
-    flags.add_machine_arguments(parser)
-    parser.add_argument(
-        "--initial-checkpoint",
-        metavar="PATH",
-        default=None,
-        help="a checkpoint, or the folder of a run, to take the first weights from; not used when resuming",
-        resumable=True,
-    )
-    parser.set_defaults(weight_decay=weight_decay, eval_interval=eval_interval)
-    return parser
-
-
-def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable[[], Training]) -> None:
+def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], Training]) -> None:
     """Trains what `make` returns as the arguments ask: a run, or its continuation, a dry run, a validation.
     All ranks.
 
@@ -76,44 +50,43 @@ def train(parser: Parser, args: argparse.Namespace, world: World, make: Callable
     Raises UserError, TrainingError.
     """
     world.run_on_main("arguments", lambda: raise_if_any(_problems(args)))
-    settings: RunSettings = RunSettings.of_run(args)
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     training = _complete(make(), parser, world)
-    precision = run.number_format(settings.machine, world)
+    precision = run.number_format(args, world)
     training.model.to(precision.dtype)
-    if settings.eval_only:
-        return _validate(settings, world, training, precision)
+    if args.eval_only:
+        return _validate(args, world, training, precision)
 
     def refuse(state: dict[str, Any]) -> None:
         more = _other_entries(state, training.entries)
-        resume.refuse_other_arguments(settings, state["args"], parser.resumable, more)
+        resume.refuse_other_arguments(args, state, more)
 
     with contextlib.ExitStack() as held:
-        if not settings.dry_run:
-            held.enter_context(run.held_folder(settings.folder, world))
-        with run.memory_of_model(settings, world, training.smaller_model):
+        if not args.dry_run:
+            held.enter_context(run.held_folder(args, world))
+        with run.memory_of_model(args, world, training.smaller_model):
             read = checkpoint.load_resumable
-            resumed = resume.find_resumable(settings.folder, world, read, refuse, training.fingerprint)
+            resumed = resume.find_resumable(args, world, read, refuse, training.fingerprint)
             resume.set_threads(resumed, world)
             if resumed:
                 _load(training.model, resumed["model"], resumed["path"])
             elif args.initial_checkpoint:
                 _load(training.model, *_weights(args.initial_checkpoint, "--initial-checkpoint"))
-            if settings.machine.compile:
+            if args.compile:
                 compile_layers(training.model)
             training.model.to(world.device)
-        ready = run.set_up(settings, world, precision, training, resumed)
+        ready = run.set_up(args, world, precision, training, resumed)
         if ready:
             with run.outputs(ready) as calls:
                 of_task = loop.Run(ready.model, training.task, ready.optimizer, **ready.options, **calls)
                 loop.train(of_task, ready.loaders, ready.state)
-        run.finish(training, settings, world, ready)
+        run.finish(training, args, world, ready)
 
 
-def _problems(args: argparse.Namespace) -> list[str]:
+def _problems(args: ScriptConfig) -> list[str]:
     """All that is wrong with the arguments, and all that stands in the way of what the run writes."""
     problem = save_path_problem(args.save_path)
-    found = flags.argument_problems(args) + ([problem] if problem else [])
+    found = [*args.problems(), *([problem] if problem else [])]
     try:
         own = OwnFiles(args.save_path, args.overwrite)
         return found + run.output_problems(args, {args.config: "the file of --config"}, own)
@@ -170,21 +143,21 @@ def _load(model: nn.Module, weights: dict[str, Any], file: str) -> None:
         model.load_state_dict(weights)
 
 
-def _validate(settings: RunSettings, world: World, training: Training, precision: Precision) -> None:
+def _validate(args: ScriptConfig, world: World, training: Training, precision: Precision) -> None:
     """--eval-only: validates, prints the figures, and does what the script does with a trained model. All
     ranks. Raises UserError.
     """
     if training.val is None:
         raise UserError("--eval-only needs rows to validate on")
-    path = settings.asked["initial_checkpoint"] or settings.folder.save_path
+    path = args.initial_checkpoint or args.save_path
     weights, file = _weights(path, "--eval-only:")
     _load(training.model, weights, file)
     model = training.model.to(world.device)
-    loader = validation_loader(settings, world, training.val)
+    loader = validation_loader(args, world, training.val)
     values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
     step = checkpoint.step_of(file) or 0
     world.print(validation_line({"step": step, **values}, log_columns(tuple(training.task.columns))))
-    run.finish(training, settings, world, None)
+    run.finish(training, args, world, None)
 
 
 def config_of(path: str, said: str) -> dict[str, Any]:

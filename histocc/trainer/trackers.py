@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,18 +23,12 @@ from histocc.runtime import entrypoint
 from histocc.runtime.device import synchronize
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
+from histocc.trainer.config import TrainConfig
 
 MAX_WAITING_ROWS = 200  # of a library that does not come back
 OPEN_SECONDS, CLOSE_SECONDS, STOP_SECONDS = 60.0, 60.0, 2.0  # the last if the run was stopped
 
 Library = tuple[Callable[[dict[str, float]], object], Callable[[], object]]  # write a row, close
-
-
-@dataclass(frozen=True)
-class LoggerSettings:
-    tensorboard: bool = False
-    log_wandb: bool = False
-    wandb_project_name: str | None = None
 
 
 def open_tensorboard(folder: str, step: int) -> Library:
@@ -120,7 +113,7 @@ class Tracker:
 
 
 def open_trackers(
-    settings: LoggerSettings,
+    args: TrainConfig,
     folder: str,
     name: str,
     step: int,
@@ -139,10 +132,10 @@ def open_trackers(
         UserError: one cannot be opened at the begin of a run; a run that is resumed continues without it.
     """
     trackers: list[Tracker] = []
-    if settings.tensorboard:
+    if args.tensorboard:
         trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(folder, step)))
-    if settings.log_wandb:
-        project = settings.wandb_project_name or "histocc"
+    if args.log_wandb:
+        project = args.wandb_project_name or "histocc"
         trackers.append(Tracker("--log-wandb", lambda: open_wandb(folder, name, project, arguments)))
     entrypoint.libraries += [tracker.flag for tracker in trackers]
     until = time.monotonic() + OPEN_SECONDS

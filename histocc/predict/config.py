@@ -1,0 +1,204 @@
+"""The flags of `python -m histocc.predict`, and what of them does not go together."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from typing import Annotated
+
+from histocc.data.config import Delimiter
+from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.model import published
+from histocc.predict.coder import DECODERS
+from histocc.runtime import files
+from histocc.runtime.config import Config, Count, Fraction, Parser, Positive, Processes, flag, number
+
+PRECISIONS = ("float32", "float64", "bf16", "fp16", "int8")
+
+
+def language_and_threshold(text: str) -> tuple[str | None, float]:
+    language, sign, value = text.rpartition("=")
+    return (language.strip() if sign else None), float(value)
+
+
+Threshold = Annotated[
+    tuple[str | None, float],
+    number(
+        language_and_threshold, lambda pair: 0 <= pair[1] <= 1, "a number between 0 and 1, or LANGUAGE=NUMBER"
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Config):
+    """what a published model does not say itself"""
+
+    formatter: str | None = flag(
+        None, "system of a published model that does not show it", choices=("hisco", "occ1950", "gpf")
+    )
+    key: str | None = flag(
+        None,
+        "codes of a published model that does not hold them; the word hisco: those of the published HISCO"
+        " models",
+        metavar="FILE",
+    )
+    use_within_block_sep: bool = flag(
+        False,
+        "the tokens of a code of a published general-purpose model are separated by ',', where its key does"
+        " not show it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores(Config):
+    """machine and processes"""
+
+    processes: Count | None = flag(
+        None,
+        "without a launcher, on CPUs: processes that share the rows, and the memory of the weights (default:"
+        " one for each core, where there are rows enough)",
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(Config):
+    """files"""
+
+    model: str = flag(
+        MISSING,
+        "folder of a run, a checkpoint, or a published model",
+        metavar="RUN_OR_FILE",
+        resumable=True,
+    )
+    input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
+    output: str = flag(
+        MISSING,
+        "where they go, with their codes (CSV, UTF-8)",
+        "--fn-out",
+        metavar="FILE.csv",
+        resumable=True,
+    )
+    column: str = flag("occ1", "column with the descriptions", "--col")
+    language: str | None = flag(None, "language of all descriptions, instead of a column (default: unk)")
+    language_column: str | None = flag(
+        None,
+        "column with the language of each description (default: none, all have that of --language)",
+        "--language-col",
+        metavar="COL",
+    )
+    delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
+    descriptions: str | None = flag(
+        None,
+        f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), to be written"
+        " beside the codes",
+        metavar="FILE",
+    )
+    overwrite: bool = flag(False, "replace an output that exists", resumable=True)
+    non_verbose: bool = flag(False, "no words but warnings and errors", resumable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coding(Config):
+    """coding"""
+
+    decoder: str = flag(
+        "greedy",
+        "; ".join(f"{name}: {what}" for name, what in DECODERS.items()),
+        choices=tuple(DECODERS),
+    )
+    k: Count = flag(5, "most codes of a row")
+    threshold: list[Threshold] | None = flag(
+        None,
+        "flat: codes above this probability count; one number for all, or by language: en=0.3 da=0.4 0.5"
+        " (default: those of the model: published ones, those of evaluate --fit-thresholds, else 0.5)",
+        metavar="[LANG=]P",
+    )
+    min_prob: Fraction = flag(
+        0.0,
+        "rows whose conf is lower have 1 in needs_review; so do those without a code, or with one that is"
+        " none of the model's",
+        metavar="P",
+        resumable=True,
+    )
+    target_accuracy: Fraction | None = flag(
+        None,
+        "instead of --min-prob: the conf above which this share of the model's answers was right on the texts"
+        " that its confidence was fitted on, for example 0.98",
+        metavar="P",
+    )
+    back_off: Fraction | None = flag(
+        None,
+        "also the longest prefix of the first code whose probability, that of all codes of the key below it"
+        " together, is at least P",
+        metavar="P",
+    )
+    raw_confidence: bool = flag(
+        False,
+        "probabilities as the decoders give them, not as they were fitted to how often they are right",
+    )
+    system: str | None = flag(
+        None, "name of the columns of codes (default: the model's, for example hisco)", metavar="NAME"
+    )
+    target_cols: list[str] | None = flag(
+        None,
+        "columns with which a published general-purpose model was trained, one for each code, where it does"
+        " not say how many it writes (default: as it says)",
+        metavar="COL",
+    )
+    no_deduplicate: bool = flag(False, "code every row, also where texts repeat")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Processes, Cores):
+    """machine and processes"""
+
+    batch_size: Count = flag(256, "texts at once", resumable=True)
+    stop_after: Positive | None = flag(
+        None,
+        "stop so long after the start; the same command continues",
+        metavar="MINUTES",
+        resumable=True,
+    )
+    float64: bool = flag(False, "double precision")
+    bf16: bool = flag(False, "matrix products in bfloat16")
+    fp16: bool = flag(False, "matrix products in float16")
+    int8: bool = flag(False, "matrix products in int8, on CPUs")
+    use_amp: bool = flag(False, "the fastest of bf16 and fp16 that the device has")
+    precision: str | None = flag(None, "the number format by name", choices=PRECISIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(Files, Coding, Published, Machine):
+    """What predict takes. A flag that is not resumable decides the output."""
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with these arguments, a line each."""
+        if self.language and self.language_column:
+            yield "--language and --language-column are mutually exclusive"
+        if self.threshold and self.decoder != "flat":
+            yield f"--threshold is for --decoder flat; {self.decoder} has none"
+        if len(dict(self.threshold or [])) < len(self.threshold or []):
+            yield "--threshold: a language is listed twice"
+        if self.target_accuracy is not None and self.min_prob > 0:
+            yield "--min-prob and --target-accuracy are mutually exclusive"
+        if self.target_accuracy is not None and self.raw_confidence:
+            yield "--target-accuracy is for the fitted confidence: leave --raw-confidence out"
+        formats = (self.bf16, self.fp16, self.int8, self.use_amp, self.float64, self.precision)
+        if sum(map(bool, formats)) > 1:
+            yield "--bf16, --fp16, --int8, --use-amp, --float64 and --precision are mutually exclusive"
+        inputs = {
+            self.input: "the input",
+            self.descriptions: "the file of --descriptions",
+            self.key: "the file of --key",
+            **dict.fromkeys(published.files_of(self.model), "the model"),
+        }
+        paths = [self.output, self.output + ".rejected.csv"] if self.output.strip() else [self.output]
+        yield from files.problems(paths, inputs, self.overwrite)
+        unwritable = files.save_path_problem(os.path.dirname(os.path.abspath(self.output)))
+        yield from [unwritable] if unwritable else []
+
+
+def get_args_parser() -> Parser:
+    return Parser(
+        PredictConfig, "python -m histocc.predict", "Code a file of descriptions with a trained model."
+    )

@@ -1,0 +1,244 @@
+"""The flags of any training script, and what of them does not go together."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass
+from typing import Annotated, Any
+
+from histocc.runtime.config import (
+    Config,
+    Count,
+    CountOrZero,
+    Fraction,
+    NotNegative,
+    Positive,
+    Processes,
+    Whole,
+    flag,
+    flag_of,
+    number,
+)
+from histocc.runtime.parallel import COMPRESSIONS, MODES
+
+AUTO = "auto"
+EXTRAS = {"tensorboard": "tensorboard", "log_wandb": "wandb"}  # flag: the package that it needs
+BatchSize = Annotated[
+    Any,
+    number(
+        lambda text: AUTO if text == AUTO else int(text),
+        lambda value: value == AUTO or 1 <= value < 10**12,
+        "a whole number of at least 1, nor auto",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFiles(Config):
+    """files of the run"""
+
+    save_path: str = flag(
+        MISSING,
+        "folder of the run: checkpoints, logs.csv, key.csv, prepared data; state in it is resumed",
+        *("--save-dir", "--checkpoint-dir"),
+        metavar="DIR",
+        resumable=True,
+    )
+    save_interval: Count = flag(1000, "optimizer steps between checkpoints", resumable=True)
+    save_each_epoch: bool = flag(
+        False, "also keep a checkpoint of every epoch: epoch_N.bin, or checkpoint_epoch_N.pt", resumable=True
+    )
+    keep_checkpoints: Count = flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
+    overwrite: bool = flag(False, "start over where the folder holds a run", resumable=True)
+    log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
+    eval_interval: Count = flag(1000, "optimizer steps between validations", resumable=True)
+    log_wandb: bool = flag(
+        False,
+        "also log to Weights & Biases (extra wandb); WANDB_MODE=offline needs no network",
+        resumable=True,
+    )
+    wandb_project_name: str | None = flag(
+        None, "project for --log-wandb; histocc where it is not given", resumable=True
+    )
+    tensorboard: bool = flag(
+        False,
+        "also log to TensorBoard, in the folder tensorboard of the run (extra tensorboard)",
+        resumable=True,
+    )
+    config: str | None = flag(
+        None,
+        "arguments from a file: names of flags and their values, or the args.json of a run; the command line"
+        " wins, where --no-NAME switches off what is true in the file",
+        metavar="FILE.toml",
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading(Config):
+    """loading"""
+
+    num_workers: CountOrZero = flag(0, "loading processes per process", resumable=True)
+    prefetch_factor: Count | None = flag(
+        None, "batches that each worker loads ahead, with --num-workers (default: 2)", resumable=True
+    )
+    pin_memory: bool = flag(False, "page-locked memory, for faster copies to a GPU", resumable=True)
+    persistent_workers: bool = flag(False, "keep the workers between epochs", resumable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Config):
+    """training"""
+
+    num_epochs: Count = flag(10, "passes over the training data", "--epochs", resumable=True)
+    batch_size: BatchSize = flag(
+        32,
+        "samples per process and micro-batch; auto: as many as fit into the GPU, or the fastest number on a"
+        " CPU, for the total batch that the default would make",
+        metavar="N|auto",
+        resumable=True,
+    )
+    accumulate_steps: Count = flag(1, "micro-batches of an optimizer step", resumable=True)
+    global_batch_size: Count | None = flag(
+        None,
+        "samples of an optimizer step over all processes; each takes its share in micro-batches of at most"
+        " --batch-size (default: none; a step has --batch-size × --accumulate-steps of each process)",
+        resumable=True,
+    )
+    learning_rate: Positive | None = flag(None, "peak learning rate", resumable="kept")
+    lr_scaling: str = flag(
+        "none",
+        "multiply the learning rate by the number of processes, or its square root",
+        choices=("none", "linear", "sqrt"),
+    )
+    warmup_pct: Fraction = flag(0.05, "share of the schedule spent warming up, 0…1")
+    warmup_steps: CountOrZero | None = flag(
+        None, "optimizer steps of warm-up, instead of --warmup-pct; without it that share decides"
+    )
+    schedule_steps: Count | None = flag(None, "length of the schedule (default: epochs × steps per epoch)")
+    max_steps: Count | None = flag(
+        None,
+        "stop after this many optimizer steps; the schedule stays (default: none, all epochs are trained)",
+        resumable=True,
+    )
+    stop_after: Positive | None = flag(
+        None,
+        "stop and save this long after the start, for queues with a time limit (default: no limit)",
+        metavar="MINUTES",
+        resumable=True,
+    )
+    max_bad_steps: Count = flag(
+        20,
+        "steps in a row without a finite gradient after which the run ends; such steps change nothing",
+        resumable=True,
+    )
+    weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
+    seed: Whole = flag(42, "seed of weights, order, noise and dropout")
+    eval_only: bool = flag(
+        False,
+        "validate --initial-checkpoint, or the best checkpoint of the run, and stop",
+        resumable=True,
+    )
+    dry_run: bool = flag(
+        False,
+        "everything but training: says what the run would take in time, memory and disk, from three steps",
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Processes):
+    """machine and processes"""
+
+    parallel: str = flag(
+        "ddp",
+        "ddp: every process holds the whole model; fsdp: a share of its weights, gradients and optimizer"
+        " state, which are gathered layer by layer: less memory, more messages, same results",
+        choices=MODES,
+        resumable=True,
+    )
+    gradient_compression: str = flag(
+        "none",
+        "bf16: half the bytes between processes, gradients rounded to bfloat16 (--parallel ddp)",
+        choices=COMPRESSIONS,
+    )
+    float64: bool = flag(False, "double precision, for checking results", resumable=True)
+    bf16: bool = flag(
+        False, "matrix products in bfloat16; weights, optimizer and loss stay float32", resumable=True
+    )
+    fp16: bool = flag(False, "matrix products in float16, with a scaled loss; slow on CPUs", resumable=True)
+    no_fp16: bool = flag(False, "float32, which is the default", resumable=True)
+    use_amp: bool = flag(
+        False, "the fastest of --bf16, --fp16 and float32 that the device has", resumable=True
+    )
+    profile: Count | None = flag(
+        None,
+        "write where the time of so many steps went: profile.txt and trace.json in the save folder; without"
+        " it nothing is measured",
+        metavar="STEPS",
+        resumable=True,
+    )
+    compile: bool = flag(
+        False,
+        "layers through torch.compile: a minute or more at the start; no faster on the CPUs measured,"
+        " untried on GPUs",
+        resumable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunFiles, Loading, Steps, Machine):
+    """What every training script takes."""
+
+    @property
+    def samples_at_once(self) -> int:
+        """--batch-size; where it is auto and still open the script's default."""
+        return type(self).batch_size if self.batch_size == AUTO else self.batch_size
+
+    def total_batch(self, processes: int) -> int:
+        """Samples of an optimizer step over all processes."""
+        return self.global_batch_size or self.samples_at_once * processes * self.accumulate_steps
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with these arguments, a line each."""
+        for name, package in EXTRAS.items():
+            if getattr(self, name) and importlib.util.find_spec(package) is None:
+                yield f"{flag_of(name)} needs the package {package}: pip install {package}"
+        if self.persistent_workers and not self.num_workers:
+            yield "--persistent-workers needs --num-workers of at least 1"
+        if self.prefetch_factor and not self.num_workers:
+            yield "--prefetch-factor needs --num-workers of at least 1"
+        if self.global_batch_size and self.accumulate_steps > 1:
+            yield (
+                "--accumulate-steps and --global-batch-size are mutually exclusive: the total fixes the"
+                " accumulation"
+            )
+        if self.global_batch_size and self.lr_scaling != "none":
+            yield (
+                "--lr-scaling with --global-batch-size: the total batch does not grow with the processes, so"
+                " the rate must not"
+            )
+        if self.dry_run and self.eval_only:
+            yield "--dry-run and --eval-only are mutually exclusive"
+        if self.overwrite and self.eval_only:
+            yield "--overwrite and --eval-only: an evaluation replaces nothing"
+        if self.bf16 + self.fp16 + self.use_amp + self.float64 + self.no_fp16 > 1:
+            yield "--bf16, --fp16, --use-amp, --float64 and --no-fp16 are mutually exclusive"
+        if self.wandb_project_name is not None and not self.log_wandb:
+            yield "--wandb-project-name needs --log-wandb"
+        if self.gradient_compression != "none" and self.parallel == "fsdp":
+            yield "--gradient-compression needs --parallel ddp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptConfig(TrainConfig):
+    """weights"""
+
+    save_path: str = "./output"
+    save_each_epoch: bool = True
+    learning_rate: float | None = 1e-3
+    initial_checkpoint: str | None = flag(
+        None,
+        "a checkpoint, or the folder of a run, to take the first weights from; not used when resuming",
+        metavar="PATH",
+        resumable=True,
+    )

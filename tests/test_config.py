@@ -1,0 +1,197 @@
+"""Flags: from the command line, from a file, from a call, and on resume."""
+
+import argparse
+import json
+import os
+
+import pytest
+from helpers import REPO, TINY, run_inside, write_rows
+
+import finetune
+import train_mixer
+from histocc.job.recipe import refuse_other_arguments
+from histocc.model import model_io
+from histocc.runtime.errors import UserError
+
+PARSE, PARSE_MIXER = (script.get_args_parser().parse_args for script in (finetune, train_mixer))
+FILES = ["--train-data", "a.csv", "b.csv", "--val-data", "v.csv", "--save-dir", "out"]
+
+
+def config(folder, text, name="run.toml"):
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(folder / name)
+
+
+def refused(*argv):
+    with pytest.raises(UserError) as error:
+        PARSE(["--dataset", "a.csv", *argv])
+    assert len(str(error.value)) < 5000
+    return str(error.value)
+
+
+def test_a_file_says_what_the_command_line_says(tmp_path):
+    file = config(
+        tmp_path,
+        '\ufeffdataset = "a.csv"\ntarget-cols = ["hisco_1", "hisco_2"]\nbatch_size = 7\n'
+        "learning_rate = 3e-4\n"
+        'bf16 = true\noverwrite = false\nmemory_mask = false\nmissing_code = "-1"\nlanguage_col = "lang"\n',
+    )
+    line = (
+        "--dataset a.csv --target-cols hisco_1 hisco_2 --batch-size 7 --learning-rate 3e-4 --bf16"
+        " --no-memory-mask --missing-code=-1 --language-col lang"
+    )
+    args = PARSE(["--config", file])
+    assert args.values() == PARSE(line.split()).values() | {"config": file}
+    assert args.bf16 and args.batch_size == 7 and args.memory_mask is False
+    for name in ("base.toml", "debug.toml"):  # those of the repository fit both scripts
+        for parse, needed in ((PARSE, ["--dataset", "a.csv"]), (PARSE_MIXER, FILES)):
+            assert parse([*needed, "--config", str(REPO / "configs" / name)]).model_size
+
+
+def test_the_command_line_wins_and_switches_off(tmp_path):
+    file = config(
+        tmp_path,
+        'dataset = "a.csv"\nbatch_size = 7\ntarget_cols = ["a"]\nbf16 = true\nfp16 = true\n'
+        "save_each_epoch = true\nmemory_mask = true\noverwrite = true\n",
+    )
+    off = ["--no-bf16", "--no_fp16", "--no-save-each-epoch", "--no-memory-mask", "--no-overwrite"]
+    for given in (["--config", file, "--batch_size", "9"], ["--batch-size=9", f"--config={file}"]):
+        args = PARSE([*given, "--target-cols", "b", *off])
+        assert args.batch_size == 9 and args.target_cols == ["b"] and args.memory_mask is False
+        assert not (args.bf16 or args.fp16 or args.save_each_epoch or args.overwrite)
+    assert PARSE(["--config", file]).bf16
+    assert "--no-bf16" not in finetune.get_args_parser().format_help()
+
+
+def test_the_arguments_of_a_run_start_the_same_one(tmp_path):
+    of_process = ["--distributed", "--local-rank", "3", "--world-size", "2", "--no-fp16"]
+    first = PARSE_MIXER([*FILES, *of_process, "--batch-size", "auto", "--save-each-epoch"])
+    file = config(tmp_path, json.dumps(first.values()), "args.json")
+    left_out = {"distributed": False, "local_rank": None, "world_size": None}
+    assert PARSE_MIXER(["--config", file]).values() == first.values() | left_out | {"config": file}
+    message = refused("--config", file)
+    for name in ("train_data", "val_data", "target_col_naming"):
+        assert f"'{name}': there is no such flag here, it is a flag of train_mixer.py" in message
+
+
+def test_what_is_decided_is_another_object():
+    asked = PARSE(["--dataset", "a.csv"])
+    decided = asked.decide(learning_rate=1e-3).decide(model_size="tiny")
+    assert (decided.learning_rate, decided.model_size, decided.asked) == (1e-3, "tiny", asked)
+    assert asked.learning_rate is None and asked.values() == PARSE(["--dataset", "a.csv"]).values()
+    with pytest.raises(AttributeError):
+        asked.learning_rate = 1.0
+
+
+DEEP = 30_000
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("a.toml", "batchsize = 3", "'batchsize': there is no such flag; the nearest is 'batch_size'"),
+        ("a.toml", "[training]\nbatch_size = 3", "'training': there is no such flag"),
+        ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
+        ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
+        ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),
+        ("a.toml", 'model_size = "huge"', "'model_size': expected one of tiny, small, base, ngrams, not"),
+        ("a.toml", "batch_size = 3\nbatch-size = 4", "'batch-size': is the same flag as 'batch_size'"),
+        ("a.toml", 'save_path = "a"\nsave-dir = "b"', "'save-dir': is the same flag as 'save_path'"),
+        ("a.toml", "target_cols = [{a = 1}]", "'target_cols': expected a text or a number, not {'a': 1}"),
+        ("a.toml", "bf16 = 1", "'bf16': expected true or false, not 1"),
+        ("a.toml", 'config = "other.toml"', "'config': stands on a command line alone"),
+        ("a.toml", "learning_rate = nan", "'learning_rate': 'nan' is not a number above 0"),
+        ("a.toml", "batch_size = 0x" + "f" * 5000, "'batch_size': Exceeds the limit"),
+        ("a.toml", 'language = "a\\u0000b"', "'language': 'a\\x00b' holds a NUL character"),
+        ("a.json", '{"language": "\\ud800"}', "holds a NUL character or half of a character"),
+        ("a.json", '{"batch_size": 3, "batch_size": 4}', "'batch_size' is there twice"),
+        ("a.json", '{"a": ' * DEEP + "1" + "}" * DEEP, "cannot be read as JSON: it is nested too deeply"),
+        ("a.json", "[1]", "is not the args.json of a run"),
+        ("a.json", "{", "cannot be read as JSON"),
+        ("a.toml", "batch_size = ", "cannot be read as TOML"),
+        ("a.toml", b'a = 1\nlanguage = "\xff"', "can't decode byte 0xff in position 18"),
+        ("a.toml", " " * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
+        ("a.toml", "".join(f"x{i} = 1\n" for i in range(50_000)), "… and 49,980 more"),
+        ("a.toml", "x" * 100_000 + " = 1\n", "there is no such flag"),
+        ("a.yaml", "dataset: a.csv\n", "must be TOML, not YAML (docs/training.md"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else None,
+)
+def test_any_content_gives_one_short_message(tmp_path, name, content, said):
+    file = config(tmp_path, content, name)
+    message = refused("--config", file)
+    assert said in message and f"--config {file}: " in message
+
+
+def test_what_is_no_file_of_arguments_is_said_at_once(tmp_path):
+    os.mkfifo(tmp_path / "a.toml")
+    for path in (tmp_path / "a.toml", tmp_path, "a\0.toml", "x" * 300, tmp_path / "none.toml"):
+        assert refused("--config", str(path)).startswith("--config ")
+    files = [config(tmp_path, "seed = 7\n", name) for name in ("a.toml", "b.toml")]
+    assert "--config is given 2 times" in refused("--config", files[0], "--config", files[1])
+
+
+ODD = ("-1", "0", "nan", "1e400", "", "abc")
+
+
+def test_an_odd_value_of_any_flag_is_taken_or_refused_in_one_message():
+    """Two outcomes: what argparse and `problems` take, or a UserError that names the flag."""
+    parser, refusals = finetune.get_args_parser(), 0
+    for action in parser._actions:
+        if action.nargs == 0:
+            continue
+        for value in ODD:
+            name = action.option_strings[0]
+            try:
+                list(parser.parse_args(["--dataset", "a.csv", f"{name}={value}"]).problems())
+            except UserError as error:
+                refusals += 1
+                message = str(error)
+                assert message.count("--help lists the flags") == 1 and len(message) < 400
+                assert name in message, message
+    assert refusals > 200
+
+
+def test_help_shows_each_flag_once():
+    for script in (finetune, train_mixer):
+        parser = script.get_args_parser()
+        shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        assert len({action.dest for action in shown}) == len(shown) > 90
+        assert all(action.help and action.option_strings[0] in parser.format_help() for action in shown)
+
+
+def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
+    """Given at their decided values they change nothing; others are named, unless they decide no result."""
+    flags = ["--dataset", write_rows(tmp_path / "rows.csv", 40), "--batch-size", 8, "--num-epochs", 2, *TINY]
+    flags += ["--save-path", tmp_path / "run", "--max-steps", 1]
+    assert run_inside(finetune.main, *flags)[0] == 0
+    state = model_io.newest_good(str(tmp_path / "run"))[1]
+    found = {name: state["args"][name] for name in ("formatter", "target_cols", "language", "language_col")}
+
+    def differing(*more):
+        try:
+            args = PARSE([*map(str, flags), *map(str, more)])
+            columns = {name: getattr(args, name) or value for name, value in found.items()}
+            refuse_other_arguments(args.decide(**columns), state)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    for name, decided, other in (
+        ("--linear-lr-factor", 5, 4),
+        ("--warmup-steps", 0, 1),
+        ("--learning-rate", 1e-3, 1e-2),
+        ("--linear-loss", "rows", "mean"),
+        ("--formatter", "hisco", "occ1950"),
+        ("--clean-text", "as-is", "ascii-lower"),
+        ("--model-size", "tiny", "small"),
+    ):
+        assert differing(name, decided) == "" and f"{name} was " in differing(name, other)
+    state["args"]["warmup_steps"] = 0  # as decided, by one that was resumed with the flag
+    assert differing() == "" and "--warmup-steps was 0, now it is 1" in differing("--warmup-steps", 1)
+    assert differing("--memory-mask") == "" and "--memory-mask was " in differing("--no-memory-mask")
+    for more in (["--dropout", 0.1], ["--seed", 7], ["--share-val", 0.2], ["--shrink-key"]):
+        assert f"{more[0]} was " in differing(*more)
+    for more in (["--log-interval", 5], ["--no-log-wandb"], ["--bf16"], ["--num-epochs", 3]):
+        assert differing(*more) == ""
+    assert "--num-epochs was 2, now it is 1; only more can continue" in differing("--num-epochs", 1)
