@@ -313,13 +313,14 @@ def _read(action: argparse.Action, value: Any) -> Any:
     """A value as the flag reads it. Raises ValueError, argparse.ArgumentTypeError."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # of numpy or torch
         value = value.item()
-    if action.nargs == 0:
-        if not isinstance(value, bool):
-            raise ValueError(f"expected true or false, not {shown(value)}")
-        return value
-    if action.nargs == "+" and isinstance(value, list | tuple):
-        return [_read_one(action, item) for item in value] or None
-    return [_read_one(action, value)] if action.nargs == "+" else _read_one(action, value)
+    if action.nargs == "+":
+        items = value if isinstance(value, list | tuple) else [value]
+        return [_read_one(action, item) for item in items] or None
+    if action.nargs != 0:
+        return _read_one(action, value)
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, not {shown(value)}")
+    return value
 
 
 def _read_one(action: argparse.Action, value: Any) -> Any:
