@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.serialization import config as torch_config
 
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_copy, atomic_write, kind_of
@@ -123,32 +124,32 @@ def check_checksum(file: str, entries: dict[str, Any]) -> None:
 # ---- writing
 
 
-def _written(state: dict[str, Any]) -> dict[str, Any]:
-    """What a file of `state` holds: tensors on the CPU, checksum, and the weights by their second name."""
+def _write(path: str, state: dict[str, Any]) -> None:
+    """Writes `state` with its checksum, and the weights by their second name as well, which takes no space:
+    the one that other trainers' scripts read. Raises OSError.
+
+    The CRC-32 of each part of a zip archive is left out: nobody compares it, and torch takes four to six
+    seconds per GB for it.
+    """
     state = with_checksum(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
     state[SECOND_NAME] = state["model"]
-    return state
+    with atomic_write(path) as file, torch_config.patch({"save.compute_crc32": False}):
+        torch.save(state, file)
 
 
 def save(own: OwnFiles, names: list[str], state: dict[str, Any]) -> None:
     """Writes `state` once and gives it every name of `names` in the folder of `own`, last.bin first. Rank 0
     only. Raises OSError.
-
-    The weights are there by a second name as well, which takes no space: the one that other trainers' scripts
-    read.
     """
-    state, names = _written(state), sorted(names, key=lambda name: name != LAST)
-    first, *others = own.claim(*names)
-    with atomic_write(first) as file:
-        torch.save(state, file)
+    first, *others = own.claim(*sorted(names, key=lambda name: name != LAST))
+    _write(first, state)
     for path in others:
         atomic_copy(first, path)
 
 
 def replace(path: str, state: dict[str, Any]) -> None:
     """Writes a changed checkpoint in the place of the one that it was. Raises OSError."""
-    with atomic_write(os.path.realpath(path)) as file:
-        torch.save(_written(state), file)
+    _write(os.path.realpath(path), state)
 
 
 def prune(own: OwnFiles, keep: int) -> None:
