@@ -10,7 +10,6 @@ import pytest
 
 from histocc.data.rows import read_key, write_key
 from histocc.data.tables import read_chunks
-from histocc.predict import output as coded_file
 from histocc.predict.config import get_args_parser
 from histocc.predict.output import CodedFile, Scan, csv_text
 from histocc.runtime.errors import UserError
@@ -73,7 +72,7 @@ def noted(**more) -> dict:
         "no_code": 0,
         "review": 0,
         "unknown": 0,
-        "unknown_languages": {},
+        "languages": {},
         "faults": [],
     } | more
 
@@ -109,21 +108,19 @@ def test_a_part_is_that_of_its_number_and_its_settings(coded, tmp_path):
     coded.begin(overwrite=False)
     coded.write_part(0, [["smed"]], noted())
     coded.write_part(1, [["kok"]], noted())
-    for ending in ("csv", "json"):
-        os.replace(coded.part(0, ending), coded.path("x"))
-        os.replace(coded.part(1, ending), coded.part(0, ending))
-        os.replace(coded.path("x"), coded.part(1, ending))
+    os.replace(coded.part(0), coded.path("x"))
+    os.replace(coded.part(1), coded.part(0))
+    os.replace(coded.path("x"), coded.part(1))
     assert not coded.is_done(0) and not coded.is_done(1)
-    other = coded_file.CodedFile(coded.output, {"k": 9})
+    other = CodedFile(coded.output, {"k": 9})
     coded.write_part(0, [["smed"]], noted())
     assert coded.is_done(0) and not other.is_done(0)
     coded.write_part(1, [["kok"]], noted())
     with pytest.raises(UserError, match="its parts hold 2 rows, and the input 3"):
-        coded.join(["occ1"], 2, 3, overwrite=False)
+        coded.join(["occ1"], Scan(3, 2, 1, None, []), overwrite=False)
+    assert not os.path.exists(coded.output)
     os.mkfifo(coded.path("scan.json"))
-    with pytest.raises(
-        UserError, match="scan.json is a pipe, where a file of the unfinished output would be"
-    ):
+    with pytest.raises(UserError, match="scan.json is a pipe, where a file of unfinished work would be"):
         coded.open_scan()
 
 
@@ -131,30 +128,26 @@ def test_what_is_missing_is_said(coded):
     coded.begin(overwrite=False)
     coded.write_part(0, [["smed"]], noted())
     coded.write_part(1, [["smed"]], noted())
-    os.remove(coded.part(1, "json"))
+    with open(coded.part(1), "r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"x")
     assert coded.is_done(0) and not coded.is_done(1)
+    scan = Scan(2, 2, 1, None, [("smed", "da")])
     with pytest.raises(
-        UserError, match="000001.csv was there and is missing or damaged: the same command codes it again"
+        UserError, match="000001.part was there and is missing or damaged: the same command codes it again"
     ):
-        coded.join(["occ1"], 2, 2, overwrite=False)
+        coded.join(["occ1"], scan, overwrite=False)
     with pytest.raises(UserError, match="frequent0.json was there and is missing or damaged"):
-        coded.frequent(Scan(2, 2, 1, None, [("smed", "da")]))
+        coded.frequent(scan)
 
 
 def test_faults_and_languages_of_all_parts_are_put_together(coded):
-    coded.write_part(
-        0, [["smed"]], noted(unknown=5000, unknown_languages={"se": 10}, faults=[[3, "kind", "a\rb"]])
-    )
-    coded.write_part(1, [["kok"]], noted(unknown=1, unknown_languages={"se": 1}, faults=[[9, "kind", "c"]]))
-    counts = coded.join(["occ1"], 2, 2, overwrite=False)
-    assert (counts["faults"], counts["unknown"], counts["unknown_languages"], counts["rows"]) == (
-        2,
-        5001,
-        {"se": 11},
-        2,
-    )
+    coded.write_part(0, [["smed"]], noted(unknown=5000, languages={"se": 10}, faults=[[3, "kind", "a\rb"]]))
+    coded.write_part(1, [["kok"]], noted(unknown=1, languages={"se": 1}, faults=[[9, "kind", "c"]]))
+    total, languages = coded.join(["occ1"], Scan(2, 2, 1, None, []), overwrite=False)
+    assert (total["faults"], total["unknown"], total["rows"], languages) == (2, 5001, 2, {"se": 11})
     assert open(coded.output, newline="").read() == "occ1\nsmed\nkok\n"
-    with open(counts["rejected"], newline="", encoding="utf-8") as file:
+    with open(coded.output + ".rejected.csv", newline="", encoding="utf-8") as file:
         assert list(csv.reader(file)) == [
             ["line", "kind", "reason"],
             ["3", "kind", "a\rb"],

@@ -24,8 +24,7 @@ from histocc.model.confidence import Confidence, Outputs, Ranking, Writing, curv
 from histocc.model.confidence_fit import GRID, Places, Ranked, Weighed
 from histocc.model.search import CodeSearch
 from histocc.predict import __main__ as predict
-from histocc.predict.back_off import Prefixes
-from histocc.predict.coder import Coder
+from histocc.predict.coder import Coder, Prefixes
 from histocc.predict.config import get_args_parser
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
@@ -377,7 +376,7 @@ class TestModel:
         found = []
         for more in ([], [flag] if value is None else [flag, value]):
             asked = get_args_parser().parse_args([*args, *more])
-            found.append(predict.Job(asked.decide(), World()).settings())
+            found.append(predict.Coding(asked, asked.input, World()).settings())
         name = flag[2:].replace("-", "_")
         assert found[0][name] != found[1][name]
 

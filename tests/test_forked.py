@@ -205,27 +205,27 @@ def test_a_process_that_dies_ends_the_command_and_the_same_one_continues(
 ):
     monkeypatch.setattr(tables, "CHUNK", 128)
     expected, _ = coded(tmp_path, model, 1200, "--processes", 1)
-    parent, part = os.getpid(), predict.Job.code_part
+    parent, part = os.getpid(), predict.Coding.code_part
 
-    def dies(job, file, number, *rest) -> None:
+    def dies(coding, file, number, *rest) -> None:
         if number == 4 and os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         while number == 3 and os.getpid() == parent:  # the other one is at 4 meanwhile
-            job.between_batches()
+            coding.between_batches()
             time.sleep(0.01)
-        part(job, file, number, *rest)
+        part(coding, file, number, *rest)
 
     def in_order(number_of):
         """Odd parts for this process, even ones for the other."""
         return lambda self, number: number % 2 == (os.getpid() == parent) and number_of >= 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(predict.Job, "code_part", dies)
+        patched.setattr(predict.Coding, "code_part", dies)
         patched.setattr(forked.Pieces, "is_mine", in_order(0))
         asked = flags(model, tmp_path / "in.csv", tmp_path / "out.csv", "--batch-size", 64, "--processes", 2)
         code, output = run_inside(predict.main, *asked, "--device", "cpu")
     assert code == 1 and "a process that shares the work has died" in output, output
-    left = list((tmp_path / "out.csv.parts").glob("*.csv"))
+    left = list((tmp_path / "out.csv.parts").glob("*.part"))
     assert left and "resuming" in predict_here(*asked)
     assert (tmp_path / "out.csv").read_bytes() == expected
 

@@ -331,14 +331,14 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     interrupted = start(*flags(model, source, tmp_path / "again.csv"))
     parts = tmp_path / "again.csv.parts"
     until = time.monotonic() + 60
-    while not (parts / "000000.csv").exists() and time.monotonic() < until:
+    while not (parts / "000000.part").exists() and time.monotonic() < until:
         time.sleep(0.01)
     interrupted.send_signal(signal.SIGTERM)
     said = interrupted.communicate(timeout=60)[0]
     assert interrupted.returncode == 0 and "Stopped by SIGTERM; the same command continues" in said, said
-    there = sorted(path.name for path in parts.glob("*.csv"))
+    there = sorted(path.name for path in parts.glob("*.part"))
     assert there and len(there) < 4 and not (tmp_path / "again.csv").exists()
-    first = (parts / "000000.csv").stat().st_mtime_ns
+    first = (parts / "000000.part").stat().st_mtime_ns
     assert two.wait(timeout=120) == 0, two.stdout.read()
     assert (tmp_path / "two.csv").read_bytes() == whole and "2 processes" in two.stdout.read()
 
@@ -347,7 +347,7 @@ def test_processes_and_interruptions_change_nothing(model, tmp_path):
     )
     assert code == 2 and "unfinished output with other settings (decoder differ)" in said
     again = start(*flags(model, source, tmp_path / "again.csv"), processes=2)
-    assert first == (parts / "000000.csv").stat().st_mtime_ns
+    assert first == (parts / "000000.part").stat().st_mtime_ns
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0 and "resuming what is there" in said, said
     assert (tmp_path / "again.csv").read_bytes() == whole and not parts.exists()
@@ -434,7 +434,7 @@ def test_what_fails_on_one_process_ends_all(model, tmp_path, monkeypatch):
             lambda self, *rest, own=own: inside.append(asked[-1]) or own(self, *rest),
         )
     predict_here(*flags(model, table(tmp_path / "in.csv", 9), tmp_path / "out.csv"))
-    assert inside == ["ready", "parts", "join"]
+    assert inside == ["scan", "parts", "join"]
 
 
 def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
@@ -455,13 +455,10 @@ def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
 
 def test_a_confidence_that_is_no_number_asks_for_review():
     args = types.SimpleNamespace(back_off=None)
-    job = types.SimpleNamespace(key={"22222"}, most=1, descriptions=None, args=args, least=0.0)
-    assert [predict.Job.cells(job, Coded(["22222"], [0.5], conf))[-1] for conf in (0.5, 0.0, math.nan)] == [
-        0,
-        0,
-        1,
-    ]
-    assert predict.Job.cells(job, Coded([], [], None)) == ["", "", "", 1]
+    coding = types.SimpleNamespace(key={"22222"}, most=1, words={}, args=args, least=0.0)
+    coded = [Coded(["22222"], [0.5], conf) for conf in (0.5, 0.0, math.nan)]
+    assert [predict.Coding.cells(coding, one)[-1] for one in coded] == [0, 0, 1]
+    assert predict.Coding.cells(coding, Coded([], [], None)) == ["", "", "", 1]
 
 
 def test_equal_probabilities_have_one_order(monkeypatch):

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import secrets
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +29,7 @@ from histocc.model.teaching import Teacher
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import TEMPORARY, atomic_write, remove_files
+from histocc.runtime.files import TEMPORARY, read_sealed, remove_files, write_sealed
 from histocc.runtime.forked import Forked, usable_cores
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
@@ -294,7 +293,8 @@ def _answer_pieces(
                 continue
             check()
             texts, languages = questions.asked(number * PIECE, (number + 1) * PIECE)
-            write_piece(folder, number, teacher.answers(texts, languages, check))
+            answers = teacher.answers(texts, languages, check)
+            write_sealed(_path(folder, number), answers.tobytes())
             if part == 0:
                 done.at(i + 1)
 
@@ -311,25 +311,11 @@ def _path(folder: str, number: int) -> str:
     return os.path.join(folder, f"{number:07}")
 
 
-def write_piece(folder: str, number: int, answers: np.ndarray) -> None:
-    """Writes the answers of a piece, whole or not at all."""
-    content = answers.tobytes()
-    check = zlib.crc32(content).to_bytes(4, "little")
-    os.makedirs(folder, exist_ok=True)
-    with atomic_write(_path(folder, number)) as file:
-        file.write(content + check)
-
-
 def read_piece(folder: str, number: int, texts: int, record: np.dtype) -> np.ndarray | None:
     """The answers of a piece; None where they are not there as they were written. texts: of all pieces."""
+    answers = read_sealed(_path(folder, number))
     rows = min(PIECE, texts - number * PIECE)
-    try:
-        with open(_path(folder, number), "rb") as file:
-            content = file.read()
-    except OSError:
-        return None
-    answers, check = content[:-4], content[-4:]
-    if len(answers) != rows * record.itemsize or zlib.crc32(answers).to_bytes(4, "little") != check:
+    if answers is None or len(answers) != rows * record.itemsize:
         return None
     return np.frombuffer(answers, dtype=record)
 

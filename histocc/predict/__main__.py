@@ -17,9 +17,9 @@ if __name__ == "__main__":
 
 import contextlib
 import os
+import re
 import time
 from collections import Counter
-from functools import partial
 
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import key_reader
@@ -28,35 +28,54 @@ from histocc.model import model_io
 from histocc.model.published import Given
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.config import PredictConfig, get_args_parser
-from histocc.predict.output import INPUT, CodedFile, Progress, Scan, file_hash, fingerprint, save_pipe
+from histocc.predict.output import INPUT, PIECE, CodedFile, Scan, file_hash, fingerprint, save_pipe
 from histocc.runtime import entrypoint
 from histocc.runtime.config import deciding
 from histocc.runtime.device import Precision
-from histocc.runtime.errors import TrainingError, UserError, in_words, is_out_of_memory, raise_if_any
-from histocc.runtime.files import kind_of, run_lock
+from histocc.runtime.errors import (
+    TrainingError,
+    UserError,
+    in_words,
+    is_out_of_memory,
+    memory_error_ends_with,
+    raise_if_any,
+)
+from histocc.runtime.files import kind_of, remove_files, run_lock
 from histocc.runtime.forked import Forked, choose_processes
+from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.text_rules import AS_IS
 
 
-class Job:
-    """One input on its way to one output. header: of the input; descriptions: code → description, None
-    without.
+class Coding:
+    """What is coded, by which model, where to.
+
+    Args:
+        path: the file that is read: the input, or what came out of it where that is a pipe.
+
+    Attributes:
+        header: columns of the input.
+        words: columns beside each code: name → code → text.
+        columns: of the output, behind those of the input.
+        most: codes of a row at most.
+        least, reach: the conf below which a row needs review; the share of the texts that the confidence was
+            fitted on above it.
     """
 
-    def __init__(self, args: PredictConfig, world: World):
-        self.args, self.world = args, world
-        self.header = read_header(args.input, args.delimiter)[0]
-        self.progress: Progress | None = None
-        self.forked: Forked | None = None  # the processes that share the work
-        self.share = (0, 1)  # batches done of the part at hand, and how many there are at most
+    def __init__(self, args: PredictConfig, path: str, world: World):
+        self.args, self.path, self.world = args, path, world
+        self.header = read_header(path, args.delimiter)[0]
+        self.share = (0, 1)  # batches of the part at hand that are done, of how many
+        self.stage: Stage | None = None
+        self.forked = Forked(1, world.give_up_if_asked)
         name = args.precision or ("int8" if args.int8 else None)
         precision = Precision(name, world.device) if name else Precision.of(args, world.device)
         precision.use()
-        key = key_reader(args.key)
-        given = Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system)
-        self.coder = Coder.load(
+        given = Given(
+            args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep, args.system
+        )
+        self.coder = coder = Coder.load(
             args.model,
             world,
             given=given,
@@ -67,180 +86,177 @@ class Job:
             back_off=args.back_off,
         )
         self.weights = model_io.find_weights(args.model, args.model)
-        self.step = f", step {self.coder.step:,}" if self.coder.step is not None else ""
-        self.key = set(self.coder.codes)
-        self.coder.need(args.decoder)
-        if args.back_off is not None:
-            self.coder.need("full")
-        if args.decoder in ("topk", "full") or args.back_off is not None:
-            self.coder.search()
+        self.decoder = args.decoder
+        for decoder in (self.decoder, *(["full"] if args.back_off is not None else [])):
+            coder.need(decoder)
+            if decoder in ("topk", "full"):
+                coder.search()
+        self.key = set(coder.codes)
         self.least, self.reach = args.min_prob, 1.0
         if args.target_accuracy is not None:
-            self.least, self.reach = self.coder.confidence.limit(args.decoder, args.target_accuracy)
-        self.system = args.system or self.coder.system
-        self.thresholds = self.coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
-        self.descriptions = (
-            read_descriptions(args.descriptions, self.coder.codes, self.coder.formatter)
-            if args.descriptions
-            else None
+            self.least, self.reach = coder.confidence.limit(self.decoder, args.target_accuracy)
+        self.system = args.system or coder.system
+        self.thresholds = coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
+        self.words: dict[str, dict[str, str]] = {}
+        if args.descriptions:
+            self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
+        self.most = min(
+            args.k, coder.formatter.max_num_codes if self.decoder == "greedy" else len(coder.codes)
         )
-
-    def new_columns(self) -> list[str]:
-        """Names of what comes behind the columns of the input."""
-        names = [
-            name
-            for i in range(1, self.most + 1)
-            for name in (
-                f"{self.system}_{i}",
-                f"prob_{i}",
-                *([f"desc_{i}"] if self.descriptions is not None else []),
-            )
-        ]
-        prefix = [] if self.args.back_off is None else [f"{self.system}_prefix", "prob_prefix"]
-        return [*names, *prefix, "conf", "needs_review"]
-
-    @property
-    def most(self) -> int:
-        """Codes of a row at most."""
-        return min(
-            self.args.k,
-            self.coder.formatter.max_num_codes if self.args.decoder == "greedy" else len(self.coder.codes),
-        )
-
-    @property
-    def read_columns(self) -> list[str]:
-        return [self.args.column, *([self.args.language_column] if self.args.language_column else [])]
+        names = [self.system, "prob", *self.words]
+        self.columns = [f"{name}_{i}" for i in range(1, self.most + 1) for name in names]
+        if args.back_off is not None:
+            self.columns += [f"{self.system}_prefix", "prob_prefix"]
+        self.columns += ["conf", "needs_review"]
 
     def problems(self) -> list[str]:
-        args = self.args
-        problems = column_problems(args.asked.input, self.header, self.read_columns)
-        there = [name for name in self.new_columns() if name in self.header]
+        args, coder = self.args, self.coder
+        wanted = [args.column, *([args.language_column] if args.language_column else [])]
+        problems = column_problems(args.input, self.header, wanted)
+        there = [name for name in self.columns if name in self.header]
         if there:
             problems.append(
-                f"{args.asked.input}: has columns {', '.join(map(repr, there))} already; --system NAME names"
-                " those of codes, rename the others"
+                f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
+                " of codes, rename the others"
             )
-        if len(set(self.new_columns())) < len(self.new_columns()):
+        if len(set(self.columns)) < len(self.columns):
             problems.append(
                 f"--system {self.system}: its columns would have the names of others; choose another"
             )
         strange = [
-            language
-            for language, _ in args.threshold or []
-            if language is not None and language not in self.coder.languages
+            language for language, _ in args.threshold or [] if language not in (None, *coder.languages)
         ]
         if strange:
             problems.append(
                 f"--threshold: the model does not know the language {', '.join(strange)}; it knows"
-                f" {self.coder.known_for(strange)}"
+                f" {coder.known_for(strange)}"
             )
-        if args.language and args.language not in self.coder.languages:
+        if args.language and args.language not in coder.languages:
             problems.append(
                 f"--language: the model does not know {args.language!r}; it knows"
-                f" {self.coder.known_for([args.language])}"
+                f" {coder.known_for([args.language])}"
             )
         return problems
 
     def settings(self) -> dict:
+        """All that decides what the output holds."""
         args = self.args
+        files = {name: getattr(args, name) for name in ("descriptions", "key")}
         return {
-            "input": fingerprint(args.input, args.input != args.asked.input),
+            "input": fingerprint(self.path, self.path != args.input),
             "model": file_hash(self.weights),
+            **{name: getattr(args, name) for name in deciding(PredictConfig)},
             "system": self.system,
-            **{name: getattr(args, name) for name in deciding(type(args))},
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
             "thresholds": str(self.thresholds),
             **{
                 name: file_hash(path) if path and os.path.isfile(path) else path
-                for name, path in (("descriptions", args.descriptions), ("key", args.key))
+                for name, path in files.items()
             },
         }
 
-    def languages_of(self, columns: list[list[str]]) -> list[str]:
-        if self.args.language_column:
-            return columns[self.header.index(self.args.language_column)]
-        return [self.args.language or UNKNOWN_LANGUAGE] * len(columns[0])
+    def key_of(self, text: str, language: str) -> tuple[str, str]:
+        """What the model reads of a row."""
+        return self.coder.clean(text), self.coder.known(language) if self.args.language_column else ""
 
-    def code(self, cleaned: list[str], languages: list[str]) -> list[Coded]:
-        self.share = (0, -(-len(cleaned) // self.args.batch_size))
+    def code(self, keys: list[tuple[str, str]]) -> list[Coded]:
+        args = self.args
+        self.share = (0, -(-len(keys) // args.batch_size))
+        texts, languages = zip(*keys) if keys else ((), ())
+        if not args.language_column:
+            languages = [args.language or UNKNOWN_LANGUAGE] * len(keys)
         return self.coder.code(
-            cleaned,
-            languages,
-            self.args.decoder,
-            self.args.k,
+            list(texts),
+            list(languages),
+            self.decoder,
+            args.k,
             self.thresholds.by_language,
-            not self.args.no_deduplicate,
+            not args.no_deduplicate,
             cleaned=True,
         )
 
+    def begin_stage(self, file: CodedFile, what: str, unit: str, total: int, pieces: int, names: str) -> None:
+        """Progress of what all processes do together, by the files in the folder whose names fit `names`."""
+        self.end_stage()
+        if self.world.is_main and not self.args.non_verbose:
+
+            def done(share: float) -> float:
+                ready = sum(re.fullmatch(names, name) is not None for name in os.listdir(file.folder))
+                return min(1.0, (ready + share) / max(1, pieces)) * total
+
+            self.done = done
+            self.stage = Stage(what, total, unit, round(done(0.0)))
+
     def between_batches(self) -> None:
-        self.forked.check() if self.forked is not None else self.world.give_up_if_asked()
-        if self.progress is not None:
-            self.progress.show(self.share[0] / self.share[1])
-            self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
+        self.forked.check()
+        if self.stage is not None and self.stage.is_due():
+            self.stage.at(round(self.done(self.share[0] / self.share[1])))
+        self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
+
+    def end_stage(self) -> None:
+        if self.stage is not None:
+            self.stage.close()
+        self.stage = None
 
     def code_frequent(self, file: CodedFile, scan: Scan) -> None:
         """What occurs often, as far as it falls to this rank."""
-        assert self.forked is not None
-        language, pieces = self.args.language or UNKNOWN_LANGUAGE, self.forked.pieces()
-
-        def code(texts: list[str], languages: list[str]) -> list[Coded]:
-            return self.code(texts, languages if self.args.language_column else [language] * len(texts))
+        pieces = self.forked.pieces()
 
         def share(process: int) -> None:
-            self.progress = None if process else self.progress  # the first shows what all have done
-            file.code_frequent(scan, pieces.is_mine, code)
+            self.stage = None if process else self.stage  # the first shows what all have done
+            for number in range(scan.pieces):
+                name = f"frequent{number}.json"
+                if pieces.is_mine(number) and file.read(name) is None:
+                    file.write(name, self.code(scan.frequent[number * PIECE : (number + 1) * PIECE]))
 
         self.forked.each(share)
 
     def code_parts(self, file: CodedFile, scan: Scan) -> None:
         """The parts that fall to this rank."""
-        forked = self.forked
-        assert forked is not None
-        frequent, pieces = file.frequent(scan), forked.pieces()
+        frequent = {
+            key: Coded(*answer) for key, answer in zip(scan.frequent, file.frequent(scan), strict=True)
+        }
+        pieces = self.forked.pieces()
 
         def share(process: int) -> None:
-            self.progress = None if process else self.progress
-            for number, chunks in file.rows(self.args.input, self.args.delimiter, scan):
-                forked.check()
+            self.stage = None if process else self.stage
+            for number, chunks in file.rows(self.path, self.args.delimiter, scan):
+                self.forked.check()
                 if pieces.is_mine(number) and not file.is_done(number):
                     self.code_part(file, number, chunks, frequent)
 
-        forked.each(share)
+        self.forked.each(share)
 
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
+        args, known = self.args, self.coder.known
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
-        texts, languages = columns[self.header.index(self.args.column)], self.languages_of(columns)
-        keys = [
-            (self.coder.clean(text), self.coder.known(language) if self.args.language_column else "")
-            for text, language in zip(texts, languages)
-        ]
-        rare = [i for i, key in enumerate(keys) if key not in frequent]
-        of_rare = iter(self.code([keys[i][0] for i in rare], [languages[i] for i in rare]))
-        coded = [frequent[key] if key in frequent else next(of_rare) for key in keys]
-        new = [self.cells(found) for found in coded]
-        unknown = Counter(
-            language.strip() for language in languages if self.coder.known(language) != language.strip()
-        )
-        noted = {
+        texts = columns[self.header.index(args.column)]
+        languages = [args.language or UNKNOWN_LANGUAGE] * len(texts)
+        if args.language_column:
+            languages = columns[self.header.index(args.language_column)]
+        keys = list(map(self.key_of, texts, languages))
+        rare = iter(self.code([key for key in keys if key not in frequent]))
+        coded = [frequent[key] if key in frequent else next(rare) for key in keys]
+        new = list(map(self.cells, coded))
+        unknown = Counter(language.strip() for language in languages if known(language) != language.strip())
+        counts = {
             "rows": len(texts),
             "empty": sum(not text.strip() for text, _ in keys),
-            "no_code": sum(not found.codes for found in coded),
-            "outside": sum(not self.key.issuperset(found.codes) for found in coded),
+            "no_code": sum(not answer.codes for answer in coded),
+            "outside": sum(not self.key.issuperset(answer.codes) for answer in coded),
             "review": sum(cells[-1] for cells in new),
             "unknown": unknown.total(),
-            "unknown_languages": dict(unknown.most_common(1000)),
-            "faults": [list(fault) for chunk in chunks for fault in chunk.faults],
+            "languages": dict(unknown.most_common(1000)),
+            "faults": [fault for chunk in chunks for fault in chunk.faults],
         }
-        file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], noted)
+        file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], counts)
 
     def cells(self, coded: Coded) -> list:
+        """Of a row, for `columns`."""
         found = []
         for code, prob in zip(coded.codes[: self.most], coded.probs):
-            found += [code, f"{prob:.6g}"] + (
-                [self.descriptions.get(code, "")] if self.descriptions is not None else []
-            )
-        found += [""] * (self.most * (3 if self.descriptions is not None else 2) - len(found))
+            found += [code, f"{prob:.6g}", *(words.get(code, "") for words in self.words.values())]
+        found += [""] * (self.most * (2 + len(self.words)) - len(found))
         if self.args.back_off is not None:
             prefix, prob = coded.prefix or ("", 0.0)
             found += [prefix, f"{prob:.6g}" if prefix else ""]
@@ -248,20 +264,72 @@ class Job:
         review = int(not sure or not self.key.issuperset(coded.codes))  # written digit by digit
         return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
 
+    def start_lines(self, rows: int, resumed: bool) -> list[str]:
+        """What is about to be done."""
+        args, coder = self.args, self.coder
+        texts = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
+        step = f", step {coder.step:,}" if coder.step is not None else ""
+        number = self.world.size * self.forked.number
+        where = f"{number} {'process' if number == 1 else 'processes'} on {self.world.device.type}"
+        lines = [
+            f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({self.decoder},"
+            f" {len(coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
+        ]
+        if self.decoder in ("topk", "full") and coder.linear_share:
+            lines.append(f"Codes are ranked by both decoders together (linear share {coder.linear_share:g})")
+        if args.target_accuracy is not None:
+            texts = f"{coder.confidence.texts:,} texts that the confidence was fitted on"
+            lines.append(
+                f"Rows with conf below {self.least:.3g} get needs_review: of the answers above it"
+                f" {args.target_accuracy:.4g} were right, on {self.reach:.1%} of the {texts}"
+                if self.reach
+                else f"All rows get needs_review: no answers of this model were right as often as"
+                f" --target-accuracy {args.target_accuracy:.4g} asks for, on the {texts}"
+            )
+        if self.decoder == "flat":
+            lines.append(f"Thresholds of the linear decoder: {self.thresholds}")
+        return lines
+
+    def end_lines(self, rows: int, total: Counter, languages: Counter, seconds: float) -> list[str]:
+        """What was done and what to look at."""
+        args, lines = self.args, []
+        if not args.non_verbose:
+            lines.append(
+                f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
+                f" {total['review']:,} with needs_review, {total['no_code']:,} of them without a code (empty"
+                f" texts: {total['empty']:,})"
+            )
+            if total["outside"]:
+                lines.append(
+                    f"Rows with a code that is none of the model's {len(self.key):,}: {total['outside']:,},"
+                    f" marked in needs_review; {self.decoder} writes digits freely, --decoder topk takes"
+                    " codes of the key"
+                )
+        if total["unknown"]:
+            unknown = dict(languages.most_common(10))
+            names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in unknown.items())
+            lines.append(
+                f"Languages that the model does not know, coded as unk: {total['unknown']:,} rows: {names};"
+                f" it knows {self.coder.known_for(unknown)}"
+            )
+        if args.descriptions:
+            without = sum(code not in self.words["desc"] for code in self.coder.codes)
+            if without:
+                lines.append(
+                    f"{args.descriptions}: {without:,} of {len(self.coder.codes):,} codes have no description"
+                )
+        return lines
+
 
 def run(args: PredictConfig, world: World) -> None:
     """All ranks."""
-    with contextlib.ExitStack() as held:
+    smaller = max(1, args.batch_size // 4)
+    advice = f" with --batch-size {args.batch_size}: take a smaller one, for example {smaller}"
+    with contextlib.ExitStack() as held, memory_error_ends_with(advice):
         try:
             code_file(args, world, held)
-        except (OSError, RuntimeError, MemoryError) as error:
+        except OSError as error:
             if is_out_of_memory(error):
-                raise TrainingError(
-                    f"out of memory with --batch-size {args.batch_size}: take a smaller one, for example "
-                    f"{max(1, args.batch_size // 4)}",
-                    said_by_all=True,
-                ) from None
-            if not isinstance(error, OSError):
                 raise
             raise TrainingError(
                 f"{in_words(error, error.filename or args.output)}. The same command continues",
@@ -270,171 +338,81 @@ def run(args: PredictConfig, world: World) -> None:
 
 
 def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> None:
-    """All ranks. Who waits polls the store, so that no time limit is met."""
-    here: dict[str, Job] = {}
+    """All ranks. Who waits polls the store, so that no time limit is met. held: of rank 0, by which the
+    folder of the parts is its alone.
+    """
     started, everyone = time.monotonic(), list(range(world.size))
-
-    args = args.decide()  # its `asked` keeps the name of an input that comes through a pipe
-    look = partial(first_look, args, world, held, here)
-    settings, before, path = world.run_on_main("first look", look)
-    args = args.decide(input=path)
-    file = CodedFile(args.output, settings)
-    found: dict[str, Scan] = {}
-
-    def ready() -> None:
-        if "job" not in here:
-            here["job"] = Job(args, world)
-        found["scan"] = file.open_scan()
-
-    world.run_on("ready", everyone, ready)
-    job, scan = here["job"], found["scan"]
-    number = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
-    job.forked = Forked(number, world.give_up_if_asked, world.rank, world.size)
-    if not args.non_verbose:
-        world.print(*start_lines(args, world, scan.rows, job, bool(before)), sep="\n")
-    job.progress = progress = Progress(file, world.is_main and not args.non_verbose)
-    often = ("coding what occurs often", "texts", len(scan.frequent), scan.pieces)
-    progress.begin(*often, lambda name: name.startswith("frequent"))
-    world.run_on("frequent texts", everyone, lambda: job.code_frequent(file, scan))
-    progress.begin("coding", "rows", scan.rows, scan.parts, lambda name: name.endswith(".csv"))
-    world.run_on("parts", everyone, lambda: job.code_parts(file, scan))
-
-    def join() -> dict:
-        progress.close()
-        if fingerprint(args.input, args.input != args.asked.input) != settings["input"]:
-            raise UserError(f"{args.asked.input} was changed while it was coded; start over with --overwrite")
-        return file.join(job.header + job.new_columns(), scan.parts, scan.rows, args.overwrite)
-
-    counts = world.run_on_main("join", join)
-    if world.is_main:
-        remove_parts(file, held)
-    say_end(args, world, scan.rows, counts, time.monotonic() - started, job)
-
-
-def first_look(args: PredictConfig, world: World, held: contextlib.ExitStack, here: dict[str, Job]) -> list:
-    """What rank 0 finds before all start: [settings of the output, whether it resumes, the file to read].
-    Raises UserError.
-    """
-    raise_if_any(list(args.problems()))
-    CodedFile(args.output, {}).refuse_others()
-    with contextlib.ExitStack() as otherwise:
-        path = take_input(args, world, held, otherwise)
-        locked, args = path != args.input, args.decide(input=path)
-        job = here["job"] = Job(args, world)
-        raise_if_any(job.problems())
-        file = CodedFile(args.output, job.settings())
-        os.makedirs(file.folder, exist_ok=True)
-        if not locked:
-            held.enter_context(run_lock(file.folder))
-        before = file.begin(args.overwrite)
-        otherwise.pop_all()
-    try:
-        file.scan(
-            args.input,
-            args.delimiter,
-            job.read_columns,
-            job.coder.clean,
-            job.coder.known,
-            not args.no_deduplicate,
-            world.give_up_if_asked,
-        )
-    except UserError:
-        remove_parts(file, held)
-        raise
-    return [file.settings, before, args.input]
-
-
-def take_input(
-    args: PredictConfig, world: World, held: contextlib.ExitStack, otherwise: contextlib.ExitStack
-) -> str:
-    """The file to read: what comes through a pipe is saved beside the parts first, since it is read more than
-    once, and then their folder is locked. otherwise: removes it where nothing comes of it.
-    """
-    if kind_of(args.input) != "a pipe":
-        return args.input
     folder = CodedFile(args.output, {}).folder
-    os.makedirs(folder, exist_ok=True)
-    held.enter_context(run_lock(folder))
-    path = os.path.join(folder, INPUT)
 
-    def remove() -> None:
-        with contextlib.suppress(OSError):
-            os.remove(path)
-        held.close()
-        with contextlib.suppress(OSError):  # the parts of an earlier start
-            os.rmdir(folder)
+    def take_input() -> str:
+        """What comes through a pipe is saved beside the parts, since it is read more than once."""
+        raise_if_any(list(args.problems()))
+        CodedFile(args.output, {}).refuse_others()
+        os.makedirs(folder, exist_ok=True)
+        held.callback(remove_if_empty, folder)
+        held.enter_context(run_lock(folder))
+        if kind_of(args.input) != "a pipe":
+            return args.input
+        path = os.path.join(folder, INPUT)
+        held.callback(remove_files, folder, INPUT)
+        save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
+        return path
 
-    otherwise.callback(remove)
-    save_pipe(args.input, path, world.give_up_if_asked, 60 * args.timeout_minutes)
-    return path
+    path = world.run_on_main("input", take_input)
+    loaded: list[Coding] = []
+    world.run_on("model", everyone, lambda: loaded.append(Coding(args, path, world)))
+    coding = loaded[0]
 
+    def first_look() -> list:
+        raise_if_any(coding.problems())
+        file = CodedFile(args.output, coding.settings())
+        resumed = file.begin(args.overwrite)
+        columns = [args.column, *([args.language_column] if args.language_column else [])]
+        dedup = not args.no_deduplicate
+        try:
+            file.scan(path, args.delimiter, columns, coding.key_of, dedup, world.give_up_if_asked)
+        except UserError:
+            file.clear()
+            raise
+        return [file.settings, resumed]
 
-def start_lines(args: PredictConfig, world: World, rows: int, job: Job, resumed: bool) -> list[str]:
-    """What is about to be done."""
-    texts = f"texts {job.coder.text_rule}, " if job.coder.text_rule != AS_IS else ""
-    number = world.size * (job.forked.number if job.forked is not None else 1)
-    where = f"{number} {'process' if number == 1 else 'processes'} on {world.device.type}"
-    lines = [
-        f"Coding {rows:,} rows of {args.asked.input} with {job.weights}{job.step} ({args.decoder},"
-        f" {len(job.coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
-    ]
-    if args.decoder in ("topk", "full") and job.coder.linear_share:
-        lines.append(f"Codes are ranked by both decoders together (linear share {job.coder.linear_share:g})")
-    if args.target_accuracy is not None:
-        texts = f"{job.coder.confidence.texts:,} texts that the confidence was fitted on"
-        lines.append(
-            f"Rows with conf below {job.least:.3g} get needs_review: of the answers above it"
-            f" {args.target_accuracy:.4g} were right, on {job.reach:.1%} of the {texts}"
-            if job.reach
-            else f"All rows get needs_review: no answers of this model were right as often as"
-            f" --target-accuracy {args.target_accuracy:.4g} asks for, on the {texts}"
-        )
-    return lines + ([f"Thresholds of the linear decoder: {job.thresholds}"] if args.decoder == "flat" else [])
-
-
-def remove_parts(file: CodedFile, held: contextlib.ExitStack) -> None:
-    file.clear()
-    held.close()  # the lock
-    with contextlib.suppress(OSError):
-        os.rmdir(file.folder)
-
-
-def say_end(args: PredictConfig, world: World, rows: int, counts: dict, seconds: float, job: Job) -> None:
-    """What was done and what to look at. All ranks. Raises TrainingError, exit code 1, where rows could not
-    be read.
-    """
+    settings, resumed = world.run_on_main("first look", first_look)
+    file = CodedFile(args.output, settings)
+    scans: list[Scan] = []
+    world.run_on("scan", everyone, lambda: scans.append(file.open_scan()))
+    scan = scans[0]
+    number = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
+    coding.forked = Forked(number, world.give_up_if_asked, world.rank, world.size)
     if not args.non_verbose:
-        world.print(
-            f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
-            f" {counts.get('review', 0):,} with needs_review, {counts.get('no_code', 0):,} of them without a"
-            f" code (empty texts: {counts.get('empty', 0):,})"
-        )
-        if counts.get("outside"):
-            world.print(
-                f"Rows with a code that is none of the model's {len(job.key):,}: {counts['outside']:,},"
-                f" marked in needs_review; {args.decoder} writes digits freely, --decoder topk takes codes of"
-                " the key"
-            )
-    if counts["unknown"]:
-        names = ", ".join(
-            f"{name or 'none'} ({number:,})" for name, number in counts["unknown_languages"].items()
-        )
-        world.print(
-            f"Languages that the model does not know, coded as unk: {counts['unknown']:,} rows: {names}; it"
-            f" knows {job.coder.known_for(counts['unknown_languages'])}"
-        )
-    if job.descriptions is not None:
-        without = sum(code not in job.descriptions for code in job.coder.codes)
-        if without:
-            world.print(
-                f"{args.descriptions}: {without:,} of {len(job.coder.codes):,} codes have no description"
-            )
-    if counts["faults"]:
+        world.print(*coding.start_lines(scan.rows, resumed), sep="\n")
+    often = len(scan.frequent)
+    coding.begin_stage(file, "coding what occurs often", "texts", often, scan.pieces, r"frequent\d+\.json")
+    world.run_on("frequent texts", everyone, lambda: coding.code_frequent(file, scan))
+    coding.begin_stage(file, "coding", "rows", scan.rows, scan.parts, r"\d+\.part")
+    world.run_on("parts", everyone, lambda: coding.code_parts(file, scan))
+    coding.end_stage()
+
+    def join() -> list:
+        if fingerprint(path, path != args.input) != settings["input"]:
+            raise UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
+        return list(file.join(coding.header + coding.columns, scan, args.overwrite))
+
+    total, languages = world.run_on_main("join", join)
+    if world.is_main:
+        file.clear()
+    for line in coding.end_lines(scan.rows, total, languages, time.monotonic() - started):
+        world.print(line)
+    if total["faults"]:
         raise TrainingError(
-            f"{counts['faults']:,} rows of {args.asked.input} could not be read and are not in {args.output};"
-            f" {counts['rejected']} lists them by line. All others are there.",
+            f"{total['faults']:,} rows of {args.input} could not be read and are not in {args.output};"
+            f" {args.output}.rejected.csv lists them by line. All others are there.",
             heard_from_main=True,
         )
+
+
+def remove_if_empty(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -98,7 +98,7 @@ class Files(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coding(Config):
+class Decoding(Config):
     """coding"""
 
     decoder: str = flag(
@@ -118,7 +118,6 @@ class Coding(Config):
         "rows whose conf is lower have 1 in needs_review; so do those without a code, or with one that is"
         " none of the model's",
         metavar="P",
-        resumable=True,
     )
     target_accuracy: Fraction | None = flag(
         None,
@@ -168,7 +167,7 @@ class Machine(Processes, Cores):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig(Files, Coding, Published, Machine):
+class PredictConfig(Files, Decoding, Published, Machine):
     """What predict takes. A flag that is not resumable decides the output."""
 
     def problems(self) -> Iterator[str]:

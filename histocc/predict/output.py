@@ -13,7 +13,6 @@ import os
 import re
 import select
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,26 +20,28 @@ from typing import Any
 
 from histocc.data.rows import row_writer
 from histocc.data.tables import Chunk, read_chunks, table_format
-from histocc.predict.coder import Coded
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, kind_of, opened, remove_files
-from histocc.runtime.log import Stage
+from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, read_sealed, remove_files, write_sealed
 
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
-MOST_FREQUENT = 1 << 16  # texts that are coded once for all parts
+MAX_FREQUENT = 1 << 16  # texts that are coded once for all parts
 PIECE = 2048  # of them at once
-_END = 1 << 16  # bytes of the input's begin and end that tell it from others
+END_BYTES = 1 << 16  # of the input's begin and end that tell it from others
 SETTINGS, SCAN, INPUT = "settings.json", "scan.json", "input"
 # names of files in the folder beside the lock and the copied input
-_PARTS = rf"((settings|scan|frequent\d+|\d{{6,}})\.json|\d{{6,}}\.csv)({TEMPORARY})?"
+_PARTS = rf"((settings|scan|frequent\d+)\.json|\d{{6,}}\.part)({TEMPORARY})?"
 POLL_SECONDS = 0.2
 
 
-@dataclass
+@dataclass(frozen=True)
 class Scan:
-    """What a first reading found. rows: that can be read; parts: how many, of `chunks` chunks each; frequent:
-    cleaned texts and languages that occur more than once, the most frequent first; encoding: of a CSV
-    file.
+    """What a first reading found.
+
+    Args:
+        rows: that can be read.
+        parts: how many, of `chunks` chunks each.
+        encoding: of a CSV file.
+        frequent: cleaned texts and languages that occur more than once, the most frequent first.
     """
 
     rows: int
@@ -55,21 +56,18 @@ class Scan:
         return -(-len(self.frequent) // PIECE)
 
 
-def fingerprint(path: str, copied: bool = False) -> dict:
+def fingerprint(path: str, copied: bool) -> dict:
     """What tells an input file from another, or from itself after a change: size, time of change, hash of its
     begin and end; of what was `copied` out of a pipe, the hash of all.
     """
-    found = os.stat(path)
+    state = os.stat(path)
     if copied:
-        return {"size": found.st_size, "hash": file_hash(path)}
+        return {"size": state.st_size, "hash": file_hash(path)}
     with open(path, "rb") as file:
-        begin = file.read(_END)
-        file.seek(max(0, found.st_size - _END))
-        return {
-            "size": found.st_size,
-            "changed": found.st_mtime_ns,
-            "ends": hashlib.sha256(begin + file.read()).hexdigest(),
-        }
+        begin = file.read(END_BYTES)
+        file.seek(max(0, state.st_size - END_BYTES))
+        ends = hashlib.sha256(begin + file.read()).hexdigest()
+    return {"size": state.st_size, "changed": state.st_mtime_ns, "ends": ends}
 
 
 def file_hash(path: str) -> str:
@@ -89,120 +87,115 @@ def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: 
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # waits for no writer
-        with open(handle, "rb", buffering=0) as pipe:
+        with open(handle, "rb", buffering=0) as pipe, atomic_write(target) as file:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
-            last = checked = time.monotonic()
-            check()
-            with atomic_write(target) as file:
-                while True:
-                    # before the first writer has come a read would return b"", as at the end
-                    block = pipe.read(1 << 20) if poll.poll(POLL_SECONDS * 1000) else None
-                    if block == b"":
-                        return
-                    now = time.monotonic()
-                    if now - checked >= POLL_SECONDS:
-                        check()
-                        checked = now
-                    if block:
-                        file.write(block)
-                        last = now
-                    elif now - last > limit_seconds:
-                        raise UserError(
-                            f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
-                            " program that writes to it, or save its output as a file"
-                        )
+            last = time.monotonic()
+            checked = 0.0
+            while True:
+                if time.monotonic() - checked >= POLL_SECONDS:
+                    check()
+                    checked = time.monotonic()
+                # before the first writer has come a read would return b"", as at the end
+                block = pipe.read(1 << 20) if poll.poll(POLL_SECONDS * 1000) else None
+                if block == b"":
+                    return
+                if block:
+                    file.write(block)
+                    last = time.monotonic()
+                elif time.monotonic() - last > limit_seconds:
+                    raise UserError(
+                        f"{path}: nothing has come through this pipe for {limit_seconds:g} s; start the"
+                        " program that writes to it, or save its output as a file"
+                    )
     except OSError as error:
         raise UserError(f"{path}: cannot be saved as {target}: {error.strerror or error}") from None
 
 
 class CodedFile:
-    """The parts of one output. output: its path; settings: everything that decides what the parts hold, plain
-    types.
+    """The parts of one output.
+
+    Args:
+        output: its path.
+        settings: everything that decides what the parts hold, plain types.
     """
 
     def __init__(self, output: str, settings: dict):
         self.output, self.folder, self.settings = output, output + ".parts", settings
+        self._of = json.dumps(settings, sort_keys=True)
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def _seal(self, name: str, text: str) -> str:
-        """Tells a file of this output, under its own name, from all others: a checksum of the settings, the
-        name and the content.
-        """
-        of = "" if name == SETTINGS else json.dumps(self.settings, sort_keys=True)
-        return f"{zlib.crc32(f'{of} {name} {text}'.encode()):08x}"
-
-    def note(self, name: str, value) -> None:
-        """Writes a value into the folder: a line with its seal, and the value as JSON."""
-        text = json.dumps(value)
-        with atomic_write(self.path(name)) as file:
-            file.write(f"{self._seal(name, text)}\n{text}".encode())
+    def write(self, name: str, value: Any) -> None:
+        write_sealed(self.path(name), json.dumps(value).encode(), "" if name == SETTINGS else self._of)
 
     def read(self, name: str) -> Any:
-        """What `note` has written; None where there is no such file, or it was not written here under this
-        name. Raises UserError for what is no file at all.
-        """
-        kind = kind_of(self.path(name))
-        if kind not in (None, "a file"):
-            raise UserError(
-                f"{self.path(name)} is {kind}, where a file of the unfinished output would be: move it away"
-            )
-        try:
-            with open(self.path(name), encoding="utf-8") as file:
-                seal, _, text = file.read().partition("\n")
-            return json.loads(text) if seal == self._seal(name, text) else None
-        except (FileNotFoundError, ValueError, RecursionError):
-            return None
+        """What `write` has written; None if there is no such file, or one of other settings."""
+        content = read_sealed(self.path(name), "" if name == SETTINGS else self._of)
+        return None if content is None else json.loads(content)
 
-    def part(self, number: int, ending: str = "csv") -> str:
-        return self.path(f"{number:06d}.{ending}")
+    def write_part(self, number: int, rows: list[list], counts: dict) -> None:
+        content = json.dumps(counts).encode() + b"\n" + csv_text(rows)
+        write_sealed(self.part(number), content, self._of)
+
+    def part(self, number: int) -> str:
+        return self.path(f"{number:06d}.part")
 
     def is_done(self, number: int) -> bool:
-        """Whether a part is there as it was written, as far as its size shows."""
-        noted = self.read(f"{number:06d}.json")
-        try:
-            return noted is not None and os.path.getsize(self.part(number)) == noted["size"]
-        except OSError:
-            return False
+        return read_sealed(self.part(number), self._of) is not None
+
+    def frequent(self, scan: Scan) -> list[list]:
+        """What the frequent texts got, in order. Raises UserError if a piece is missing."""
+        answers = []
+        for number in range(scan.pieces):
+            name = f"frequent{number}.json"
+            piece = self.read(name)
+            if piece is None:
+                raise UserError(f"{self.path(name)}{MISSING} makes it again")
+            answers += piece
+        return answers
+
+    def open_scan(self) -> Scan:
+        content = self.read(SCAN)
+        if content is None:
+            raise UserError(
+                f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder"
+                " that they share"
+            )
+        return Scan(**{**content, "frequent": [tuple(pair) for pair in content["frequent"]]})
 
     # ---- rank 0 alone
 
     def refuse_others(self) -> None:
-        """Raises UserError where the folder holds something and was not made for an output: names alone are
-        no proof.
+        """Raises UserError if the folder holds something and was not made for an output: names alone are no
+        proof.
         """
         if not os.path.isdir(self.folder) or self.read(SETTINGS) is not None:
             return
-        others = [
-            name
-            for name in sorted(os.listdir(self.folder))
-            if name != LOCK and not re.fullmatch(rf"settings\.json{TEMPORARY}", name)
-        ]
-        if others:
-            raise UserError(
-                f"{self.folder}, where the parts of the output would lie, holds {others[0]}, which is none of"
-                " them: choose another --output"
-            )
+        for name in sorted(os.listdir(self.folder)):
+            if name != LOCK and not re.fullmatch(rf"settings\.json{TEMPORARY}", name):
+                raise UserError(
+                    f"{self.folder}, where the parts of the output would lie, holds {name}, which is none of"
+                    " them: choose another --output"
+                )
 
     def begin(self, overwrite: bool) -> bool:
-        """Notes the settings in the folder, or finds those of an interrupted run; returns whether there was
-        one. Raises UserError where that had other settings, unless `overwrite`, which removes it.
-        `refuse_others` has looked whose the folder is.
+        """Notes the settings in the folder; returns whether those of an interrupted run are there. Raises
+        UserError if that had other settings, unless `overwrite`, which removes it.
         """
         before = self.read(SETTINGS)
         if before == self.settings:
             return True
         if before is not None and not overwrite:
-            names = {*self.settings, *before}
-            differing = sorted(name for name in names if before.get(name) != self.settings.get(name))
+            names = sorted({*self.settings, *before})
+            differing = [name for name in names if before.get(name) != self.settings.get(name)]
             raise UserError(
                 f"{self.folder} holds an unfinished output with other settings ({', '.join(differing)}"
                 " differ): repeat that command to continue with it, or start over with --overwrite"
             )
         remove_files(self.folder, _PARTS)  # what a process left that was killed at its begin, too
-        self.note(SETTINGS, self.settings)
+        self.write(SETTINGS, self.settings)
         return False
 
     def clear(self) -> None:
@@ -214,13 +207,15 @@ class CodedFile:
         path: str,
         delimiter: str | None,
         columns: list[str],
-        clean: Callable[[str], str],
-        known: Callable[[str], str],
-        frequent: bool,
+        key_of: Callable[[str, str], tuple[str, str]],
+        deduplicate: bool,
         check: Callable[[], None],
     ) -> None:
-        """Reads the whole input once; notes what `Scan` holds. columns: of texts, and of languages where
-        there is one; clean, known: what the model reads of these.
+        """Reads the whole input once; notes what `Scan` holds.
+
+        Args:
+            columns: of texts, and of languages if there is one.
+            key_of: what the model reads of a text and its language.
         """
         if self.read(SCAN) is not None:
             return
@@ -231,90 +226,55 @@ class CodedFile:
             check()
             rows += len(chunk.lines)
             chunks += 1
-            if frequent:
-                languages = map(known, chunk.columns[1]) if len(columns) > 1 else [""] * len(chunk.lines)
-                counts.update(zip(map(clean, chunk.columns[0]), languages))
+            if deduplicate:
+                languages = chunk.columns[1] if len(columns) > 1 else [""] * len(chunk.lines)
+                counts.update(map(key_of, chunk.columns[0], languages))
                 # what is rare so far is forgotten: a bound for the memory
-                if len(counts) > 16 * MOST_FREQUENT:
+                if len(counts) > 16 * MAX_FREQUENT:
                     counts = Counter(
                         {key: number for key, number in counts.items() if number > 1}
-                        if len(counts) < 32 * MOST_FREQUENT
-                        else dict(counts.most_common(MOST_FREQUENT))
+                        if len(counts) < 32 * MAX_FREQUENT
+                        else dict(counts.most_common(MAX_FREQUENT))
                     )
         of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
         parts = -(-chunks // of_part)
-        often = (
-            [key for key, number in counts.most_common(MOST_FREQUENT) if number > 1 and key[0].strip()]
-            if parts > 1
-            else []
-        )
-        self.note(
-            SCAN, {"rows": rows, "parts": parts, "chunks": of_part, "encoding": encoding, "frequent": often}
-        )
+        often = counts.most_common(MAX_FREQUENT) if parts > 1 else []
+        frequent = [key for key, number in often if number > 1 and key[0].strip()]
+        self.write(SCAN, vars(Scan(rows, parts, of_part, encoding, frequent)))
 
-    def join(self, header: list[str], parts: int, rows: int, overwrite: bool) -> dict:
+    def join(self, header: list[str], scan: Scan, overwrite: bool) -> tuple[Counter, Counter]:
         """Puts the parts together into the output, and what could not be read into `OUTPUT.rejected.csv`;
-        returns their counts, summed. Raises UserError where a part is missing or damaged.
+        returns (their counts, summed; the languages that the model does not know). The parts stay. Raises
+        UserError if one is missing or damaged.
         """
-        missing = [number for number in range(parts) if not self.is_done(number)]
-        if missing:
-            raise UserError(
-                f"{self.part(missing[0])} was there and is missing or damaged: the same command codes it"
-                " again"
-            )
-        total: Counter = Counter()
-        languages: Counter = Counter()
-        for number in range(parts):
-            noted = self.read(f"{number:06d}.json")
-            for name in ("size", "checksum"):
-                noted.pop(name)
-            total["faults"] += len(noted.pop("faults"))
-            languages.update(noted.pop("unknown_languages"))
-            total.update(noted)
-        if total["rows"] != rows:
-            raise UserError(
-                f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {rows:,}: start over"
-                " with --overwrite"
-            )
-
+        total, languages, faults = Counter(), Counter(), []
         rejected = self.output + ".rejected.csv"
         with atomic_write(os.path.realpath(self.output), overwrite) as file:
             file.write(csv_text([header]))
-            for number in range(parts):
-                with opened(self.part(number)) as part:
-                    content = part.read()
-                if zlib.crc32(content) != self.read(f"{number:06d}.json")["checksum"]:
-                    os.remove(self.part(number))
-                    raise UserError(
-                        f"{self.part(number)} is not as it was written: the same command codes it again"
-                    )
-                file.write(content)
-            if total["faults"]:
+            for number in range(scan.parts):
+                content = read_sealed(self.part(number), self._of)
+                if content is None:
+                    raise UserError(f"{self.part(number)}{MISSING} codes it again")
+                counts, _, rows = content.partition(b"\n")
+                counts = json.loads(counts)
+                faults += counts.pop("faults")
+                languages.update(counts.pop("languages"))
+                total.update(counts)
+                file.write(rows)
+            if total["rows"] != scan.rows:
+                raise UserError(
+                    f"{self.folder}: its parts hold {total['rows']:,} rows, and the input {scan.rows:,}:"
+                    " start over with --overwrite"
+                )
+            if faults:
                 with atomic_write(os.path.realpath(rejected), overwrite) as listed:
-                    listed.write(csv_text([["line", "kind", "reason"]]))
-                    for number in range(parts):
-                        listed.write(csv_text(self.read(f"{number:06d}.json")["faults"]))
-        # the parts stay until the caller clears them
-        if overwrite and not total["faults"] and os.path.isfile(rejected):
+                    listed.write(csv_text([["line", "kind", "reason"], *faults]))
+        if overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
-        return {
-            **total,
-            "faults": total["faults"],
-            "unknown": total["unknown"],
-            "rejected": rejected,
-            "unknown_languages": dict(languages.most_common(10)),
-        }
+        total["faults"] = len(faults)
+        return total, languages
 
     # ---- every rank
-
-    def open_scan(self) -> Scan:
-        found = self.read(SCAN)
-        if found is None:
-            raise UserError(
-                f"{self.folder} cannot be read on every machine of the job: the output must lie in a folder"
-                " that they share"
-            )
-        return Scan(**{**found, "frequent": [tuple(pair) for pair in found["frequent"]]})
 
     def rows(self, path: str, delimiter: str | None, scan: Scan) -> Iterator[tuple[int, list[Chunk]]]:
         """(number, chunks) of each part that is to be read, all columns."""
@@ -328,65 +288,8 @@ class CodedFile:
         if held:
             yield number, held
 
-    def write_part(self, number: int, rows: list[list[str]], noted: dict) -> None:
-        content = csv_text(rows)
-        self.note(f"{number:06d}.json", {**noted, "size": len(content), "checksum": zlib.crc32(content)})
-        # written last: it says that the part is done
-        with atomic_write(self.part(number)) as file:
-            file.write(content)
 
-    def code_frequent(
-        self, scan: Scan, mine: Callable[[int], bool], code: Callable[[list, list], list[Coded]]
-    ) -> None:
-        """Codes this rank's pieces of the frequent texts, as far as they are not there."""
-        for number, start in enumerate(range(0, len(scan.frequent), PIECE)):
-            if mine(number) and self.read(f"frequent{number}.json") is None:
-                texts, languages = zip(*scan.frequent[start : start + PIECE])
-                self.note(f"frequent{number}.json", code(list(texts), list(languages)))
-
-    def frequent(self, scan: Scan) -> dict[tuple[str, str], Coded]:
-        """The frequent texts with what they got. Raises UserError where a piece is missing."""
-        pieces = [self.read(f"frequent{number}.json") for number in range(scan.pieces)]
-        if None in pieces:
-            raise UserError(
-                f"{self.path(f'frequent{pieces.index(None)}.json')} was there and is missing or damaged: the"
-                " same command makes it again"
-            )
-        return {
-            key: Coded(*coded)
-            for key, coded in zip(scan.frequent, (coded for piece in pieces for coded in piece), strict=True)
-        }
-
-
-class Progress:
-    """How much of a part of the work all processes together have done, by the files that are there. Rank 0
-    looks.
-    """
-
-    def __init__(self, file: CodedFile, looks: bool):
-        self.folder, self.looks = file.folder, looks
-        self.stage: Stage | None = None
-
-    def begin(self, what: str, unit: str, total: int, pieces: int, is_piece: Callable[[str], bool]) -> None:
-        """what: is done; total: units of it, in so many pieces; is_piece: whether a file of the folder is one
-        that is done.
-        """
-        self.close()
-        self.total, self.is_piece = total, is_piece
-        self.of_piece = total / max(1, pieces)
-        self.stage = Stage(what, total, unit, round(self.done()) if self.looks else 0)
-
-    def done(self) -> float:
-        return min(self.total, sum(map(self.is_piece, os.listdir(self.folder))) * self.of_piece)
-
-    def show(self, share: float) -> None:
-        """share: of the piece that this process is at, 0…1."""
-        if self.looks and self.stage is not None and self.stage.is_due():
-            self.stage.at(round(self.done() + share * self.of_piece))
-
-    def close(self) -> None:
-        if self.stage is not None:
-            self.stage.close()
+MISSING = " was there and is missing or damaged: the same command"
 
 
 def csv_text(rows: list[list]) -> bytes:

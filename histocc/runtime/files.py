@@ -195,6 +195,36 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
         sync(os.path.dirname(path) or ".")
 
 
+def write_sealed(path: str, content: bytes, of: str = "") -> None:
+    """Writes a file that `read_sealed` knows again: its first line is a checksum of `of`, the file's name and
+    the content.
+
+    Args:
+        of: what the content depends on; what is read for another value is not there.
+    """
+    with atomic_write(path) as file:
+        file.write(_seal(path, content, of) + b"\n" + content)
+
+
+def read_sealed(path: str, of: str = "") -> bytes | None:
+    """What `write_sealed` has written there under this name and for the same `of`; None if there is no such
+    file. Raises UserError for what is no file at all.
+    """
+    kind = kind_of(path)
+    if kind not in (None, "a file"):
+        raise UserError(f"{path} is {kind}, where a file of unfinished work would be: move it away")
+    try:
+        with open(path, "rb") as file:
+            seal, _, content = file.read().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    return content if seal == _seal(path, content, of) else None
+
+
+def _seal(path: str, content: bytes, of: str) -> bytes:
+    return b"%08x" % zlib.crc32(content, zlib.crc32(f"{of} {os.path.basename(path)} ".encode()))
+
+
 def atomic_copy(source: str, path: str) -> None:
     """Gives a file another name: by a hard link if the file system has them, else as a copy."""
     with _temporary_name(path) as temporary:
