@@ -75,6 +75,20 @@ def hisco_key() -> tuple[str, ...]:
         return tuple(row["system_code"] for row in csv.DictReader(file))
 
 
+CLASSES = ("hisclass", "hisclass_5", "socpo", "hiscam")
+
+
+@cache
+def hisco_classes() -> dict[str, dict[str, str]]:
+    """What `histocc/hisco_classes.csv` has for each code, by "title" and the names in CLASSES: of the usual
+    case, without STATUS, RELATION or PRODUCT; "" if the sources, which NOTICE names, have none.
+    """
+    with files("histocc").joinpath("hisco_classes.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    columns = {"title": "title", **dict.fromkeys(CLASSES), "hiscam": "hiscam_u1"}
+    return {name: {row["hisco"]: row[column or name] for row in rows} for name, column in columns.items()}
+
+
 class CodeError(ValueError):
     """A code that does not fit the formatter. ``kind`` is "short", "long", "character" or "empty"."""
 

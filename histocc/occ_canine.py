@@ -24,6 +24,7 @@ import torch
 
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import key_reader
+from histocc.formatter import CLASSES, hisco_classes
 from histocc.job import data as job_data
 from histocc.job import train
 from histocc.job.call import dataset_file
@@ -72,6 +73,7 @@ OF_THE_MODEL = {
     "system": optional(TEXT),
     "key": optional(PATH),
     "descriptions": optional(either(PATH, TABLE)),
+    "classes": optional(COLUMNS),
     "hf": optional(FLAG),
     "force_download": FLAG,
     "model_type": optional(one_of(*MODEL_TYPES.values())),
@@ -116,8 +118,10 @@ class OccCANINE:
         system: of published weights: hisco, or another one; in any case the name of the columns, instead of
         the model's own.
         key: file of the codes of published weights that hold none. With a column of words (see
-            `histocc.predict --descriptions`) results have columns desc_1, desc_2, ….
-        descriptions: words of the codes: a file, or a DataFrame with columns system_code and desc.
+            `histocc.predict --descriptions`) results have its words.
+        descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a DataFrame with columns
+            system_code and desc; None: the titles of HISCO codes.
+        classes: also columns of the social classes of HISCO codes: of hisclass, hisclass_5, socpo, hiscam.
         hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None:
         whichever is there.
         force_download: load from the hub again.
@@ -146,6 +150,7 @@ class OccCANINE:
         system: str | None = None,
         key: str | None = None,
         descriptions: Any = None,
+        classes: Sequence[str] | None = None,
         hf: bool | None = None,
         force_download: bool = False,
         model_type: str | None = None,
@@ -163,6 +168,7 @@ class OccCANINE:
                 "system": system,
                 "key": key,
                 "descriptions": descriptions,
+                "classes": classes,
                 "hf": hf,
                 "force_download": force_download,
                 "target_cols": target_cols,
@@ -176,6 +182,9 @@ class OccCANINE:
         self.name, self.device, self.verbose = given["name"] or HUB_NAME, device_of(device), given["verbose"]
         self._batch_size, self._key_file, system = given["batch_size"], given["key"], given["system"]
         self._said = {"descriptions": described(given["descriptions"]), "system": system}
+        self._classes = list(dict.fromkeys(given["classes"] or []))
+        if set(self._classes) - set(CLASSES):
+            raise ValueError(f"classes: found {self._classes}, expected some of {', '.join(CLASSES)}")
         self._raw_confidence = given["raw_confidence"]
         self._precision = Precision("int8" if given["int8"] else "float32", self.device)
         said = Given(
@@ -235,6 +244,8 @@ class OccCANINE:
             raw_confidence=self._raw_confidence,
         )
         words = self._words(coder)
+        if self._classes and formatter.kind != "hisco":
+            raise UserError(f"classes: are of HISCO codes, and {file} writes {coder.system}")
         with self._lock:
             self.file, self.coder, self.model, self.formatter = file, coder, model, formatter
             self.system, self.key_desc = given.system or coder.system, words
@@ -246,7 +257,8 @@ class OccCANINE:
             return read_descriptions(said, coder.codes, coder.formatter)
         if said is None:
             beside = key and os.path.isfile(key)
-            return read_descriptions(key, coder.codes, coder.formatter, required=False) if beside else {}
+            found = read_descriptions(key, coder.codes, coder.formatter, required=False) if beside else {}
+            return found or (hisco_classes()["title"] if coder.formatter.kind == "hisco" else {})
         found = {coder.formatter.repair(code)[0]: words for code, words in reversed(said)}
         if not set(coder.codes) & found.keys():
             raise UserError(
@@ -312,7 +324,7 @@ class OccCANINE:
             lang: one language, or one per text, paired by position (None, NaN and empty are unk); one that
                 the model does not know counts as unk, with a warning.
             what: pred: a row per text: occ1, lang, up to k_pred codes hisco_1, prob_1, desc_1, … (the
-                system's name; desc only where words of the codes are known), conf. A number n stands for pred
+                system's name; desc if words of the codes are known), conf. A number n stands for pred
                 with k_pred = n.
                 probs: array float32 [texts, codes], a probability for each code of `codes`, by the linear
                 decoder (flat) or the other one. logits: the same before the sigmoid, flat alone, as a table
@@ -385,7 +397,9 @@ class OccCANINE:
             return as_table(coded_tables.binary(coded, self.codes, self.system), get_dict)
         most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
         columns = coded_tables.a_row_per_code if kind == "greedy-topk" else coded_tables.a_row_per_text
-        return as_table(columns(shown_as, languages, coded, most, self.system, self.key_desc), get_dict)
+        words = {"desc": self.key_desc} if self.key_desc else {}
+        words |= {name: hisco_classes()[name] for name in self._classes}
+        return as_table(columns(shown_as, languages, coded, most, self.system, words), get_dict)
 
     def _coded(
         self,

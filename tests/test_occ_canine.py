@@ -50,13 +50,13 @@ def test_predictions(coder):
     assert list(good[0]) == [
         "occ1",
         "lang",
-        *(f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob")),
+        *(f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "desc")),
         "conf",
     ]
     assert good[0] == good[3] and all(
         value is None for name, value in good[1].items() if name not in ("occ1", "lang")
     )
-    assert 0 < good[2]["conf"] < 1 and len(coder.predict("smed", "da", k_pred=2)[0]) == 7
+    assert 0 < good[2]["conf"] < 1 and len(coder.predict("smed", "da", k_pred=2)[0]) == 9
 
     fast = coder.predict(TEXTS, LANGUAGES, behavior="fast", threshold={"en": 0.0, None: 1.0})
     assert fast[2]["hisco_5"] in CODES and fast[0]["hisco_1"] is None
@@ -69,9 +69,9 @@ def test_predictions(coder):
     ]
     assert sorted(best[0][f"hisco_{i}"] for i in range(1, 8)) == sorted(CODES)
     long = coder.predict(TEXTS, LANGUAGES, prediction_type="greedy-topk", k_pred=3)
-    assert [list(row) for row in long] == [["occ1", "lang", "hisco_1", "conf", "top-k-pos"]] * 12 and [
-        row["top-k-pos"] for row in long
-    ] == [0, 1, 2] * 4
+    assert [list(row) for row in long] == [
+        ["occ1", "lang", "hisco_1", "desc_1", "conf", "top-k-pos"]
+    ] * 12 and [row["top-k-pos"] for row in long] == [0, 1, 2] * 4
     assert [row["hisco_1"] for row in long[6:9]] == [best[2][f"hisco_{i}"] for i in (1, 2, 3)] and long[3][
         "hisco_1"
     ] is long[3]["conf"] is None
@@ -238,6 +238,13 @@ def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch
         row[f"desc_{i}"] == (f"words of {row[f'hisco_{i}']}" if row[f"hisco_{i}"] in CODES[:5] else None)
         for i in range(1, 8)
     )
+    with_classes = OccCANINE(coder.file, device="cpu", classes=["hisclass", "hiscam"])
+    row = with_classes.predict("smed", "da", prediction_type="topk", k_pred=7)[0]
+    assert list(row)[2:7] == ["hisco_1", "prob_1", "desc_1", "hisclass_1", "hiscam_1"]
+    titles = {row[f"hisco_{i}"]: row[f"desc_{i}"] for i in range(1, 8)}
+    assert titles["-1"] == "Missing, no title" and titles["22222"] is None
+    with pytest.raises(ValueError, match="classes: found .*, expected some of hisclass"):
+        OccCANINE(coder.file, device="cpu", classes=["class"])
     asked = []
     monkeypatch.setattr(
         occ_canine.published, "from_hub", lambda name, force: asked.append((name, force)) or str(tmp_path)

@@ -18,7 +18,14 @@ import torch
 from helpers import REPO, environment, run_inside, write_csv
 
 from histocc.data.rows import key_reader
-from histocc.formatter import PAD_IDX, hisco_blocky5
+from histocc.formatter import (
+    CLASSES,
+    PAD_IDX,
+    hisco_blocky5,
+    hisco_classes,
+    hisco_key,
+    occ1950_blocky2,
+)
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given
@@ -44,11 +51,12 @@ CODES = ["-1", "22222", "22233", "33333", "33344", "44444", "55555"]
 HEADER = ["id", "occ1", "lang", "note"]
 
 
-def make_model(memory_mask: bool = True) -> Seq2SeqMixerOccCANINE:
+def make_model(memory_mask: bool = True, formatter=None) -> Seq2SeqMixerOccCANINE:
     """Writes none to five codes, depending on the text."""
     torch.manual_seed(11)
+    tokens = (formatter or hisco_blocky5()).num_classes
     model = Seq2SeqMixerOccCANINE(
-        hisco_blocky5().num_classes, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask
+        tokens, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask
     ).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
@@ -61,11 +69,10 @@ def make_model(memory_mask: bool = True) -> Seq2SeqMixerOccCANINE:
     return model
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def save_model(folder, formatter, codes: list[str], **more) -> str:
     """A checkpoint as training writes it, of random weights."""
-    folder = tmp_path_factory.mktemp("run")
-    made = make_model()
+    folder.mkdir(exist_ok=True)
+    made = make_model(formatter=formatter)
     config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
     config |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
     checkpoint.save(
@@ -74,9 +81,9 @@ def model(tmp_path_factory):
         {
             "model": made.state_dict(),
             "config": config,
-            "formatter": hisco_blocky5().to_dict(),
-            "key": {code: i for i, code in enumerate(CODES)},
-            "system": "hisco",
+            "formatter": formatter.to_dict(),
+            "key": {code: i for i, code in enumerate(codes)},
+            "system": formatter.kind,
             "languages": ["unk", "en", "da"],
             "format": checkpoint.FORMAT,
             "kept_codes": 0,
@@ -84,9 +91,15 @@ def model(tmp_path_factory):
             "rng": {},
             "position": {},
             "step": 1,
+            **more,
         },
     )
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("run"), hisco_blocky5(), CODES)
 
 
 def table(path, n: int, distinct: int = 10**6) -> str:
@@ -155,7 +168,7 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     )
     before, rows = read(source), read(tmp_path / "out.csv")
     assert list(rows[0]) == HEADER + [
-        f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "desc")
+        f"{name}_{i}" for i in range(1, 6) for name in ("hisco", "prob", "title", "desc")
     ] + ["conf", "needs_review"]
     assert [{name: row[name] for name in HEADER} for row in rows] == before
     coder = Coder.load(model)
@@ -181,6 +194,46 @@ def test_the_output_is_the_input_and_the_codes(model, tmp_path):
     assert "60 rows" in output and "(empty texts: 6)" in output and "24 rows: xx (12), none (12)" in output
     assert "1 of 7 codes have no description" in output
     assert sorted(os.listdir(tmp_path)) == ["in.csv", "key.csv", "out.csv"]
+
+
+def test_titles_and_classes_of_hisco_codes(model, tmp_path):
+    classes = hisco_classes()
+    assert {name: len(of) for name, of in classes.items()} == dict.fromkeys(["title", *CLASSES], 1919)
+    assert set(classes["title"]) == set(hisco_key())
+    assert [of["01110"] for of in classes.values()] == ["Chemist, General", "2", "1", "5", "85.58"]
+    source = table(tmp_path / "in.csv", 30)
+    common = flags(model, source, tmp_path / "out.csv", "--decoder", "topk", "--k", 7, "--overwrite")
+    said = predict_here(*common, "--classes", "hiscam", "hisclass")
+    rows = read(tmp_path / "out.csv")
+    names = ["hisco", "prob", "title", "hiscam", "hisclass"]
+    assert list(rows[0]) == HEADER + [f"{name}_{i}" for i in range(1, 8) for name in names] + [
+        "conf",
+        "needs_review",
+    ]
+    assert "HISCLASS is that of the usual case" in said
+    assert classes["title"]["-1"] in {row[f"title_{i}"] for row in rows for i in range(1, 8)}
+    assert all(
+        row[f"{name}_{i}"] == classes[name].get(row[f"hisco_{i}"], "")
+        for row in rows
+        for i in range(1, 8)
+        for name in names[2:]
+    )
+    predict_here(*common, "--no-titles")
+    assert [{**row} for row in read(tmp_path / "out.csv")] == [
+        {name: cell for name, cell in row.items() if not name.startswith(tuple(names[2:]))} for row in rows
+    ]
+    titled = write_csv(tmp_path / "titled.csv", ["occ1", "lang", "title_1"], [("smed", "da", "x")])
+    code, said = run_inside(predict.main, *flags(model, titled, tmp_path / "t.csv", "--device", "cpu"))
+    assert code == 2 and "has columns 'title_1' already" in said and "--no-titles" in said
+    other = save_model(
+        tmp_path / "other", occ1950_blocky2(), ["111", "222", "333", "444", "555", "666", "777"]
+    )
+    code, said = run_inside(
+        predict.main, *flags(other, source, tmp_path / "o.csv", "--device", "cpu", "--classes", "socpo")
+    )
+    assert code == 2 and "these are classes of HISCO codes, and the model writes occ1950" in said
+    predict_here(*flags(other, source, tmp_path / "o.csv"))
+    assert "title_1" not in read(tmp_path / "o.csv")[0]
 
 
 @pytest.mark.parametrize("decoder", ["flat", "topk", "full"])

@@ -121,6 +121,22 @@ class TestMake:
         assert rows[0]["words_1"] == "Blacksmith" and rows[0]["words_2"] == "'=Farmer"
         assert rows[0]["words_3"] == "Chemist"  # a code that has lost its zero in that table
 
+    def test_titles_and_classes_are_those_of_the_codes(self, folder):
+        """In a file that predict has written with titles: on the sheet, and of what was decided."""
+        names = [f"{name}_{i}" for i in (1, 2, 3) for name in ("hisco", "prob", "title", "hisclass")]
+        rows = [["smith", "83110", "0.5", "Blacksmith, General", "7", "61110", "0.2", "x", "8", *[""] * 4]]
+        coded = write(
+            folder / "titled.csv", [["occ1", *names, "conf", "needs_review"], [*rows[0], "0.5", "1"]]
+        )
+        run("make", coded, "--output", folder / "sheet.csv")
+        [row] = read(folder / "sheet.csv")
+        assert row["words_1"] == "Blacksmith, General"
+        row["decision"] = "01110"
+        write(folder / "done.csv", [list(row), list(row.values())])
+        run("apply", folder / "done.csv", "--to", coded, "--output", folder / "final.csv", "--key", "hisco")
+        [row] = read(folder / "final.csv")
+        assert [row[name] for name in names] == ["01110", "", "Chemist, General", "2", *[""] * 8]
+
     def test_a_sample_draws_rows_and_as_many_from_each_quarter(self, folder):
         rows = make(folder, "sample.csv", "--sample", "--rows", 40)
         assert sum(int(row["drawn"]) for row in rows) == 40 and len(rows) <= 8

@@ -5,9 +5,9 @@
     torchrun --nproc_per_node=4 -m histocc.predict --model ./output --input new.csv --column occ1 \\
         --language en --output coded.csv
 
-The columns of the input stay, in order; behind them come up to --k codes with their probabilities, how sure
-the model is of them together, and whether somebody should look. The same command,
-given again, continues where it was interrupted.
+The columns of the input stay, in order; behind them come up to --k codes with their probabilities and, of
+HISCO, their titles, how sure the model is of them together, and whether somebody should look. The same
+command, given again, continues where it was interrupted.
 """
 
 from histocc.runtime import signals
@@ -24,6 +24,7 @@ from collections import Counter
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import key_reader
 from histocc.data.tables import Chunk, column_problems, read_header
+from histocc.formatter import hisco_classes
 from histocc.model import model_io
 from histocc.model.published import Given
 from histocc.predict.coder import Coded, Coder
@@ -98,6 +99,16 @@ class Coding:
         self.system = args.system or coder.system
         self.thresholds = coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
         self.words: dict[str, dict[str, str]] = {}
+        is_hisco = coder.formatter.kind == "hisco"
+        if args.classes and not is_hisco:
+            raise UserError(
+                f"--classes {' '.join(args.classes)}: these are classes of HISCO codes, and the model writes"
+                f" {self.system} (formatter {coder.formatter.kind}): leave --classes out"
+            )
+        if is_hisco and not args.no_titles:
+            self.words["title"] = hisco_classes()["title"]
+        for name in args.classes or []:
+            self.words[name] = hisco_classes()[name]
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
         self.most = min(
@@ -117,7 +128,7 @@ class Coding:
         if there:
             problems.append(
                 f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
-                " of codes, rename the others"
+                " of codes, --no-titles leaves titles out, rename the others"
             )
         if len(set(self.columns)) < len(self.columns):
             problems.append(
@@ -285,6 +296,10 @@ class Coding:
                 if self.reach
                 else f"All rows get needs_review: no answers of this model were right as often as"
                 f" --target-accuracy {args.target_accuracy:.4g} asks for, on the {texts}"
+            )
+        if {"hisclass", "hisclass_5"} & set(args.classes or []):
+            lines.append(
+                "HISCLASS is that of the usual case: without STATUS, RELATION or PRODUCT of the person"
             )
         if self.decoder == "flat":
             lines.append(f"Thresholds of the linear decoder: {self.thresholds}")

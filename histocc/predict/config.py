@@ -7,6 +7,7 @@ from typing import Annotated
 
 from histocc.data.config import Delimiter
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
+from histocc.formatter import CLASSES
 from histocc.model import published
 from histocc.predict.coder import DECODERS
 from histocc.runtime import files
@@ -93,6 +94,12 @@ class Files(Config):
         " beside the codes",
         metavar="FILE",
     )
+    classes: list[str] | None = flag(
+        None,
+        "also the social classes of HISCO codes, as columns: HISCLASS (12 or 5 classes), SOCPO, HISCAM",
+        choices=CLASSES,
+    )
+    no_titles: bool = flag(False, "HISCO codes without their titles")
     overwrite: bool = flag(False, "replace an output that exists", resumable=True)
     non_verbose: bool = flag(False, "no words but warnings and errors", resumable=True)
 

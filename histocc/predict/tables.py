@@ -122,9 +122,16 @@ def described(given: Any) -> list[tuple[str, str]] | str | None:
 
 
 def a_row_per_text(
-    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: dict[str, str]
+    shown: list,
+    languages: list[str],
+    coded: list[Coded],
+    most: int,
+    system: str,
+    words: dict[str, dict[str, str]],
 ) -> dict:
-    """Columns occ1, lang, up to `most` of SYSTEM_i, prob_i and, where there are words, desc_i, and conf."""
+    """Columns occ1, lang, up to `most` of SYSTEM_i, prob_i and NAME_i of the words (name → code → text), and
+    conf.
+    """
     columns: dict[str, Any] = {"occ1": shown, "lang": languages}
     for i in range(most):
         codes = [each.codes[i] if i < len(each.codes) else None for each in coded]
@@ -132,13 +139,18 @@ def a_row_per_text(
         columns[f"prob_{i + 1}"] = probabilities(
             [each.probs[i] if i < len(each.codes) else None for each in coded]
         )
-        if words:
-            columns[f"desc_{i + 1}"] = [None if code is None else words.get(code) for code in codes]
+        for name, texts in words.items():
+            columns[f"{name}_{i + 1}"] = [None if code is None else texts.get(code) or None for code in codes]
     return {**columns, "conf": probabilities([each.conf for each in coded])}
 
 
 def a_row_per_code(
-    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: dict[str, str]
+    shown: list,
+    languages: list[str],
+    coded: list[Coded],
+    most: int,
+    system: str,
+    words: dict[str, dict[str, str]],
 ) -> dict:
     """`most` rows per text, the most probable code first; top-k-pos counts from 0, conf is the probability of
     the code."""
@@ -152,7 +164,7 @@ def a_row_per_code(
         "occ1": [text for text in shown for _ in range(most)],
         "lang": [language for language in languages for _ in range(most)],
         f"{system}_1": list(codes),
-        **({"desc_1": [words.get(code) for code in codes]} if words else {}),
+        **{f"{name}_1": [texts.get(code) or None for code in codes] for name, texts in words.items()},
         "conf": probabilities(list(probs)),
         "top-k-pos": np.tile(np.arange(most), len(coded)),
     }

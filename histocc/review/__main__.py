@@ -19,7 +19,7 @@ from histocc.data.config import Delimiter
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import read_columns, read_key
 from histocc.data.tables import read_header
-from histocc.formatter import hisco_key, make_formatter
+from histocc.formatter import hisco_classes, hisco_key, make_formatter
 from histocc.predict.output import csv_text
 from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
 from histocc.review.estimate import Estimate, Quarter, drawn_texts
@@ -159,7 +159,7 @@ def coded_file(args: ReviewConfig, path: str) -> CodedFile:
 def words_of(args: ReviewConfig, coded: CodedFile) -> dict[str, str]:
     """Code → description. Raises UserError."""
     if args.descriptions is None:
-        return coded.words
+        return coded.words or (hisco_classes()["title"] if coded.layout.classes["title"] else {})
     header = read_header(args.descriptions)[0]
     names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
     if None in names:
@@ -269,6 +269,10 @@ def with_decision(
     for places, values in (
         (layout.codes, codes),
         (layout.words, [words.get(code, "") for code in codes]),
+        *(
+            (places, [hisco_classes()[name].get(code, "") for code in codes])
+            for name, places in layout.classes.items()
+        ),
         (layout.probs, []),
         (layout.more, []),
         ([layout.conf], []),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from histocc.data.tables import Chunk, column_problems, read_chunks, read_header
+from histocc.formatter import CLASSES
 from histocc.runtime.errors import UserError, raise_if_any
 
 DECIDED = "decided_by"  # column of the file with decisions
@@ -22,8 +23,9 @@ def key_of(text: str, language: str) -> Key:
 @dataclass(frozen=True)
 class Layout:
     """Where the columns of a coded file are. system: in the names of the columns of codes; codes, probs: a
-    place each; words: places of descriptions, none where there are none; more: places of what is about the
-    code that was replaced; decided: place of DECIDED, None where there is none.
+    place each; words: places of descriptions, none where there are none; classes: places of titles and
+    classes of HISCO, by name; more: places of what is about the code that was replaced; decided: place of
+    DECIDED, None where there is none.
     """
 
     header: list[str]
@@ -33,6 +35,7 @@ class Layout:
     codes: list[int]
     probs: list[int]
     words: list[int]
+    classes: dict[str, list[int]]
     more: list[int]
     conf: int
     review: int
@@ -76,6 +79,7 @@ class Layout:
             places(system),
             places("prob"),
             places("desc"),
+            {name: places(name) for name in ("title", *CLASSES)},
             prefix,
             header.index("conf"),
             header.index("needs_review"),
