@@ -201,6 +201,7 @@ class OccCANINE:
             )
         if verbose:
             print(f"{self!r}, {len(self.codes):,} codes")
+            print(f"Decoder: {self.coder.best_decoder} ({self.coder.why_best})")
 
     def __getstate__(self) -> dict:
         left_out = ("_lock", "model", "formatter")  # the last two are the coder's
@@ -333,7 +334,8 @@ class OccCANINE:
             threshold: probability above which a code counts, 0 to 1, one number or by language, of the linear
                 decoder and of full; None for the model's own: published ones, fitted ones, else 0.5 (full of
                 a model without published ones gives the k_pred best). A warning says where it has no effect.
-            behavior: "good" (greedy) or "fast" (flat); None for the one that the model has, good before fast.
+            behavior: "good" (greedy) or "fast" (flat); None for the one that was right more often on the
+                model's validation texts; good if the model does not say, as published ones.
             prediction_type: says more than behavior, and counts where both are given: greedy; flat; full (the
                 most probable codes of the key by the seq2seq decoder, each alone); topk (the same, faster);
                 greedy-topk (the same with k_pred rows per text and a column top-k-pos).
@@ -455,8 +457,9 @@ class OccCANINE:
         return as_table({"occ1": shown_as, **dict(enumerate(found.T))}, get_dict)
 
     def _kind(self, asked: dict) -> str:
-        behavior = asked["behavior"] or ("fast" if self.coder.kind == "flat" else "good")
-        return asked["prediction_type"] or BEHAVIORS[behavior]
+        if asked["prediction_type"] or asked["behavior"]:
+            return asked["prediction_type"] or BEHAVIORS[asked["behavior"]]
+        return self.coder.best_decoder
 
     def _warn(self, asked: dict, occ1: Any, lang: Any, languages: list[str]) -> None:
         """Of arguments that have no effect, or perhaps not the one that was meant."""

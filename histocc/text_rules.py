@@ -57,6 +57,11 @@ def cleaner(rule: str) -> Callable[[str], str]:
     return str.strip if rule == AS_IS else ascii_lower
 
 
+def text_key(text: str) -> str:
+    """Equal for texts that differ only in case and blanks."""
+    return unicodedata.normalize("NFC", " ".join(text.split()).casefold())
+
+
 def ascii_lower(text: str) -> str:
     """`text` in lower case, transliterated to ASCII. Raises UserError for a script that needs the package
     Unidecode where it is missing.

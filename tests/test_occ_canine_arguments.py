@@ -84,7 +84,7 @@ def test_arguments_of_predict(coder):
     with pytest.raises(ValueError, match="(?s)what: found 'x'.*k_pred: found 0.*threshold: found 3"):
         coder.predict(TEXTS, what="x", k_pred=0, threshold=3)
     assert coder.predict(TEXTS, k_pred=10**9, deduplicate=np.bool_(True))[0]["hisco_1"]
-    assert len(coder.predict(TEXTS, what=np.int64(1))[0]) == 5
+    assert len(coder.predict(TEXTS, what=np.int64(1))[0]) == 6
     assert coder.predict(TEXTS, behavior="fast", threshold=np.float32(0.5))[0]["occ1"] == "smed"
 
 

@@ -30,6 +30,7 @@ from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given
 from histocc.model.search import CodeTrie, full
+from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
@@ -236,6 +237,68 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
     assert "title_1" not in read(tmp_path / "o.csv")[0]
 
 
+@pytest.mark.parametrize(
+    "accuracy, decoder, why",
+    [
+        ({"greedy": 0.5, "flat": 0.625}, "flat", "right on 300 texts .*: greedy 50.0%, flat 62.5%"),
+        ({"greedy": 0.7, "flat": 0.625}, "greedy", "greedy 70.0%, flat 62.5%"),
+        ({}, "greedy", "the model does not say how often each of its decoders is right"),
+        (None, "greedy", "the model does not say how often each of its decoders is right"),
+    ],
+)
+def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy, decoder, why):
+    held = {} if accuracy is None else {"confidence": {"texts": 300, "accuracy": accuracy}}
+    model = save_model(tmp_path / "run", hisco_blocky5(), CODES, **held)
+    source = table(tmp_path / "in.csv", 20)
+    said = predict_here(*flags(model, source, tmp_path / "auto.csv"))
+    assert re.search(rf"^Decoder: {decoder} \(.*{why}\)$", said, re.M), said
+    said = predict_here(*flags(model, source, tmp_path / "named.csv", "--decoder", decoder))
+    assert "Decoder:" not in said
+    assert (tmp_path / "auto.csv").read_bytes() == (tmp_path / "named.csv").read_bytes()
+    texts = [row["occ1"] for row in read(source)]
+    rows = OccCANINE(model, device="cpu").predict(texts, get_dict=True)
+    assert rows == OccCANINE(model, device="cpu").predict(texts, prediction_type=decoder, get_dict=True)
+
+
+def test_known_texts_have_their_codes(model, tmp_path):
+    source = table(tmp_path / "in.csv", 9_000, distinct=30)  # several parts: frequent texts are coded first
+    before = read(source)
+    text, other = before[1]["occ1"], before[3]["occ1"]
+    known = write_csv(
+        tmp_path / "known.csv",
+        ["occ1", "lang", "hisco_1", "hisco_2"],
+        [
+            (text, before[1]["lang"], "22222", ""),
+            (f"  {text.upper()} ", before[1]["lang"], "-1", "1110.0"),
+            (other, "xyz", "33333", ""),  # in another language
+            ("nowhere", "da", "33333", "NA"),
+            ("without a code", "da", "", ""),
+        ],
+    )
+    common = ["--decoder", "flat", "--k", 3]
+    predict_here(*flags(model, source, tmp_path / "alone.csv", *common))
+    said = predict_here(*flags(model, source, tmp_path / "out.csv", *common, "--known", known))
+    assert f"{known}: 3 known texts" in said
+    assert f"1 texts have different codes in several rows, of which the last counts: '{text.upper()}'" in said
+    rows, alone = read(tmp_path / "out.csv"), read(tmp_path / "alone.csv")
+    counts = [0, 0]
+    for row, model_row in zip(rows, alone, strict=True):
+        is_known = (row["occ1"], row["lang"]) == (text, before[1]["lang"])
+        counts[is_known] += 1
+        assert row.pop("source") == ("known" if is_known else "model")
+        if is_known:
+            assert (row["hisco_1"], row["hisco_2"], row["hisco_3"]) == ("-1", "01110", "")
+            assert (row["prob_1"], row["prob_2"], row["conf"], row["needs_review"]) == ("1", "1", "1", "0")
+        else:
+            assert row == model_row
+    assert counts[0] and counts[1] > 1 and f"{counts[1]} with known codes" in said
+    bad = write_csv(tmp_path / "bad.csv", ["occ1", "code"], [("smed", "22222")])
+    code, said = run_inside(
+        predict.main, *flags(model, source, tmp_path / "x.csv", "--known", bad, "--device", "cpu")
+    )
+    assert code == 2 and "needs a column 'occ1' (--column) and one of codes (hisco_1); it has 'occ1'" in said
+
+
 @pytest.mark.parametrize("decoder", ["flat", "topk", "full"])
 def test_other_decoders(model, tmp_path, decoder):
     source = table(tmp_path / "in.csv", 30)
@@ -434,7 +497,7 @@ def test_a_part_that_is_there_is_not_coded_again(model, tmp_path, monkeypatch):
     [
         (
             OSError(28, "No space left on device"),
-            "make room, or choose another folder. The same command continues",
+            "make room (df -h and df -i), or choose another folder. The same command continues",
         ),
         (
             torch.OutOfMemoryError("CUDA out of memory"),
@@ -507,7 +570,7 @@ def test_repeated_texts_are_coded_once(model, tmp_path, monkeypatch):
 
 
 def test_a_confidence_that_is_no_number_asks_for_review():
-    args = types.SimpleNamespace(back_off=None)
+    args = types.SimpleNamespace(back_off=None, known=None)
     coding = types.SimpleNamespace(key={"22222"}, most=1, words={}, args=args, least=0.0)
     coded = [Coded(["22222"], [0.5], conf) for conf in (0.5, 0.0, math.nan)]
     assert [predict.Coding.cells(coding, one)[-1] for one in coded] == [0, 0, 1]

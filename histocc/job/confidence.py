@@ -234,9 +234,10 @@ def fit(
     with torch.random.fork_rng([]):
         found, errors = confidence_fit.fit(answers, np.asarray(text_hash)[index])
     changes = [f"{name} {100 * before:.1f} → {100 * after:.1f}" for name, (before, after) in errors.items()]
+    best, why = found.best_decoder(state.get("kind", "mixer"))
     line = (
         f"confidence is fitted on {found.texts:,} texts; expected calibration error there, in points:"
-        f" {', '.join(changes)}"
+        f" {', '.join(changes)}. --decoder auto is {best} ({why})"
     )
     return Fitted(found, line)
 

@@ -3,7 +3,8 @@ right, fitted on texts that it was not trained on (`job/confidence.py`), and kep
 
 Codes never depend on them, only probabilities do. In a checkpoint they are {"texts": how many they were
 fitted on, "written", "outputs", "ranking": parameters of the three decoders, "curves": per decoder, how many
-answers are right from which confidence on}; a part that the model does not have is left out.
+answers are right from which confidence on, "accuracy": of greedy and flat, the share of the texts whose whole
+set of codes is right}; a part that the model does not have is left out.
 
 Temperatures are those of Guo et al., 2017 (arXiv 1706.04599, section 4.2), one for the first code of a text
 and one for the codes behind it; maps a · log-odds + b those of Platt, 1999.
@@ -154,6 +155,7 @@ class Confidence(NamedTuple):
     outputs: Outputs | None = None
     ranking: Ranking | None = None
     curves: dict[str, list[tuple[float, float, float]]] = {}  # noqa: RUF012
+    accuracy: dict[str, float] = {}  # noqa: RUF012
 
     @classmethod
     def of(cls, state: dict) -> "Confidence":
@@ -176,7 +178,9 @@ class Confidence(NamedTuple):
             name: [(a, b, c) for a, b, c in (_numbers(point, 3) for point in points)]
             for name, points in held.get("curves", {}).items()
         }
-        return cls(int(held["texts"]), **parts, curves=curves)
+        shares = held.get("accuracy", {})
+        accuracy = {name: _numbers(shares[name], None) for name in ("greedy", "flat") if name in shares}
+        return cls(int(held["texts"]), **parts, curves=curves, accuracy=accuracy)
 
     def to_dict(self) -> dict:
         """For a checkpoint, as plain types."""
@@ -188,9 +192,20 @@ class Confidence(NamedTuple):
             found["outputs"] = {"each": list(self.outputs.each), "set": list(self.outputs.set)}
         if self.ranking is not None:
             found["ranking"] = {"temperature": self.ranking.temperature, "best": list(self.ranking.best)}
-        return found | {
-            "curves": {name: [list(point) for point in each] for name, each in self.curves.items()}
-        }
+        curves = {name: [list(point) for point in each] for name, each in self.curves.items()}
+        return found | {"curves": curves, "accuracy": self.accuracy}
+
+    def best_decoder(self, kind: str) -> tuple[str, str]:
+        """(the decoder that was right most often on the texts that this was fitted on, why it); greedy if
+        that is not known. kind: of the model.
+        """
+        if kind == "flat":
+            return "flat", "the model has no other"
+        if not self.accuracy:
+            return "greedy", "the model does not say how often each of its decoders is right"
+        best = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))  # flat is faster
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
+        return best, f"whole sets of codes right on {self.texts:,} texts that it was not trained on: {shares}"
 
     def limit(self, decoder: str, accuracy: float) -> tuple[float, float]:
         """(least confidence of the answers of which this share is right, share of the fitted texts that have

@@ -247,7 +247,16 @@ def fit(answers: Answers, texts: np.ndarray) -> tuple[Confidence, dict[str, tupl
         name: (calibration_error(raw, right, w), calibration_error(new, right, w))
         for name, (raw, new, right, w) in arrays.items()
     }
-    return Confidence(len(rows), **parts, curves=curves), errors
+    of_sets = {
+        "greedy": answers.written and answers.written[1],
+        "flat": answers.outputs and answers.outputs[3],
+    }
+    accuracy = {
+        name: float((weight * right).sum() / weight.sum())
+        for name, right in of_sets.items()
+        if right is not None
+    }
+    return Confidence(len(rows), **parts, curves=curves, accuracy=accuracy), errors
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

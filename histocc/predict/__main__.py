@@ -22,7 +22,7 @@ import time
 from collections import Counter
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import key_reader
+from histocc.data.rows import MISSING_WORDS, key_reader, read_columns
 from histocc.data.tables import Chunk, column_problems, read_header
 from histocc.formatter import hisco_classes
 from histocc.model import model_io
@@ -46,7 +46,7 @@ from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import UNKNOWN_LANGUAGE
-from histocc.text_rules import AS_IS
+from histocc.text_rules import AS_IS, text_key
 
 
 class Coding:
@@ -60,6 +60,7 @@ class Coding:
         words: columns beside each code: name → code → text.
         columns: of the output, behind those of the input.
         most: codes of a row at most.
+        known: of --known, codes by text and language, see `read_known`.
         least, reach: the conf below which a row needs review; the share of the texts that the confidence was
             fitted on above it.
     """
@@ -87,7 +88,7 @@ class Coding:
             back_off=args.back_off,
         )
         self.weights = model_io.find_weights(args.model, args.model)
-        self.decoder = args.decoder
+        self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         for decoder in (self.decoder, *(["full"] if args.back_off is not None else [])):
             coder.need(decoder)
             if decoder in ("topk", "full"):
@@ -111,6 +112,9 @@ class Coding:
             self.words[name] = hisco_classes()[name]
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
+        self.known, self.known_notes = {}, []
+        if args.known:
+            self.known, self.known_notes = self.read_known(args.known)
         self.most = min(
             args.k, coder.formatter.max_num_codes if self.decoder == "greedy" else len(coder.codes)
         )
@@ -118,7 +122,7 @@ class Coding:
         self.columns = [f"{name}_{i}" for i in range(1, self.most + 1) for name in names]
         if args.back_off is not None:
             self.columns += [f"{self.system}_prefix", "prob_prefix"]
-        self.columns += ["conf", "needs_review"]
+        self.columns += [*(["source"] if args.known else []), "conf", "needs_review"]
 
     def problems(self) -> list[str]:
         args, coder = self.args, self.coder
@@ -152,12 +156,13 @@ class Coding:
     def settings(self) -> dict:
         """All that decides what the output holds."""
         args = self.args
-        files = {name: getattr(args, name) for name in ("descriptions", "key")}
+        files = {name: getattr(args, name) for name in ("descriptions", "key", "known")}
         return {
             "input": fingerprint(self.path, self.path != args.input),
             "model": file_hash(self.weights),
             **{name: getattr(args, name) for name in deciding(PredictConfig)},
             "system": self.system,
+            "decoder": self.decoder,
             "threshold": list(map(list, args.threshold)) if args.threshold else None,
             "thresholds": str(self.thresholds),
             **{
@@ -166,8 +171,55 @@ class Coding:
             },
         }
 
+    def read_known(self, path: str) -> tuple[dict[tuple[str, str], list[str]], list[str]]:
+        """(codes of each text, by `text_key` and language, what to tell of them) of a table with the columns
+        of the input, and those of codes as in training or as they are written here. The language is "" if the
+        table or the input has none: the codes are then those of the text in any language. Of several rows of
+        a text the last counts. Raises UserError.
+        """
+        args, formatter = self.args, self.coder.formatter
+        header = read_header(path)[0]
+        written = [f"{self.system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
+        codes = [name for name in formatter.target_cols if name in header] or [
+            name for name in written if name in header
+        ]
+        language = args.language_column or "lang"
+        by_language = language in header and bool(args.language_column or args.language)
+        if args.column not in header or not codes:
+            raise UserError(
+                f"--known {path}: needs a column {args.column!r} (--column) and one of codes ({written[0]});"
+                f" it has {', '.join(map(repr, header))}"
+            )
+        known: dict[tuple[str, str], list[str]] = {}
+        several: dict[str, None] = {}
+        for row in read_columns(path, [args.column, *([language] if by_language else []), *codes]):
+            cells = row[1 + by_language :]
+            found = [formatter.repair(cell)[0] for cell in cells if cell and cell not in MISSING_WORDS]
+            found = list(dict.fromkeys(found))
+            key = text_key(row[0]), row[1] if by_language else ""
+            if key[0] and found:
+                if set(known.get(key, found)) != set(found):
+                    several[row[0]] = None
+                known[key] = found
+        notes = [f"{path}: {len(known):,} known texts"]
+        if several:
+            notes.append(
+                f"{path}: {len(several):,} texts have different codes in several rows, of which the last"
+                f" counts: {', '.join(map(repr, list(several)[:3]))}{' …' if len(several) > 3 else ''}"
+            )
+        return known, notes
+
+    def known_codes(self, text: str, language: str) -> list[str] | None:
+        """Those of --known."""
+        if not self.known:
+            return None
+        key = text_key(text)
+        return self.known.get((key, language.strip())) or self.known.get((key, ""))
+
     def key_of(self, text: str, language: str) -> tuple[str, str]:
-        """What the model reads of a row."""
+        """What the model reads of a row: nothing if its codes are known."""
+        if self.known_codes(text, language or self.args.language or ""):
+            return "", ""
         return self.coder.clean(text), self.coder.known(language) if self.args.language_column else ""
 
     def code(self, keys: list[tuple[str, str]]) -> list[Coded]:
@@ -248,13 +300,22 @@ class Coding:
         keys = list(map(self.key_of, texts, languages))
         rare = iter(self.code([key for key in keys if key not in frequent]))
         coded = [frequent[key] if key in frequent else next(rare) for key in keys]
-        new = list(map(self.cells, coded))
+        decided = [self.known_codes(text, language) for text, language in zip(texts, languages)]
+        coded = [
+            answer if codes is None else Coded(codes, [1.0] * len(codes), 1.0, (codes[0], 1.0))
+            for answer, codes in zip(coded, decided)
+        ]
+        new = [self.cells(answer, codes is not None) for answer, codes in zip(coded, decided)]
         unknown = Counter(language.strip() for language in languages if known(language) != language.strip())
         counts = {
             "rows": len(texts),
-            "empty": sum(not text.strip() for text, _ in keys),
+            "known": sum(codes is not None for codes in decided),
+            "empty": sum(not text.strip() and codes is None for (text, _), codes in zip(keys, decided)),
             "no_code": sum(not answer.codes for answer in coded),
-            "outside": sum(not self.key.issuperset(answer.codes) for answer in coded),
+            "outside": sum(
+                codes is None and not self.key.issuperset(answer.codes)
+                for answer, codes in zip(coded, decided)
+            ),
             "review": sum(cells[-1] for cells in new),
             "unknown": unknown.total(),
             "languages": dict(unknown.most_common(1000)),
@@ -262,7 +323,7 @@ class Coding:
         }
         file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], counts)
 
-    def cells(self, coded: Coded) -> list:
+    def cells(self, coded: Coded, is_known: bool = False) -> list:
         """Of a row, for `columns`."""
         found = []
         for code, prob in zip(coded.codes[: self.most], coded.probs):
@@ -272,8 +333,11 @@ class Coding:
             prefix, prob = coded.prefix or ("", 0.0)
             found += [prefix, f"{prob:.6g}" if prefix else ""]
         sure = coded.codes and coded.conf is not None and coded.conf >= self.least  # NaN is no confidence
-        review = int(not sure or not self.key.issuperset(coded.codes))  # written digit by digit
-        return [*found, "" if coded.conf is None else f"{coded.conf:.6g}", review]
+        outside = not self.key.issuperset(coded.codes)  # written digit by digit
+        if self.args.known:
+            found.append("known" if is_known else "model")
+        conf = "" if coded.conf is None else f"{coded.conf:.6g}"
+        return [*found, conf, int(not is_known and (not sure or outside))]
 
     def start_lines(self, rows: int, resumed: bool) -> list[str]:
         """What is about to be done."""
@@ -286,6 +350,9 @@ class Coding:
             f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({self.decoder},"
             f" {len(coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
         ]
+        if args.decoder == "auto":
+            lines.append(f"Decoder: {self.decoder} ({coder.why_best})")
+        lines += self.known_notes
         if self.decoder in ("topk", "full") and coder.linear_share:
             lines.append(f"Codes are ranked by both decoders together (linear share {coder.linear_share:g})")
         if args.target_accuracy is not None:
@@ -313,6 +380,7 @@ class Coding:
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
                 f" {total['review']:,} with needs_review, {total['no_code']:,} of them without a code (empty"
                 f" texts: {total['empty']:,})"
+                + (f"; {total['known']:,} with known codes" if args.known else "")
             )
             if total["outside"]:
                 lines.append(

@@ -94,6 +94,12 @@ class Files(Config):
         " beside the codes",
         metavar="FILE",
     )
+    known: str | None = flag(
+        None,
+        "texts whose codes are right, such as the training data or what review apply --training-data writes:"
+        " their codes win over the model's, conf is 1, and a column source says known or model",
+        metavar="FILE",
+    )
     classes: list[str] | None = flag(
         None,
         "also the social classes of HISCO codes, as columns: HISCLASS (12 or 5 classes), SOCPO, HISCAM",
@@ -109,7 +115,7 @@ class Decoding(Config):
     """coding"""
 
     decoder: str = flag(
-        "greedy",
+        "auto",
         "; ".join(f"{name}: {what}" for name, what in DECODERS.items()),
         choices=tuple(DECODERS),
     )
@@ -182,7 +188,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
         if self.language and self.language_column:
             yield "--language and --language-column are mutually exclusive"
         if self.threshold and self.decoder != "flat":
-            yield f"--threshold is for --decoder flat; {self.decoder} has none"
+            yield f"--threshold is for --decoder flat, not {self.decoder}"
         if len(dict(self.threshold or [])) < len(self.threshold or []):
             yield "--threshold: a language is listed twice"
         if self.target_accuracy is not None and self.min_prob > 0:
@@ -196,6 +202,7 @@ class PredictConfig(Files, Decoding, Published, Machine):
             self.input: "the input",
             self.descriptions: "the file of --descriptions",
             self.key: "the file of --key",
+            self.known: "the file of --known",
             **dict.fromkeys(published.files_of(self.model), "the model"),
         }
         paths = [self.output, self.output + ".rejected.csv"] if self.output.strip() else [self.output]

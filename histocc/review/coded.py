@@ -2,13 +2,13 @@
 
 import hashlib
 import math
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from histocc.data.tables import Chunk, column_problems, read_chunks, read_header
 from histocc.formatter import CLASSES
 from histocc.runtime.errors import UserError, raise_if_any
+from histocc.text_rules import text_key
 
 DECIDED = "decided_by"  # column of the file with decisions
 MODEL = "model"  # in it: nobody has decided
@@ -17,7 +17,7 @@ Key = tuple[str, str]  # a text and its language, as `key_of` gives them
 
 def key_of(text: str, language: str) -> Key:
     """Equal for texts that differ only in case and blanks, in the same language."""
-    return unicodedata.normalize("NFC", " ".join(text.split()).casefold()), language.strip()
+    return text_key(text), language.strip()
 
 
 @dataclass(frozen=True)
