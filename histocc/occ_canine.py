@@ -56,7 +56,14 @@ from histocc.text import UNKNOWN_LANGUAGE
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
-PREDICTION_TYPES = {"greedy": "greedy", "greedy-topk": "topk", "topk": "topk", "flat": "flat", "full": "full"}
+PREDICTION_TYPES = {
+    "greedy": "greedy",
+    "greedy-topk": "topk",
+    "topk": "topk",
+    "flat": "flat",
+    "both": "both",
+    "full": "full",
+}
 WHAT = ("pred", "probs", "logits", "bin", "embeddings")
 # kinds of models by their published names
 MODEL_TYPES = {
@@ -336,9 +343,10 @@ class OccCANINE:
                 a model without published ones gives the k_pred best). A warning says where it has no effect.
             behavior: "good" (greedy) or "fast" (flat); None for the one that was right more often on the
                 model's validation texts; good if the model does not say, as published ones.
-            prediction_type: says more than behavior, and counts where both are given: greedy; flat; full (the
-                most probable codes of the key by the seq2seq decoder, each alone); topk (the same, faster);
-                greedy-topk (the same with k_pred rows per text and a column top-k-pos).
+            prediction_type: says more than behavior, and counts if both are given: greedy; flat; both (as
+                many codes as flat, ranked by both decoders); full (the most probable codes of the key by the
+                seq2seq decoder, each alone); topk (the same, faster); greedy-topk (the same with k_pred rows
+                per text and a column top-k-pos).
             order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
             they were written.
             get_dict: a list of dicts, also where pandas is installed; get_df=False is the same. concat_in is
@@ -471,7 +479,7 @@ class OccCANINE:
         known = self.coder.known_for(unknown)
         of_codes = asked["what"] in ("pred", "bin") or isinstance(asked["what"], int)
         named = f"prediction_type {kind!r}" if of_codes else f"what={asked['what']!r}"
-        has_one = of_codes and kind in ("flat", "full")
+        has_one = of_codes and kind in ("flat", "both", "full")
         for holds, message in (
             (unknown, f"languages that the model does not know, coded as unk: {names}; it knows {known}"),
             (

@@ -266,7 +266,8 @@ class TestModel:
         files = [trained / "run" / name for name in ("best.bin", "last.bin")]
         held = [checkpoint.load(str(file))["confidence"] for file in files]
         assert held[0] == held[1] and held[0]["texts"] >= 200
-        assert set(held[0]["curves"]) == {"greedy", "flat", "topk"}
+        assert set(held[0]["curves"]) == {"greedy", "flat", "both", "topk"}
+        assert set(held[0]["accuracy"]) == {"greedy", "flat", "both"}
         before = [file.read_bytes() for file in files]
         said = run(FINETUNE, *flags(trained), "--max-steps", 2)
         assert "nothing" in said.lower() and before == [file.read_bytes() for file in files]
@@ -321,11 +322,11 @@ class TestModel:
         assert "confidence is fitted on" in said
         found = checkpoint.load(str(tmp_path / "run" / "last.bin"))["confidence"]
         assert found["texts"] == held["texts"]
-        for name in ("written", "outputs", "ranking"):
+        for name in ("written", "outputs", "ranking", "both"):
             for part, value in held[name].items():
                 assert found[name][part] == pytest.approx(value, rel=1e-2, abs=1e-2), (name, part)
 
-    @pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+    @pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
     def test_codes_are_the_same_and_probabilities_are_not(self, trained, decoder):
         coder, raw = (Coder.load(str(trained / "run"), raw_confidence=each) for each in (False, True))
         texts = [row[0] for row in sample_rows(60, 9)]

@@ -2,6 +2,7 @@
 evaluation."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -87,6 +88,13 @@ class TestSearch:
             numbers, probs = one.topk(ids, mask, k)
             best, order = expected.topk(min(k, len(codes)))
             assert torch.equal(numbers, order) and (probs.log() - best).abs().max() < 1e-9
+        numbers, scores, logits = one.candidates(ids, mask)
+        among = torch.zeros_like(expected, dtype=torch.bool)
+        among.scatter_(1, logits.topk(min(search.CANDIDATES, len(codes))).indices, True)
+        best, order = expected.masked_fill(~among, -math.inf).topk(numbers.shape[1])
+        assert (
+            torch.equal(numbers, order) and (scores.log_softmax(1) - best.log_softmax(1)).abs().max() < 1e-9
+        )
 
     @pytest.mark.parametrize("most_opened", [0, 8, 10**9])  # never, sometimes and always by way of all codes
     @pytest.mark.parametrize("share", [0.2, 0.7])

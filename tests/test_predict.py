@@ -377,7 +377,7 @@ def test_confidence_does_not_depend_on_the_order():
         assert one.conf == pytest.approx(total, rel=1e-4)
 
 
-@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
 def test_batches_of_similar_length_give_each_text_what_it_gets_alone(decoder):
     key = {code: i for i, code in enumerate(CODES)}
     state = {"key": key, "languages": ["unk"], "config": {"max_len": 128, "text": "as-is"}}
@@ -391,7 +391,7 @@ def test_batches_of_similar_length_give_each_text_what_it_gets_alone(decoder):
         assert found.conf == pytest.approx(alone.conf, abs=1e-10)
 
 
-@pytest.mark.parametrize("decoder", ["greedy", "flat", "topk", "full"])
+@pytest.mark.parametrize("decoder", ["greedy", "flat", "both", "topk", "full"])
 def test_half_precision_is_used_and_close(decoder):
     state = {
         "key": {code: i for i, code in enumerate(CODES)},

@@ -22,7 +22,7 @@ from histocc.model.code_trie import CodeTrie
 from histocc.model.confidence import Confidence, features
 from histocc.model.confidence_fit import LEAST_TEXTS, Answers, Places, Ranked
 from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
-from histocc.model.search import CodeSearch
+from histocc.model.search import CANDIDATES, CodeSearch
 from histocc.model.thresholds import Thresholds, places
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -106,9 +106,12 @@ class AnswersTask:
             self._keep(rows=batch["rows"][kept])
             if self.search is not None:
                 self._add_written(model, memory.to(pooled), batch, kept)
-                self._add_ranked(batch, kept)
+                written = self._add_ranked(batch, kept)
             if self.kind != "seq2seq":
-                self._add_outputs(upcast_half(model.classify(pooled))[kept], batch, kept)
+                logits = upcast_half(model.classify(pooled))[kept]
+                on = self._add_outputs(logits, batch, kept)
+                if self.search is not None:
+                    self._add_both(written, logits, on, batch["targets_linear"][kept])
         return {"loss": torch.zeros(len(kept), device=kept.device)}
 
     def _keep(self, **values: Tensor) -> None:
@@ -148,14 +151,39 @@ class AnswersTask:
                 ends=torch.nn.functional.pad(found.ends, (0, missing)),
             )
 
-    def _add_ranked(self, batch: dict[str, Any], kept: Tensor) -> None:
+    def _add_ranked(self, batch: dict[str, Any], kept: Tensor) -> Tensor:
+        """Returns the log-probability of writing each code, float [kept, codes]."""
         assert self.search is not None
-        scores = self.search.scores(*self.search.log_probs(batch["input_ids"], batch["attention_mask"]))[kept]
+        written, linear = self.search.log_probs(batch["input_ids"], batch["attention_mask"])
+        scores = self.search.scores(written, linear)[kept]
         found, best = Ranked.of(scores), scores.argmax(1)
         hit = (batch["targets_linear"][kept] == best[:, None]).any(1)
         self._keep(score=found.score, norms=found.norms, ranked_right=hit)
+        return written[kept]
 
-    def _add_outputs(self, logits: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
+    def _add_both(self, written: Tensor, logits: Tensor, on: Tensor, true: Tensor) -> None:
+        """As many codes as the linear decoder gives, of its candidates ranked by both; on: those that it
+        gives itself, bool [kept, codes].
+        """
+        assert self.search is not None
+        codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
+        scores, order = self.search.joint(written.gather(1, codes), logits, codes).sort(1, descending=True)
+        codes, number = codes.gather(1, order), on.sum(1)
+        answered = torch.zeros_like(on).scatter(
+            1, codes, torch.arange(codes.shape[1], device=on.device) < number[:, None]
+        )
+        is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
+        found = Ranked.of(scores)
+        self._keep(
+            both_score=found.score,
+            both_norms=found.norms,
+            both_best=is_true.gather(1, codes[:, :1])[:, 0],
+            both_several=number > 1,
+            both_right=(answered == is_true).all(1),
+        )
+
+    def _add_outputs(self, logits: Tensor, batch: dict[str, Any], kept: Tensor) -> Tensor:
+        """Returns which outputs are answered, bool [kept, codes]."""
         true, least = batch["targets_linear"][kept], self.least.to(logits)[batch["rows"][kept]]
         on = self.thresholds.answered(logits, places(logits), least)
         is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
@@ -166,6 +194,7 @@ class AnswersTask:
             of_sets=features(logits, on),
             flat_right=(on == is_true).all(1),
         )
+        return on
 
     def gathered(self, world: World) -> Answers | None:
         """The answers to all rows, in their order, on rank 0; None on the others. All ranks."""
@@ -187,7 +216,11 @@ class AnswersTask:
             ranked = Ranked(found["score"], found["norms"]), found["ranked_right"]
         if "logits" in found:
             outputs = found["logits"], found["hits"], found["of_sets"], found["flat_right"]
-        return Answers(written, outputs, ranked)
+        both = None
+        if "both_score" in found:
+            ranking = Ranked(found["both_score"], found["both_norms"])
+            both = ranking, found["both_best"], found["both_several"], found["both_right"]
+        return Answers(written, outputs, ranked, both)
 
 
 class Fitted(NamedTuple):

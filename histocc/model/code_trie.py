@@ -17,7 +17,7 @@ class CodeTrie:
     per node, or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its
     number of tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1
     at most]: the nodes from the empty prefix down to itself, which also fills the rest; leaves: number of
-    codes that begin with the prefix.
+    codes that begin with the prefix. nodes [codes, depth + 1]: those from the empty prefix down to each code.
 
     codes: in the order of the results. Raises ValueError where there is none or two have the same tokens,
     CodeError where one does not fit the formatter.
@@ -58,6 +58,7 @@ class CodeTrie:
         self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf, self.leaves = (
             map(torch.from_numpy, (token, depth, path, first_child, children, order, leaves))
         )
+        self.nodes = torch.from_numpy(nodes[order.argsort()])
 
     def to(self, device: torch.device) -> "CodeTrie":
         """This tree with its tensors on `device`, in place."""

@@ -2,9 +2,10 @@
 right, fitted on texts that it was not trained on (`job/confidence.py`), and kept in its checkpoint.
 
 Codes never depend on them, only probabilities do. In a checkpoint they are {"texts": how many they were
-fitted on, "written", "outputs", "ranking": parameters of the three decoders, "curves": per decoder, how many
-answers are right from which confidence on, "accuracy": of greedy and flat, the share of the texts whose whole
-set of codes is right}; a part that the model does not have is left out.
+fitted on, "written", "outputs", "ranking": parameters of the three decoders, "both": those of the ranking of
+candidates by two of them, "curves": per decoder, how many answers are right from which confidence on,
+"accuracy": of greedy, flat and both, the share of the texts whose whole set of codes is right}; a part that
+the model does not have is left out.
 
 Temperatures are those of Guo et al., 2017 (arXiv 1706.04599, section 4.2), one for the first code of a text
 and one for the codes behind it; maps a · log-odds + b those of Platt, 1999.
@@ -27,9 +28,10 @@ _NUMBERS = {
     "written": {"temperatures": 2, "end": 2, "set": 2},
     "outputs": {"each": 2, "set": 4},
     "ranking": {"temperature": None, "best": 2},
+    "both": {"temperature": None, "best": 2, "sets": 3},
 }
 # The curve that a decoder of `python -m histocc.predict` has.
-CURVES = {"greedy": "greedy", "flat": "flat", "topk": "topk", "full": "topk"}
+CURVES = {"greedy": "greedy", "flat": "flat", "both": "both", "topk": "topk", "full": "topk"}
 
 
 def _numbers(value: Any, count: int | None) -> Any:
@@ -121,12 +123,20 @@ def features(logits: Tensor, on: Tensor) -> Tensor:
 
 
 class Ranking(NamedTuple):
-    """Of the ranking of all codes. temperature: of their scores, log-probabilities; best: (factor, bias) of
-    the log-odds of the best code.
+    """Of the ranking of all codes, or of candidates. temperature: of their scores, log-probabilities; best:
+    (factor, bias) of the log-odds of the best code; sets, of candidates: the same for the log-odds that the
+    answered codes and no others are right, and what is added if they are several.
     """
 
     temperature: Any
     best: Sequence[Any]
+    sets: Sequence[Any] = (1.0, 0.0, 0.0)
+
+    def conf(self, log_best: Tensor, several: Tensor) -> Tensor:
+        """Probability, float64 [B], that the answered codes and no others are right; log_best: of the best
+        one behind the temperature; several: bool [B], whether they are several.
+        """
+        return (self.sets[0] * log_odds(log_best) + self.sets[1] + self.sets[2] * several).sigmoid()
 
     def log_best(self, log_probs: Tensor) -> Tensor:
         """Log-probability that the best code is right, [B], from its log-probability behind the
@@ -154,6 +164,7 @@ class Confidence(NamedTuple):
     written: Writing | None = None
     outputs: Outputs | None = None
     ranking: Ranking | None = None
+    both: Ranking | None = None
     curves: dict[str, list[tuple[float, float, float]]] = {}  # noqa: RUF012
     accuracy: dict[str, float] = {}  # noqa: RUF012
 
@@ -166,12 +177,13 @@ class Confidence(NamedTuple):
         if held is None:
             return cls()
         parts: dict[str, Any] = {}
-        for part, kind in (("written", Writing), ("outputs", Outputs), ("ranking", Ranking)):
+        kinds = {"written": Writing, "outputs": Outputs, "ranking": Ranking, "both": Ranking}
+        for part, kind in kinds.items():
             if part in held:
                 numbers = {name: _numbers(held[part][name], count) for name, count in _NUMBERS[part].items()}
                 parts[part] = kind(**numbers)
         temperatures = [*parts["written"].temperatures] if "written" in parts else []
-        temperatures += [parts["ranking"].temperature] if "ranking" in parts else []
+        temperatures += [parts[name].temperature for name in ("ranking", "both") if name in parts]
         if min(temperatures, default=1.0) <= 0:
             raise ValueError(f"confidence: found {temperatures}, expected temperatures above 0")
         curves = {
@@ -179,7 +191,8 @@ class Confidence(NamedTuple):
             for name, points in held.get("curves", {}).items()
         }
         shares = held.get("accuracy", {})
-        accuracy = {name: _numbers(shares[name], None) for name in ("greedy", "flat") if name in shares}
+        names = [name for name in ("greedy", "flat", "both") if name in shares]
+        accuracy = {name: _numbers(shares[name], None) for name in names}
         return cls(int(held["texts"]), **parts, curves=curves, accuracy=accuracy)
 
     def to_dict(self) -> dict:
@@ -192,6 +205,9 @@ class Confidence(NamedTuple):
             found["outputs"] = {"each": list(self.outputs.each), "set": list(self.outputs.set)}
         if self.ranking is not None:
             found["ranking"] = {"temperature": self.ranking.temperature, "best": list(self.ranking.best)}
+        if self.both is not None:
+            temperature, best, sets = self.both
+            found["both"] = {"temperature": temperature, "best": list(best), "sets": list(sets)}
         curves = {name: [list(point) for point in each] for name, each in self.curves.items()}
         return found | {"curves": curves, "accuracy": self.accuracy}
 

@@ -202,15 +202,30 @@ def fit_ranking(ranked: Ranked, known: Weighed) -> Ranking:
     return Ranking(float(GRID[best]), [float(at[0].exp()), float(at[1])])
 
 
+def fit_sets(log_best: Tensor, several: Tensor, known: Weighed) -> list[float]:
+    """`Ranking.sets`; log_best float64 [N], several bool [N]; known: whether exactly the answered codes are
+    right.
+    """
+    odds = log_odds(log_best)
+
+    def loss(at: Tensor) -> Tensor:
+        return known.loss_of_odds(at[0].exp() * odds + at[1] + at[2] * several) + prior(at[:1], at[1:])
+
+    at, _ = minimum(loss, [0.0, 0.0, 0.0])
+    return [float(at[0].exp()), *at[1:].tolist()]
+
+
 class Answers(NamedTuple):
     """What the decoders answered to N rows, each None where there is no such decoder. written: its sequences,
     right bool [N], and there bool [N], whether a row has any; outputs: logits and hits [N, K], features [N,
-    4], right [N]; ranked: scores, and whether the best code is true [N].
+    4], right [N]; ranked: scores, and whether the best code is true [N]; both: the same of candidates,
+    several bool [N], whether the answer is of several codes, and right [N].
     """
 
     written: tuple[Places, Tensor, Tensor] | None
     outputs: tuple[Tensor, Tensor, Tensor, Tensor] | None
     ranked: tuple[Ranked, Tensor] | None
+    both: tuple[Ranked, Tensor, Tensor, Tensor] | None = None
 
 
 def fit(answers: Answers, texts: np.ndarray) -> tuple[Confidence, dict[str, tuple[float, float]]]:
@@ -241,6 +256,13 @@ def fit(answers: Answers, texts: np.ndarray) -> tuple[Confidence, dict[str, tupl
         middle, at = nearest(1.0), nearest(ranking.temperature)
         raw, new = ranked.log_prob(middle).exp(), ranking.log_best(ranked.log_prob(at)).exp()
         found["topk"] = raw, new, right, weight
+    if answers.both is not None:
+        ranked, best_right, several, right = answers.both
+        ranking = fit_ranking(ranked, Weighed(best_right, weight))
+        raw, log_best = (ranked.log_prob(nearest(each)) for each in (1.0, ranking.temperature))
+        ranking = ranking._replace(sets=fit_sets(log_best, several, Weighed(right, weight)))
+        parts["both"] = ranking
+        found["both"] = raw.exp(), ranking.conf(log_best, several), right, weight
     arrays = {name: tuple(part.numpy() for part in each) for name, each in found.items()}
     curves = {name: curve(new, right, w) for name, (_, new, right, w) in arrays.items()}
     errors = {
@@ -250,6 +272,7 @@ def fit(answers: Answers, texts: np.ndarray) -> tuple[Confidence, dict[str, tupl
     of_sets = {
         "greedy": answers.written and answers.written[1],
         "flat": answers.outputs and answers.outputs[3],
+        "both": answers.both and answers.both[3],
     }
     accuracy = {
         name: float((weight * right).sum() / weight.sum())

@@ -49,6 +49,8 @@ LEFT_OUT = {
     torch.float32: 1e-4,
     torch.float64: 1e-12,
 }
+CANDIDATES = 20  # in `candidates`
+EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
 
 
@@ -196,6 +198,54 @@ class CodeSearch:
                 parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
         codes, log_probs = (torch.cat(each) for each in zip(*parts))
         return codes, log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
+
+    def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
+        scores float [B, N], the highest first, logits of the linear decoder [B, codes]). N: CANDIDATES, or as
+        many as there are; scores: as `scores` has them.
+        """
+        with evaluating(self.model):
+            memory, pooled = self._encode(input_ids, attention_mask)
+            logits = upcast_half(self.model.classify(pooled))
+            codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
+            step = max(1, by_kind(PREFIXES_AT_ONCE, logits.device) // codes.shape[1])
+            parts = [slice(i, i + step) for i in range(0, len(codes), step)]
+            written = torch.cat([self._written(memory.rows(part), codes[part]) for part in parts])
+            scores, best = self.joint(written, logits, codes).sort(dim=1, descending=True, stable=True)
+            return codes.gather(1, best), scores, logits
+
+    def joint(self, written: Tensor, logits: Tensor, codes: Tensor) -> Tensor:
+        """Scores of some codes, float [B, N]: written, their log-probabilities by the seq2seq decoder [B, N];
+        logits of the linear one [B, codes]; codes int64 [B, N].
+        """
+        linear = logits.log_softmax(1).gather(1, codes)
+        return torch.lerp(written, linear.to(written), self.linear_share or EQUAL_SHARE)
+
+    def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
+        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N]; each prefix of a
+        row goes through the decoder once, level by level.
+        """
+        order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
+        nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
+        rows, number = order.shape
+        opened = [_PrefixCache(rows * number * self.tree.depths) for _ in self.layers]
+        row = torch.arange(rows, device=codes.device)[:, None]
+        slots = codes.new_zeros(rows, number, 0)
+        log_probs, used = self.x.new_zeros(rows, number, dtype=upcast_half(self.x).dtype), 0
+        for level in range(self.tree.depths):
+            at = nodes[..., level]
+            place = torch.nn.functional.pad(at[:, 1:] != at[:, :-1], (1, 0)).cumsum(1)  # of its prefix
+            width = int(place[:, -1].max()) + 1
+            slots = torch.cat([slots, (used + row * width + place)[..., None]], dim=2)
+            prefixes = at.new_zeros(rows, width).scatter_(1, place, at)
+            path = slots.new_zeros(rows, width, level + 1).scatter_(
+                1, place[..., None].expand_as(slots), slots
+            )
+            after = self._open(prefixes, memory, opened, used, path.flatten(0, 1), None)
+            token = self.tree.token[nodes[..., level + 1]]
+            log_probs = log_probs + after.flatten(1).gather(1, place * after.shape[2] + token)
+            used += rows * width
+        return torch.empty_like(log_probs).scatter_(1, order, log_probs)
 
     def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
         """What both decoders look at."""

@@ -91,7 +91,7 @@ class Coding:
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         for decoder in (self.decoder, *(["full"] if args.back_off is not None else [])):
             coder.need(decoder)
-            if decoder in ("topk", "full"):
+            if decoder in ("both", "topk", "full"):
                 coder.search()
         self.key = set(coder.codes)
         self.least, self.reach = args.min_prob, 1.0
@@ -368,7 +368,7 @@ class Coding:
             lines.append(
                 "HISCLASS is that of the usual case: without STATUS, RELATION or PRODUCT of the person"
             )
-        if self.decoder == "flat":
+        if self.decoder in ("flat", "both"):
             lines.append(f"Thresholds of the linear decoder: {self.thresholds}")
         return lines
 

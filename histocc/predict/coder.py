@@ -24,9 +24,10 @@ from histocc.text import UNKNOWN_LANGUAGE, encode
 from histocc.text_rules import cleaner
 
 DECODERS = {
-    "auto": "that of greedy and flat which was right more often on the validation texts",
+    "auto": "that of greedy, flat and both which was right most often on the validation texts",
     "greedy": "writes the codes digit by digit",
     "flat": "the linear decoder's codes above --threshold: fast",
+    "both": "as many as flat, of the linear decoder's 20 best, which both decoders rank: fast enough",
     "topk": "the most probable codes of the key, each alone",
     "full": "as topk, by way of the probability of every code",
 }
@@ -37,15 +38,15 @@ class Coded(NamedTuple):
     None for an empty text.
 
     greedy: probs are those of writing each code behind the ones before, conf is the probability of the set of
-    codes, in any order (of
-    more than six: in the order written), and no other. flat: the most probable first, which thresholds with
-    at_least_one always count; conf is the probability that these outputs and no others are on. topk, full:
-    the most probable first, each as if it were written first; conf is the probability of the best one. With a
-    linear share above 0 the probabilities of topk and full are those by both decoders together, see `search`,
-    which sum to 1 over the codes of the key. Where the confidence of the model is fitted, conf is how often
-    such an answer is right: of greedy and flat, exactly these codes; of topk and full, the best one among the
-    true ones. prefix: where `back_off` asks for it, the longest prefix of the first code that is sure enough,
-    and its probability, see `Prefixes`.
+    codes, in any order (of more than six: in the order written), and no other. flat: the most probable first,
+    which thresholds with at_least_one always count; conf is the probability that these outputs and no others
+    are on. both: as many codes as flat, those that both decoders rank first among the candidates of the
+    linear one. topk, full: the most probable first, each as if it were written first; conf is the probability
+    of the best one. With a linear share above 0 the probabilities of topk and full are those by both decoders
+    together, see `search`, which sum to 1 over the codes of the key. If the confidence of the model is
+    fitted, conf is how often such an answer is right: of greedy, flat and both, exactly these codes; of topk
+    and full, the best one among the true ones. prefix: if `back_off` asks for it, the longest prefix of the
+    first code that is sure enough, and its probability, see `Prefixes`.
     """
 
     codes: list[str]
@@ -178,8 +179,8 @@ class Coder:
                 f"decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes;"
                 " use flat"
             )
-        if decoder == "flat" and self.kind == "seq2seq":
-            raise UserError("decoder flat: this model has no linear decoder; use greedy, topk or full")
+        if decoder in ("flat", "both") and self.kind == "seq2seq":
+            raise UserError(f"decoder {decoder}: this model has no linear decoder; use greedy, topk or full")
 
     def known(self, language: str) -> str:
         """The language as the model knows it: itself, or unk."""
@@ -345,6 +346,8 @@ class Coder:
             return self._greedy(ids, mask, k, in_any_order)
         if decoder == "flat":
             return self._flat(ids, mask, languages, k, thresholds)
+        if decoder == "both":
+            return self._both(ids, mask, languages, k, thresholds)
         if decoder == "topk":
             numbers, probs = self.search().topk(ids, mask, k)
         else:
@@ -385,6 +388,22 @@ class Coder:
             assert code is not None  # canonical blocks without a code are PAD
             self._code_of[block] = code
         return code
+
+    def _both(
+        self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
+    ) -> Iterator[Coded]:
+        codes, scores, logits = self.search().candidates(ids, mask)
+        least = torch.tensor(list(map(thresholds.least, languages)), dtype=torch.float64)
+        above = logits.topk(codes.shape[1]).values.double() > least.logit().to(logits.device)[:, None]
+        counts = thresholds.number(above.sum(1))
+        fitted = self.confidence.both
+        log_probs = (scores / (1.0 if fitted is None else fitted.temperature)).log_softmax(1)
+        probs, conf = log_probs.exp(), log_probs[:, 0].exp()
+        if fitted is not None:
+            probs, conf = fitted.probs(log_probs), fitted.conf(log_probs[:, 0], counts > 1)
+        for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
+            count = min(count, k)
+            yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
 
     def _flat(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds

@@ -187,8 +187,8 @@ class PredictConfig(Files, Decoding, Published, Machine):
         """What is wrong with these arguments, a line each."""
         if self.language and self.language_column:
             yield "--language and --language-column are mutually exclusive"
-        if self.threshold and self.decoder != "flat":
-            yield f"--threshold is for --decoder flat, not {self.decoder}"
+        if self.threshold and self.decoder not in ("flat", "both"):
+            yield f"--threshold is for --decoder flat and both, not {self.decoder}"
         if len(dict(self.threshold or [])) < len(self.threshold or []):
             yield "--threshold: a language is listed twice"
         if self.target_accuracy is not None and self.min_prob > 0:
