@@ -382,6 +382,8 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
+    best, why = Confidence.of(state).best_decoder(kind)
+    world.print(f"Coding takes decoder {best} ({why})")
     data = prepared(args, world, file, state, formatter)
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, file, state, data, rows) if world.is_main else {}

@@ -57,7 +57,7 @@ def show(path: str) -> None:
 
 
 def confidence_lines(coder: Coder) -> list[str]:
-    """How far the confidence of the decoder that writes codes can be trusted on other rows."""
+    """How far the confidence of the best decoder can be trusted on other rows."""
     if coder.kind == "flat":
         return []
     if coder.confidence.written is None:
@@ -74,7 +74,7 @@ def confidence_lines(coder: Coder) -> list[str]:
         f" (expected calibration error {100 * error:.1f} points)"
     ]
     for target in TARGETS:
-        least, _ = coder.confidence.limit("greedy", target)
+        least, _ = coder.confidence.limit(coder.best_decoder, target)
         kept = conf >= least
         if kept.any():
             lines.append(
