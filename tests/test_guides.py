@@ -238,16 +238,6 @@ def test_readme_is_short_and_names_every_page():
     assert [page for page in PAGES[1:] if f"]({page})" not in readme] == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, "tests/README.md"])
-def test_a_page_has_one_table_at_most(page):
-    """But that of figures, which has one a section."""
-    if page == "docs/benchmarks.md":
-        parts = text_of(page).split("\n## ")
-        assert max(len(re.findall(r"^\|[-:| ]+\|$", part, re.M)) for part in parts) == 1
-        return
-    assert len(re.findall(r"^\|[-:| ]+\|$", text_of(page), re.M)) <= 1
-
-
 def marks_of(test: str) -> list[str]:
     """The marks on a test (file::function) and on its class; raises where there is no such test."""
     file, name = test.split("::")
