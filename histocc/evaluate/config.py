@@ -60,8 +60,7 @@ class Evaluation(Config):
         None, "code of rows whose first code is missing; without it they are left out", metavar="CODE"
     )
     share_val: Fraction | None = flag(
-        None,
-        "evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)",
+        None, "evaluate only the texts that finetune.py sets aside with this --share-val (default: all rows)"
     )
     batch_size: Count = flag(256, "rows at once per process")
     resamples: Count = flag(1000, "draws of the bootstrap")

@@ -12,16 +12,7 @@ from histocc.model.linear_loss import LINEAR_LOSSES
 from histocc.model.loss import BLOCK_LOSSES
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
-from histocc.runtime.config import (
-    Config,
-    Count,
-    CountOrZero,
-    Fraction,
-    Parser,
-    Positive,
-    flag,
-    number,
-)
+from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.trainer.config import TrainConfig
 
 # script: flags that no other script has, to tell whose a file of --config is
@@ -153,9 +144,7 @@ class Teaching(Config):
         resumable=True,
     )
     distillation_weight: Fraction = flag(
-        0.5,
-        "share of the teacher in what a row with true codes is trained towards, 0…1",
-        metavar="W",
+        0.5, "share of the teacher in what a row with true codes is trained towards, 0…1", metavar="W"
     )
     distillation_temperature: Positive = flag(
         1.0,

@@ -223,7 +223,9 @@ class Parser(argparse.ArgumentParser):
             off = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             group.add_argument(f"--no-{names[0][2:]}", dest=name, action="store_false", **off)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:
+    def parse_args(  # pyright: ignore[reportIncompatibleMethodOverride]  of its overloads
+        self, args: Sequence[str] | None = None, namespace: None = None
+    ) -> Any:
         """The arguments as an object of `kind`. Raises UserError."""
         args = [_hyphenated(arg) for arg in (sys.argv[1:] if args is None else args)]
         before_dashes = args[: args.index("--")] if "--" in args else args

@@ -134,9 +134,7 @@ class Steps(Config):
     weight_decay: NotNegative = flag(0.01, "AdamW's weight decay")
     seed: Whole = flag(42, "seed of weights, order, noise and dropout")
     eval_only: bool = flag(
-        False,
-        "validate --initial-checkpoint, or the best checkpoint of the run, and stop",
-        resumable=True,
+        False, "validate --initial-checkpoint, or the best checkpoint of the run, and stop", resumable=True
     )
     dry_run: bool = flag(
         False,
