@@ -133,7 +133,8 @@ def _write(path: str, state: dict[str, Any]) -> None:
     """
     state = with_checksum(to_cpu({name: value for name, value in state.items() if name != SECOND_NAME}))
     state[SECOND_NAME] = state["model"]
-    with atomic_write(path) as file, torch_config.patch({"save.compute_crc32": False}):
+    without_crc32 = torch_config.patch({"save.compute_crc32": False})  # pyright: ignore[reportAttributeAccessIssue]
+    with atomic_write(path) as file, without_crc32:
         torch.save(state, file)
 
 
