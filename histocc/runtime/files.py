@@ -319,7 +319,9 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
 
 
 def _flock(file: IO, shared: bool = False) -> bool | None:
-    """Locks an open file: True; None if another process has the lock; False if the file system has none."""
+    """Locks an open file: True; None if another process has the lock; False if there are none here."""
+    if fcntl is None:
+        return False
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         return True
@@ -333,7 +335,7 @@ def is_held(folder: str) -> bool | None:
     """
     path = os.path.join(folder, LOCK)
     try:
-        if fcntl is None or kind_of(path) != "a file":
+        if kind_of(path) != "a file":
             return None if os.path.lexists(path) else False
         with open(path, encoding="utf-8", errors="replace") as file:
             is_free, owner = _flock(file, shared=True), file.read(1000)
