@@ -15,6 +15,8 @@ from histocc.runtime.call_arguments import is_no_list, plain, shown
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE
 
+Words = dict[str, dict[str, str]]  # name of a column beside each code → code → text
+
 
 def text_of(name: str, row: int | None, given: Any, kind: str = "text") -> str:
     """A text as it is, of kind "text" also a number as its digits; None and NaN, as pandas has them, are
@@ -122,12 +124,7 @@ def described(given: Any) -> list[tuple[str, str]] | str | None:
 
 
 def a_row_per_text(
-    shown: list,
-    languages: list[str],
-    coded: list[Coded],
-    most: int,
-    system: str,
-    words: dict[str, dict[str, str]],
+    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: Words
 ) -> dict:
     """Columns occ1, lang, up to `most` of SYSTEM_i, prob_i and NAME_i of the words (name → code → text), and
     conf.
@@ -145,12 +142,7 @@ def a_row_per_text(
 
 
 def a_row_per_code(
-    shown: list,
-    languages: list[str],
-    coded: list[Coded],
-    most: int,
-    system: str,
-    words: dict[str, dict[str, str]],
+    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: Words
 ) -> dict:
     """`most` rows per text, the most probable code first; top-k-pos counts from 0, conf is the probability of
     the code."""
