@@ -393,12 +393,13 @@ class Coder:
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
     ) -> Iterator[Coded]:
         codes, scores, logits = self.search().candidates(ids, mask)
-        least = torch.tensor(list(map(thresholds.least, languages)), dtype=torch.float64)
-        above = logits.topk(codes.shape[1]).values.double() > least.logit().to(logits.device)[:, None]
-        counts = thresholds.number(above.sum(1))
+        prob = logits.topk(codes.shape[1]).values.sigmoid()
+        least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
+        counts = thresholds.number((prob > least[:, None]).sum(1))
         fitted = self.confidence.both
         log_probs = (scores / (1.0 if fitted is None else fitted.temperature)).log_softmax(1)
-        probs, conf = log_probs.exp(), log_probs[:, 0].exp()
+        probs = log_probs.exp()
+        conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last one answered
         if fitted is not None:
             probs, conf = fitted.probs(log_probs), fitted.conf(log_probs[:, 0], counts > 1)
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
