@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPO))
 import numpy as np
 
 from histocc.data.tables import read_chunks
-from histocc.review.coded import CodedFile, Key, Layout, key_of
+from histocc.review.sheet import CodedFile, Key, key_of
 
 ORDERS = 20
 
@@ -52,7 +52,7 @@ def coded(args: argparse.Namespace, model: str, folder: str) -> CodedFile:
     ]
     command += ["--language-column", "lang", "--decoder", args.decoder, "--device", "cpu", "--overwrite"]
     subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
-    return CodedFile(target, Layout.of(target, "occ1", "lang", None))
+    return CodedFile(target, "occ1", "lang")
 
 
 def truth(args: argparse.Namespace) -> dict[Key, list[set[str]]]:

@@ -30,8 +30,8 @@ from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.config import Losses
 from histocc.model import model_io, published
+from histocc.model.confidence import PUBLISHED
 from histocc.model.published import MAX_LEN, SETTINGS, Given
-from histocc.model.thresholds import PUBLISHED
 from histocc.predict.config import Published
 from histocc.runtime import entrypoint
 from histocc.runtime.checkpoint import BEST, CHECKSUM, FORMAT, LAST, find, with_checksum

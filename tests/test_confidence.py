@@ -14,15 +14,22 @@ from test_search import KEYS, inputs
 from histocc import OccCANINE
 from histocc.data.arrays import PreparedData
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate.coverage import Coverage, least_confidence
-from histocc.evaluate.measures import measured
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job.confidence import steps_without
-from histocc.model import confidence_fit, decoding
-from histocc.model.code_trie import CodeTrie
-from histocc.model.confidence import Confidence, Outputs, Ranking, Writing, curve, features, log_odds
-from histocc.model.confidence_fit import GRID, Places, Ranked, Weighed
-from histocc.model.search import CodeSearch
+from histocc.model import confidence, decoding
+from histocc.model.confidence import (
+    GRID,
+    Confidence,
+    Outputs,
+    Ranked,
+    Ranking,
+    Sequences,
+    Writing,
+    curve,
+    features,
+    log_odds,
+)
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder, Prefixes
 from histocc.predict.config import get_args_parser
@@ -78,7 +85,7 @@ class TestWriting:
             one = ((distinct != PAD_IDX).any(-1).sum(1) == 1).nonzero()[:, 0]
             assert len(one) > 2
             codes = distinct[one][(distinct[one] != PAD_IDX).any(-1)][:, None]
-            places = Places.of(
+            places = Sequences.of(
                 torch.arange(len(one)), *decoding.code_logits(model, memory[one], padding[one], codes, 5), 5
             )
         at = places.log_prob(len(one), 12, 40, torch.tensor(writing.end, dtype=torch.float64))
@@ -108,7 +115,7 @@ class TestRanking:
 
     @pytest.mark.parametrize("temperature", [0.5, 2.0])
     def test_topk_of_a_large_key_leaves_out_no_more_than_it_says(self, temperature, monkeypatch):
-        monkeypatch.setattr("histocc.model.search.MOST_OPENED", 10**9)  # never by way of all codes
+        monkeypatch.setattr("histocc.model.search.MAX_OPENED", 10**9)  # never by way of all codes
         codes = [
             f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "01" for e in "01"
         ]
@@ -146,7 +153,7 @@ class TestFit:
         true = (0.7 * log_odds((scores / 2).log_softmax(1).max(1).values) + 0.5).sigmoid().numpy()
         right = torch.from_numpy(draw.random(4000) < true)
         ranked = Ranked.of(scores)
-        found = confidence_fit.fit_ranking(ranked, Weighed(right, torch.ones(4000, dtype=torch.float64)))
+        found = confidence.fit_ranking(ranked, right, torch.ones(4000, dtype=torch.float64))
         at = int(np.abs(GRID - found.temperature).argmin())
         assert np.abs(found.log_best(ranked.log_prob(at)).exp().numpy() - true).mean() < 0.02
 
@@ -157,10 +164,10 @@ class TestFit:
         logits[:, 5, PAD_IDX] += 3
         tokens = logits.argmax(-1)
         tokens[:, 5] = PAD_IDX
-        places = Places.of(torch.arange(3000), logits, tokens, 5)
+        places = Sequences.of(torch.arange(3000), logits, tokens, 5)
         true = places.log_prob(3000, 20, 30, torch.tensor([1.0, 2.0], dtype=torch.float64)).exp()
         right = torch.rand(3000, dtype=torch.float64, generator=draw) < true
-        found = confidence_fit.fit_written(places, Weighed(right, torch.ones(3000, dtype=torch.float64)))
+        found = confidence.fit_written(places, right, torch.ones(3000, dtype=torch.float64))
         at = [int(np.abs(GRID - each).argmin()) for each in found.temperatures]
         fitted = found.log_set(places.log_prob(3000, *at, torch.tensor(found.end, dtype=torch.float64))).exp()
         assert (fitted - true).abs().mean() < 0.03
@@ -176,7 +183,7 @@ class TestFit:
         true = (of_sets @ torch.tensor([0.3, 0.4, 0.0, 0.2], dtype=torch.float64)).sigmoid()
         right = torch.rand(4000, dtype=torch.float64, generator=draw) < true
         weight = torch.ones(4000, dtype=torch.float64)
-        found = confidence_fit.fit_outputs(logits, hits, of_sets, Weighed(right, weight))
+        found = confidence.fit_outputs(logits, hits, of_sets, right, weight)
         assert found.each == pytest.approx([0.5, -1.0], abs=0.1)
         assert (found.conf(of_sets) - true).abs().mean() < 0.03
 
@@ -184,42 +191,23 @@ class TestFit:
         draw = np.random.default_rng(4)
         scores, right = torch.from_numpy(draw.normal(size=(300, 5))), torch.from_numpy(draw.random(300) < 0.6)
         texts = np.arange(300).astype(np.uint64)
-        once, _ = confidence_fit.fit(confidence_fit.Answers(None, None, (Ranked.of(scores), right)), texts)
+        once, _ = confidence.fit(None, None, (Ranked.of(scores), right), None, texts)
         again = torch.cat([torch.arange(300), torch.zeros(500, dtype=torch.int64)])
-        answers = confidence_fit.Answers(None, None, (Ranked.of(scores[again]), right[again]))
-        often, _ = confidence_fit.fit(answers, texts[again.numpy()])
+        answers = None, None, (Ranked.of(scores[again]), right[again]), None
+        often, _ = confidence.fit(*answers, texts[again.numpy()])
         assert once.texts == often.texts == 300 and once.ranking is not None and often.ranking is not None
         assert once.ranking.temperature == often.ranking.temperature
         assert once.ranking.best == pytest.approx(often.ranking.best, abs=1e-5)
 
 
-class TestCoverage:
-    def test_the_threshold_is_the_one_that_most_answers_have(self):
-        conf = np.array([0.9, 0.8, 0.8, 0.6, 0.5, 0.4])
-        right = np.array([True, True, False, True, True, False])
-        weight = np.ones(6)
-        assert least_confidence(conf, right, weight, 0.8) == 0.5
-        assert least_confidence(conf, right, weight, 0.9) == 0.9
-        assert least_confidence(conf, ~right, weight, 0.9) == math.inf
-        assert curve(conf, right, weight)[1] == (0.8, 0.5, pytest.approx(2 / 3))
-        fitted = Confidence(6, curves={"topk": curve(conf, right, weight)})
-        assert fitted.limit("full", 0.8) == (0.5, pytest.approx(5 / 6))
-        assert fitted.limit("topk", 1.0) == (0.9, pytest.approx(1 / 6))
-
-    def test_thresholds_are_counted_on_the_other_half(self):
-        draw = np.random.default_rng(5)
-        conf, texts = draw.random(4000), draw.integers(0, 2**63, 4000).astype(np.uint64)
-        right = draw.random(4000) < conf
-        found = Coverage(conf, right, texts, lambda columns: measured(columns, np.arange(4000), 100, 1))
-        for each in found.targets():
-            value, low, high = each["right"]["over_texts"]
-            assert low - 0.02 < each["accuracy"] < high + 0.02 and low <= value <= high
-            # of a uniform confidence the answers above t are right in (1 + t) / 2
-            assert each["threshold"] == pytest.approx(2 * each["accuracy"] - 1, abs=0.08)
-            assert each["stay"]["over_texts"][0] == pytest.approx(2 - 2 * each["accuracy"], abs=0.05)
-        halves = found.by({"low": conf < 0.5, "high": conf >= 0.5})
-        assert halves["low"][0]["right"]["over_rows"] is None  # nothing stays
-        assert halves["high"][0]["stay"]["over_rows"][0] > 0.3
+def test_a_share_is_kept_from_the_confidence_that_most_answers_have():
+    conf = np.array([0.9, 0.8, 0.8, 0.6, 0.5, 0.4])
+    right, weight = np.array([True, True, False, True, True, False]), np.ones(6)
+    assert curve(conf, right, weight)[1] == (0.8, 0.5, pytest.approx(2 / 3))
+    fitted = Confidence(6, curves={"topk": curve(conf, right, weight)})
+    assert fitted.limit("full", 0.8) == (0.5, pytest.approx(5 / 6))
+    assert fitted.limit("topk", 1.0) == (0.9, pytest.approx(1 / 6))
+    assert Confidence(6, curves={"topk": curve(conf, ~right, weight)}).limit("topk", 0.9) == (math.inf, 0.0)
 
 
 FLAGS = [

@@ -15,11 +15,9 @@ from helpers import REPO, TINY, TITLES, TRAIN_MIXER, environment, read_logs, run
 from test_predict import CODES, make_model
 
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate import markdown as report_text
-from histocc.evaluate.answers import GRID, MOST_FLAT_CODES, Outcomes
-from histocc.formatter import hisco_blocky5
+from histocc.evaluate.figures import GRID, MAX_FLAT_CODES, Outcomes
+from histocc.model.confidence import Thresholds
 from histocc.model.model_io import load_model
-from histocc.model.thresholds import Thresholds
 from histocc.text import encode
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
@@ -394,11 +392,11 @@ class TestPictures:
     def test_are_drawn_where_matplotlib_is(self, trained, tmp_path):
         pytest.importorskip("matplotlib")
         found, said = evaluated(trained, tmp_path / "out")
-        assert found["plots"] == list(report_text.PLOTS) and "matplotlib" not in said
+        assert found["plots"] == list(evaluate.PLOTS) and "matplotlib" not in said
         assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["plots"])
 
     def test_a_line_says_what_is_left_out(self, trained, tmp_path, monkeypatch):
-        monkeypatch.setattr(report_text.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         found, said = evaluated(trained, tmp_path / "out")
         assert (
             found["plots"] == []
@@ -409,7 +407,7 @@ class TestPictures:
 
 def test_outcomes_of_a_batch_against_plain_loops():
     """Random logits of 70 codes, one to three of them true; the last row only fills the batch up."""
-    generator, formatter = torch.Generator().manual_seed(4), hisco_blocky5()
+    generator = torch.Generator().manual_seed(4)
     logits = torch.randn(9, 70, generator=generator) * 3
     logits[2] = 1.0  # more codes above 0.5 than are kept
     codes = torch.stack([torch.randperm(70, generator=generator)[:3] for _ in range(9)])
@@ -420,7 +418,7 @@ def test_outcomes_of_a_batch_against_plain_loops():
     probs = torch.rand(9, generator=generator)
     most_probable = logits.topk(5).indices
     weights = torch.tensor([1.0] * 8 + [0.0])
-    outcomes = Outcomes(formatter, language, ["en", "da"], Thresholds({None: 0.5}, "usual"))
+    outcomes = Outcomes(language, ["en", "da"], Thresholds({None: 0.5}, "usual"))
     outcomes.add(
         {"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits
     )
@@ -443,7 +441,7 @@ def test_outcomes_of_a_batch_against_plain_loops():
             float(torch.maximum(sigmoid[i], 1 - sigmoid[i]).prod())
         )
         kept = {int(c) for row, c in zip(found["flat_rows"], found["flat_codes"]) if row == rows[i]}
-        assert kept == {c for c in ranking if logits[i, c] > 0 and ranking.index(c) < MOST_FLAT_CODES}
+        assert kept == {c for c in ranking if logits[i, c] > 0 and ranking.index(c) < MAX_FLAT_CODES}
     for each, counts in found["thresholds"].items():
         expected = np.zeros((len(GRID), 4), dtype=int)
         for i in (i for i in order if language[rows[i]] == each):

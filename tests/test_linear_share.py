@@ -12,13 +12,12 @@ from test_search import HISCO, KEYS, SMALL, inputs, plain
 
 from histocc import export
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate.measures import SHARES
+from histocc.evaluate.figures import SHARES
 from histocc.formatter import hisco_blocky5
 from histocc.model import model_io, search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import NgramHasher
 from histocc.model.search import CodeSearch, CodeTrie
-from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
@@ -76,7 +75,7 @@ class TestSearch:
         model = make_model(formatter, len(codes), ngrams).double()
         ids, mask = inputs(model)
         expected = mixture(model, ids, mask, codes, formatter, share)
-        alone = search.full(model, ids, mask, CodeTrie(codes, formatter))
+        alone = CodeSearch(model, CodeTrie(codes, formatter)).full(ids, mask)
         assert (
             expected.exp() - alone / alone.sum(1, keepdim=True)
         ).abs().max() > 0.05  # or this shows nothing
@@ -102,7 +101,7 @@ class TestSearch:
         """In groups of rows that end at different times; the best codes without most of the prefixes,
         where the model is sure."""
         monkeypatch.setattr(search, "ROWS_AT_ONCE", {"cpu": 7})
-        monkeypatch.setattr(search, "MOST_OPENED", most_opened)
+        monkeypatch.setattr(search, "MAX_OPENED", most_opened)
         codes = [
             f"{a}{b}{c}{d}{e}" for a in "0123" for b in "0123" for c in "0123" for d in "012" for e in "012"
         ]
@@ -141,8 +140,8 @@ class TestSearch:
         expected = torch.empty_like(by_leaf)
         expected[:, one.tree.code_of_leaf] = by_leaf
         assert torch.equal(one.full(ids, mask), expected)
-        assert torch.equal(search.full(model, ids, mask, CodeTrie(codes, formatter)), expected)
-        other = search.topk(model, ids, mask, CodeTrie(codes, formatter), 3)
+        assert torch.equal(CodeSearch(model, CodeTrie(codes, formatter)).full(ids, mask), expected)
+        other = CodeSearch(model, CodeTrie(codes, formatter)).topk(ids, mask, 3)
         assert all(torch.equal(a, b) for a, b in zip(one.topk(ids, mask, 3), other))
 
     def test_equal_ones_stand_in_the_order_of_the_key(self):
@@ -154,14 +153,6 @@ class TestSearch:
                 layer.bias.zero_()
         numbers, probs = CodeSearch(model, CodeTrie(codes, hisco_blocky5()), 0.5).topk(*inputs(model), 3)
         assert numbers.unique(dim=0).tolist() == [[0, 1, 2]] and (probs - 0.2).abs().max() < 1e-6
-
-    def test_what_cannot_be(self):
-        model, tree = make_model(hisco_blocky5(), 3), CodeTrie(HISCO, hisco_blocky5())
-        with pytest.raises(ValueError, match="3 outputs, and the tree 13 codes"):
-            CodeSearch(model, tree, 0.5)
-        for share in (-0.1, 1.1, float("nan")):
-            with pytest.raises(ValueError, match="linear_share must be a number 0 … 1"):
-                CodeSearch(model, tree, share)
 
 
 def state_of(made, **more) -> dict:
@@ -220,17 +211,6 @@ class TestCoding:
                 TEXTS, ["en"] * len(TEXTS), decoder
             )
 
-    @pytest.mark.full
-    def test_predict_says_it(self, model, tmp_path):
-        folder = saved(tmp_path / "run", model, linear_share=0.7)
-        source = write_csv(tmp_path / "in.csv", ("occ1",), [(text,) for text in TEXTS])
-        common = ["--model", folder, "--input", source, "--device", "cpu", "--output"]
-        for decoder, said in (("topk", True), ("full", True), ("flat", False), ("greedy", False)):
-            code, output = run_inside(
-                predict.main, *common, tmp_path / f"{decoder}.csv", "--decoder", decoder
-            )
-            assert code == 0 and ("both decoders together (linear share 0.7)" in output) == said, output
-
     def test_at_least_one(self, model, tmp_path):
         table = {"default": LIMIT, "by_language": {"da": 1.0}, "source": "fitted"}
         folders = [
@@ -262,22 +242,6 @@ class TestFiles:
     @pytest.mark.parametrize("share", [1.5, -0.1, "0.5", float("nan")])
     def test_another_share_is_refused_by_name(self, model, tmp_path, share):
         saved(tmp_path / "run", model, linear_share=share)
-        with pytest.raises(UserError, match="last.bin: cannot be read as a checkpoint"):
-            model_io.load_model(str(tmp_path / "run"))
-
-    def test_a_model_with_one_decoder_has_none(self, tmp_path):
-        made = make_model(hisco_blocky5(), len(HISCO))
-        for kind, lacks in (("flat", "decoder."), ("seq2seq", "linear_decoder.")):
-            weights = {name: value for name, value in made.state_dict().items() if not name.startswith(lacks)}
-            saved(tmp_path / kind, made, kind=kind, linear_share=0.5, model=weights)
-            assert Coder.load(str(tmp_path / kind)).linear_share == 0.0
-
-    def test_thresholds_that_are_none(self, model, tmp_path):
-        saved(
-            tmp_path / "run",
-            model,
-            thresholds={"default": 0.5, "by_language": {}, "source": "x", "at_most": "x"},
-        )
         with pytest.raises(UserError, match="last.bin: cannot be read as a checkpoint"):
             model_io.load_model(str(tmp_path / "run"))
 

@@ -29,7 +29,7 @@ from histocc.formatter import (
 from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given
-from histocc.model.search import CodeTrie, full
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
@@ -313,7 +313,8 @@ def test_other_decoders(model, tmp_path, decoder):
         ids, mask = map(torch.from_numpy, encode([row["occ1"].strip()], [language]))
         with torch.no_grad():
             flat = loaded.classify(loaded.encode(ids, mask)[1]).sigmoid()[0]
-        probs = flat if decoder == "flat" else full(loaded, ids, mask, CodeTrie(CODES, hisco_blocky5()))[0]
+        one = CodeSearch(loaded, CodeTrie(CODES, hisco_blocky5()))
+        probs = flat if decoder == "flat" else one.full(ids, mask)[0]
         best = [
             (CODES[i], float(probs[i]))
             for i in probs.argsort(descending=True)[:3]
@@ -724,7 +725,7 @@ def test_published_models_code(tmp_path):
     coder = Coder.load(str(tmp_path / "mixer.bin"))
     assert coder.system == "hisco" and not coder.model.memory_mask and coder.codes == CODES
     ids, mask = map(torch.from_numpy, encode(texts, languages, width=128))
-    expected = full(made, ids, mask, CodeTrie(CODES, hisco_blocky5()))
+    expected = CodeSearch(made, CodeTrie(CODES, hisco_blocky5())).full(ids, mask)
     assert coder.probabilities(texts, languages, "full") == pytest.approx(expected.numpy(), rel=1e-3)
 
     coder = Coder.load(str(tmp_path / "flat.bin"))

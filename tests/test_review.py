@@ -9,9 +9,8 @@ import pytest
 from helpers import run_inside
 
 from histocc.review import __main__ as review
-from histocc.review.coded import CodedFile, CodedText, Layout
-from histocc.review.estimate import Estimate, Quarter, drawn_texts
-from histocc.review.sheet import Codes, decided, harmless, restored
+from histocc.review.__main__ import Quarter, drawn_texts, estimate
+from histocc.review.sheet import CodedFile, CodedText, Codes, decided, escape_formula, unescape
 
 HEADER = ["id", "occ1", "lang"]
 CODES = ["hisco_1", "prob_1", "hisco_2", "prob_2", "hisco_3", "prob_3", "conf", "needs_review"]
@@ -70,7 +69,7 @@ def make(folder, name="sheet.csv", *more):
 
 
 def plain(row):
-    return " ".join(restored(row["text"]).split()).casefold(), row["language"]
+    return " ".join(unescape(row["text"]).split()).casefold(), row["language"]
 
 
 def filled(folder, decisions, name="filled.csv", rows=None, **how):
@@ -107,10 +106,10 @@ class TestMake:
         for row in rows:
             for name in ("text", "language", "decision", "id"):
                 assert row[name][:1] not in ("=", "+", "-", "@"), row
-        assert {restored(row["text"]) for row in rows} >= {"=1+1", "-", '@home, "widow"'}
+        assert {unescape(row["text"]) for row in rows} >= {"=1+1", "-", '@home, "widow"'}
         for cell in ("=x", "'=x", "''", "+1a", "-", "a'b", "-1", "12", "@", "'", ""):
-            assert restored(harmless(cell)) == cell
-        assert harmless("-1") == "-1" and (folder / "coded.csv").read_bytes() == raw
+            assert unescape(escape_formula(cell)) == cell
+        assert escape_formula("-1") == "-1" and (folder / "coded.csv").read_bytes() == raw
 
     def test_words_of_codes(self, folder):
         write(
@@ -456,9 +455,9 @@ class TestReport:
             for each in drawn_texts(texts, 80, seed):
                 rows, drawn, good = quarters.get(each.quarter, (each.quarter_rows, 0, 0))
                 quarters[each.quarter] = rows, drawn + each.times, good + each.times * is_right[each.text.id]
-            found = Estimate.of([Quarter(number, *values) for number, values in quarters.items()])
-            hits += found.low <= true <= found.high
-            widths.append(found.high - found.low)
+            _, low, high = estimate([Quarter(number, *values) for number, values in quarters.items()])
+            hits += low <= true <= high
+            widths.append(high - low)
         assert 0.90 <= hits / 200 <= 0.995 and np.mean(widths) < 0.2
 
     def test_by_the_commands(self, folder):
@@ -508,8 +507,7 @@ class TestReport:
             [*row[:-2], f"{float(row[4] or 0) / 2:.6g}" if row[4] else "", row[-1]] for row in coded_rows()
         ]
         path = write(folder / "sets.csv", [HEADER + CODES, *rows])
-        file = CodedFile(str(path), Layout.of(str(path), "occ1", None, None))
-        assert not file.alternatives
-        assert CodedFile(str(folder / "coded.csv"), file.layout).alternatives
+        file = CodedFile(str(path))
+        assert not file.alternatives and CodedFile(str(folder / "coded.csv")).alternatives
         text = next(iter(file.texts.values()))
         assert file.answer(text.codes, "") == text.codes and len(text.codes) == 3

@@ -96,17 +96,17 @@ def test_full_and_topk_equal_the_plain_search(system, memory_mask):
     expected = plain(model, *inputs(model), codes, formatter)
     assert expected.log().std() > 0.5  # not all the same, or this shows nothing
     tree = CodeTrie(codes, formatter)
-    found = search.full(model, *inputs(model), tree)
+    found = CodeSearch(model, tree).full(*inputs(model))
     assert ((found - expected).abs() / expected).max() < 1e-10
     for k in (1, 3, len(codes), len(codes) + 5):
-        numbers, probabilities = search.topk(model, *inputs(model), tree, k)
+        numbers, probabilities = CodeSearch(model, tree).topk(*inputs(model), k)
         best, order = expected.topk(min(k, len(codes)))
         assert torch.equal(numbers, order) and ((probabilities - best).abs() / best).max() < 1e-10
-    numbers, probabilities = search.topk(model.float(), *inputs(model), tree, 4)
+    numbers, probabilities = CodeSearch(model.float(), tree).topk(*inputs(model), 4)
     assert (
         probabilities / expected.topk(4).values - 1
     ).abs().max() < 1e-4 and probabilities.dtype == torch.float32
-    assert (search.full(model, *inputs(model), tree) / expected - 1).abs().max() < 1e-3
+    assert (CodeSearch(model, tree).full(*inputs(model)) / expected - 1).abs().max() < 1e-3
 
 
 def test_results_do_not_depend_on_how_rows_are_put_together(monkeypatch):
@@ -133,7 +133,7 @@ def test_equal_probabilities_stand_in_the_order_of_the_key():
         model.decoder.head.weight.zero_()  # every token has the same probability
         model.decoder.head.bias.zero_()
     ids, mask = inputs(model)
-    numbers, probabilities = search.topk(model, ids, mask, CodeTrie(codes, formatter), 3)
+    numbers, probabilities = CodeSearch(model, CodeTrie(codes, formatter)).topk(ids, mask, 3)
     assert (
         numbers.tolist() == [[0, 1, 2]] * len(ids)
         and (probabilities.log() + 5 * torch.tensor(model.vocab_size).log()).abs().max() < 1e-6
@@ -163,7 +163,7 @@ def test_the_model_keeps_its_mode():
     formatter, codes = KEYS["occ1950"]
     model = make_model(formatter).train()
     model.encoder.eval()
-    found = search.full(model, *inputs(model), CodeTrie(codes, formatter))
+    found = CodeSearch(model, CodeTrie(codes, formatter)).full(*inputs(model))
     assert model.training and not model.encoder.training and not found.requires_grad
 
 
@@ -176,7 +176,7 @@ def test_trees_that_cannot_be():
         CodeTrie(["6111"], hisco_blocky5())
     formatter, codes = KEYS["hisco"]
     with pytest.raises(ValueError, match="at least 1"):
-        search.topk(make_model(formatter), *inputs(make_model(formatter)), CodeTrie(codes, formatter), 0)
+        CodeSearch(make_model(formatter), CodeTrie(codes, formatter)).topk(*inputs(make_model(formatter)), 0)
 
 
 def test_a_tree_holds_each_prefix_once():

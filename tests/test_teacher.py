@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +15,12 @@ import torch.nn.functional as F
 from helpers import TINY, greatest_difference, read_logs, run, run_inside, write_csv, write_rows
 
 import train_mixer
-from histocc.data import taught
 from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
 from histocc.data.dataset import RowEncoding
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import teacher as asking
-from histocc.model import model_io, teaching
-from histocc.model.distillation import DistillationLoss, spread
+from histocc.model import model_io
+from histocc.model.distillation import DistillationLoss, Teacher, spread
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.runtime import checkpoint
@@ -140,7 +138,7 @@ def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher
     record = teacher_record(formatter.max_num_codes)
 
     def asked(state):
-        made = teaching.Teacher("it", (model, formatter, state), coder.codes, formatter, record)
+        made = Teacher("it", (model, formatter, state), coder.codes, formatter, record)
         return made.notes(formatter), made.answers(texts, languages)["written"]
 
     written = [each.codes for each in coder.code(texts, languages)]
@@ -161,7 +159,7 @@ def test_a_teacher_is_not_believed_where_it_writes_more_codes_than_its_rows_had(
 
     def asked(**limits):
         limited = {**state, "thresholds": {"default": 0.5, "by_language": {}, "source": "usual", **limits}}
-        made = teaching.Teacher("it", (model, formatter, limited), state["key"], formatter, record)
+        made = Teacher("it", (model, formatter, limited), state["key"], formatter, record)
         return made.answers(texts, ["en"] * len(texts))
 
     free = asked()
@@ -201,7 +199,7 @@ def test_every_text_is_asked_once_and_none_that_is_validated_on(taught_run):
     answers = data.train.teacher_of(np.arange(len(data.train)))
     assert answers["labelled"].tolist() == [True] * 96 + [False] * 41
     assert (data.train.codes[96:] == answers["written"][96:]).all()
-    assert not list(Path(taught_run[0], "prepared").glob("*.answers"))  # in the rows now
+    assert not list(Path(taught_run[0], "prepared").glob("*.answers*"))  # in the rows now
 
 
 def test_answers_are_those_of_the_teacher(taught_run, teacher):
@@ -239,7 +237,7 @@ def test_answers_are_those_of_the_teacher(taught_run, teacher):
 def test_a_batch_mixes_true_codes_and_the_teachers_by_epoch_and_row(taught_run):
     data = taught_data(taught_run[0])
     encoding = RowEncoding(hisco_blocky5())
-    rows = taught.TaughtRows(data.train, data, encoding, weight=0.5, seed=3)
+    rows = asking.TaughtRows(data.train, data, encoding, weight=0.5, seed=3)
     everyone = np.arange(len(data.train))
     batch = rows.batch(everyone, 0)
     again = rows.batch(everyone[::-1].copy(), 0)
@@ -304,27 +302,8 @@ def test_answers_are_the_same_however_many_make_them(files, teacher, tmp_path):
         run(script, *flags, processes=processes, CORES=str(cores), **threads)
         [path] = folder.glob("prepared/*/train.teacher")
         found.append(path.read_bytes())
-        assert not list(folder.glob("prepared/*.answers"))
+        assert not list(folder.glob("prepared/*.answers*"))
     assert found[0] == found[1] == found[2] and len(found[0]) == 137 * teacher_record(5).itemsize
-
-
-def test_who_shares_the_pieces(tmp_path):
-    """Two nodes that see one folder share them; a node that does not see it answers all, with its ranks."""
-    for seen, expected in (
-        ([0, 1, 2, 3], [(0, 4), (1, 4), (2, 4), (3, 4)]),
-        ([0, 1], [(0, 2), (1, 2), (0, 2), (1, 2)]),
-    ):
-        where = [-1 if rank in seen else 2 * (rank // 2) for rank in range(4)]
-        for rank in range(4):
-            world = SimpleNamespace(
-                rank=rank,
-                local_rank=rank % 2,
-                is_main=rank == 0,
-                run_on_main=lambda name, work: work(),
-                gather=lambda value, where=where: where,
-                barrier=lambda: None,
-            )
-            assert asking._share(world, str(tmp_path / "answers"), [0, 1, 2, 3]) == expected[rank]
 
 
 @pytest.mark.processes
@@ -354,7 +333,7 @@ def test_ngrams_are_fitted_to_the_teachers_answers(files, teacher, tmp_path):
 
 
 def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path, monkeypatch):
-    """Work that ends in the middle is resumed; a damaged piece is asked for again."""
+    """Work that ends in the middle is resumed; a damaged file is made anew."""
     monkeypatch.setattr(asking, "PIECE", 16)
     monkeypatch.setattr(asking, "usable_cores", lambda: 1)
     asked, end_after = [], [3]
@@ -369,14 +348,17 @@ def test_answers_that_are_there_are_not_asked_for_again(files, teacher, tmp_path
     command = student(files, tmp_path / "run", teacher, "--prepare-only")
     code, said = run_inside(train_mixer.main, *command)
     assert code == 2 and "the end" in said
-    [folder] = Path(tmp_path, "run", "prepared").glob("*.answers")
-    pieces = sorted(folder.iterdir())
-    assert len(pieces) == 3
-    pieces[1].write_bytes(pieces[1].read_bytes()[:-1] + b"?")
-    first, end_after[0] = list(asked), 99
+    [file] = Path(tmp_path, "run", "prepared").glob("*.answers.npy")
+    assert np.load(file)["done"].sum() == 3 * 16
+    first, end_after[0] = list(asked), 5
+    asked.clear()
+    assert run_inside(train_mixer.main, *command)[0] == 2
+    assert len(asked) == 5 and not set(first) & set(asked)
+    file.write_bytes(file.read_bytes()[:-1])
+    end_after[0] = 99
     asked.clear()
     assert run_inside(train_mixer.main, *command)[0] == 0
-    assert len(asked) == 9 - 2 and first[1] in asked and first[0] not in asked and not folder.exists()
+    assert len(asked) == 9 and not file.exists()
     asked.clear()
     assert "its answers are in" in run_inside(train_mixer.main, *command)[1] and not asked
 
@@ -414,7 +396,7 @@ def test_rows_with_codes_that_the_teacher_lacks_have_these_alone(taught_run, mon
     data = taught_data(taught_run[0])
     code = int(data.train.codes[3, 0])
     monkeypatch.setitem(data.report["teacher"], "unknown_codes", [code])
-    rows = taught.TaughtRows(data.train, data, RowEncoding(hisco_blocky5()), weight=1.0, seed=3)
+    rows = asking.TaughtRows(data.train, data, RowEncoding(hisco_blocky5()), weight=1.0, seed=3)
     batch = rows.batch(np.arange(96), 0)
     own = (np.asarray(data.train.codes[:96]) == code).any(1)
     assert batch["teacher_weights"].tolist() == np.where(own, 0.0, 1.0).tolist() and 3 < own.sum() < 60

@@ -12,8 +12,8 @@ from test_predict import read
 
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
+from histocc.model.confidence import PUBLISHED, Thresholds
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.thresholds import PUBLISHED, Thresholds
 from histocc.predict import __main__ as predict
 from histocc.predict.coder import Coder
 

@@ -5,8 +5,12 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     """`evaluate` and `Report` are loaded, and torch with them, when they are first used."""
-    if name in ("evaluate", "Report"):
-        from histocc.evaluate import call
+    if name == "evaluate":
+        from histocc.evaluate.__main__ import evaluate
 
-        return getattr(call, name)
+        return evaluate
+    if name == "Report":
+        from histocc.evaluate.report import Report
+
+        return Report
     raise AttributeError(f"module 'histocc.evaluate' has no attribute {name!r}")

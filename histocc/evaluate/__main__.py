@@ -15,95 +15,128 @@ if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
 import contextlib
+import io
 import json
 import os
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet, fault
 from histocc.data.config import problems_of_columns
+from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, read_key
 from histocc.data.settings import PrepareSettings, file_problems
 from histocc.evaluate import baseline
-from histocc.evaluate import markdown as report_text
-from histocc.evaluate.answering import answered
+from histocc.evaluate import report as report_of
 from histocc.evaluate.config import EvaluateConfig, get_args_parser
-from histocc.evaluate.figures import decoders_report
-from histocc.evaluate.fitted import fit_confidence, store_thresholds
+from histocc.evaluate.figures import MIN_ROWS, RANKED, Outcomes, decoders_report
+from histocc.evaluate.report import JSON, MARKDOWN, PLOTS, REJECTED
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
+from histocc.job import confidence as fitting
+from histocc.job import recipe
+from histocc.job.config import Losses
 from histocc.model import model_io
-from histocc.model.confidence import Confidence
+from histocc.model.confidence import MIN_TEXTS, Confidence, Thresholds
+from histocc.model.decoding import greedy_from_memory, sets_of
 from histocc.model.int8 import to_int8
+from histocc.model.linear_loss import MEAN
+from histocc.model.loss import BEST_FIT
 from histocc.model.published import KINDS, SETTINGS, Given, files_of, load_content
-from histocc.model.thresholds import Thresholds
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.runtime import checkpoint, entrypoint, files
-from histocc.runtime.checkpoint import exists_in
-from histocc.runtime.device import Precision
+from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
+from histocc.runtime.forked import Forked, choose_processes
+from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import COLUMNS
+from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
+from histocc.trainer import loop
+from histocc.trainer.batches import BatchLoader, MicroBatches
+from histocc.trainer.plan import BatchPlan
 
-JSON, MARKDOWN, REJECTED = "report.json", "report.md", "rejected_rows.csv"
 # figures of a decoder that the model lacks
 NOT_OF_KIND = {
     "mixer": (),
     "seq2seq": ("val_loss", "val_loss_linear", "flat_acc"),
     "flat": ("val_loss", "val_loss_seq2seq", "seq_acc", "token_acc"),
 }
-OWN_FILES = (JSON, MARKDOWN, REJECTED, *report_text.PLOTS)
+# of models that do not say how they were trained
+LOSS = {
+    "block_loss": BEST_FIT,
+    "empty_blocks": "all",
+    "linear_loss": MEAN,
+    "many_codes_weight": 1.0,
+    "seq2seq_weight": 0.1,
+}
 
 
-def number_codes(
-    args: EvaluateConfig, columns: list[str], state: dict, formatter: BlockyFormatter
-) -> list[str] | None:
-    """The codes that the cells of `columns` are numbers of, or None for columns of codes. They are those of
-    --key, else of the --key of the training, else of the HISCO key. Raises UserError where a model of another
-    system does not say.
+def load(args: EvaluateConfig, file: str, world: World) -> model_io.Loaded:
+    """The model, for which --key names numbers alone where it brings its own key and the columns hold
+    numbers. Raises UserError.
     """
-    trained_on_them = hold_numbers(formatter.target_cols) and "args" in state
-    if (
-        not hold_numbers(columns)
-        or trained_on_them
-        and not (args.key or state["args"].get("key") or state.get("hisco_numbers"))
-    ):
-        return None  # of another formatter: codes, in columns of such names
-    if args.key:
-        return [formatter.repair(code)[0] for code in read_key(args.key)]
-    if trained_on_them and state["args"].get("key"):
-        return list(state["key"])
-    if formatter.kind != "hisco":
-        raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
-    return list(hisco_key())
+    content = load_content(file)
+    own = model_io.brings_settings(content)
+    with checkpoint.reading(file):
+        trained = content.get(SETTINGS, content)["formatter"]["target_cols"] if own else None
+    key = None if own and hold_numbers(args.target_cols or trained or ["-"]) else args.key
+    given = Given(args.formatter, key_reader(key), args.target_cols, args.use_within_block_sep)
+    model, formatter, state = model_io.model_of(file, content, given)
+    stores = ["--fit-thresholds"] * args.fit_thresholds + ["--fit-confidence"] * args.fit_confidence
+    if stores and (not own or file.endswith(".safetensors")):
+        raise UserError(
+            f"{stores[0]}: {file} is not a .bin of histocc, so it is not written to; python -m"
+            " histocc.export makes one of it"
+        )
+    if args.fit_thresholds and state.get("kind") == "seq2seq":
+        raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
+    if stores and args.int8:
+        raise UserError(f"{stores[0]} is for the model in float32: leave --int8 out")
+    model.to(world.device)
+    if args.int8:
+        Precision("int8", world.device)  # raises where there is none
+        to_int8(model)
+    return model, formatter, state
 
 
-def filled_in(args: EvaluateConfig, trained: dict) -> EvaluateConfig:
-    """With the columns and the language that are not named, as in the training; trained: its arguments."""
+def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
+    """What is read, with the codes of the model in their order; columns and language that are not named are
+    those of the training. Raises UserError with all that is wrong.
+    """
+    trained, columns = state.get("args", {}), args.target_cols or formatter.target_cols
     language, language_col = args.language, args.language_col
     if language is None and language_col is None:
-        language_col = trained.get("language_col")
-        language = None if language_col else trained.get("language")
-    return args.decide(
-        input_col=trained.get("input_col", "occ1") if args.input_col is None else args.input_col,
-        language=UNKNOWN_LANGUAGE if language is None else language,
-        language_col=language_col,
-    )
-
-
-def settings_from(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
-    """What is read, with the codes of the model in their order. Raises UserError with all that is wrong."""
-    columns = args.target_cols or formatter.target_cols
-    args = filled_in(args, state.get("args", {})).decide(target_cols=columns)
+        language, language_col = trained.get("language"), trained.get("language_col")
+        language = None if language_col else language
+    input_col = args.input_col or trained.get("input_col", "occ1")
     max_len = state["config"]["max_len"]
-    problems = list(problems_of_columns(args, max_len))
+    named = args.decide(
+        input_col=input_col, target_cols=columns, language=language, language_col=language_col
+    )
+    problems = list(problems_of_columns(named, max_len))
     if len(columns) > formatter.max_num_codes:
         problems.append(
             f"--target-cols names {len(columns)} columns, but the model writes at most"
             f" {formatter.max_num_codes} codes"
         )
         columns = columns[: formatter.max_num_codes]
+    # cells hold numbers of --key, else of the --key of the training, else of the HISCO key
+    numbers, by_number = None, hold_numbers(formatter.target_cols) and "args" in state
+    key_of_training = trained.get("key") if by_number else None
+    if hold_numbers(columns) and (args.key or key_of_training or state.get("hisco_numbers") or not by_number):
+        if args.key:
+            numbers = [formatter.repair(code)[0] for code in read_key(args.key)]
+        elif not key_of_training and formatter.kind != "hisco":
+            raise UserError(f"--target-cols {' '.join(columns)} hold numbers of a key: --key names its file")
+        else:
+            numbers = list(state["key"] if key_of_training else hisco_key())
     own = make_formatter(
         formatter.kind,
         columns,
@@ -112,15 +145,14 @@ def settings_from(args: EvaluateConfig, state: dict, formatter: BlockyFormatter)
         formatter.allow_short,
         formatter.chars,
     )
-    numbers = number_codes(args, columns, state, formatter)
     settings = PrepareSettings(
         train_files=args.data,
         formatter=own.to_dict(),
         target_cols=columns,
         share_val=args.share_val,
-        input_col=args.input_col or "occ1",
-        language=args.language or UNKNOWN_LANGUAGE,
-        language_col=args.language_col,
+        input_col=input_col,
+        language=language or UNKNOWN_LANGUAGE,
+        language_col=language_col,
         max_len=max_len,
         missing_code=args.missing_code,
         drop_bad_labels=True,
@@ -138,311 +170,373 @@ def settings_from(args: EvaluateConfig, state: dict, formatter: BlockyFormatter)
     return settings
 
 
-def output_problem(args: EvaluateConfig, file: str) -> str | None:
-    """Why no report can be written into the folder of --output, or None. file: of the weights."""
-    folder = args.output
+def prepare(
+    args: EvaluateConfig, output: str, file: str, state: dict, formatter: BlockyFormatter, world: World
+) -> tuple[PrepareSettings, str]:
+    """(what is read, the folder of its arrays below that of the report). Rank 0 only. Raises UserError where
+    something stands in the way of the report, too.
+    """
     inside = [
         path
         for path in args.data
-        if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(folder)
+        if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(output)
     ]
-    if exists_in(folder) or inside:
-        return (
-            f"--output {folder} holds {'a run' if exists_in(folder) else inside[0]}: choose a folder of its"
-            " own for the report"
+    if checkpoint.exists_in(output) or inside:
+        raise UserError(
+            f"--output {output} holds {'a run' if checkpoint.exists_in(output) else inside[0]}: choose a"
+            " folder of its own for the report"
         )
-    unwritable = files.save_path_problem(folder)
-    inputs = dict.fromkeys(args.data, "a file of the data") | {
-        args.key: "the file of --key",
-        **dict.fromkeys(files_of(file), "the model"),
-    }
-    found = (
-        []
+    inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
+    paths = [os.path.join(output, name) for name in (JSON, MARKDOWN, REJECTED, *PLOTS)]
+    unwritable = files.save_path_problem(output)
+    problems = (
+        [unwritable]
         if unwritable
-        else files.problems([os.path.join(folder, name) for name in OWN_FILES], inputs, args.overwrite)
+        else files.problems(paths, inputs | {args.key: "the file of --key"}, args.overwrite)
     )
-    return unwritable or (found[0] if found else None)
-
-
-def prepared(
-    args: EvaluateConfig, world: World, file: str, state: dict, formatter: BlockyFormatter
-) -> PreparedData:
-    """The rows as arrays, checked; rank 0 prepares them in the folder of the report. All ranks. Raises
-    UserError.
-    """
-
-    def first() -> tuple[PrepareSettings, str]:
-        problem = output_problem(args, file)
-        if problem:
-            raise UserError(problem)
-        settings = settings_from(args, state, formatter)
-        if args.baseline:
-            rows_of_run(args, file, state)  # only to find out now whether they are there
-        try:
-            folder = preparing.prepare(
-                settings,
-                args.output,
-                lambda line: None,
-                check=world.give_up_if_asked,
-                warn=world.print,
-            )
-            return settings, folder
-        except preparing.UnusableData as error:
-            raise UserError(nothing_left(error.report, args)) from None
-
-    settings, folder = world.run_on_main("prepare", first)
-    return preparing.on_every_node(
-        settings,
-        args.output,
-        folder,
-        world,
-        world.give_up_if_asked,
-    )
-
-
-def nothing_left(report: dict, args: EvaluateConfig) -> str:
-    """What to say of data without a row to evaluate."""
+    if problems:
+        raise UserError(problems[0])
+    settings = prepare_settings(args, state, formatter)
+    if args.baseline:
+        baseline_rows(args, file, state)  # only to find out now whether they are there
+    try:
+        return settings, preparing.prepare(
+            settings, output, preparing.nothing, check=world.give_up_if_asked, warn=world.print
+        )
+    except preparing.UnusableData as error:
+        report = error.report
     kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in report["rejected"].items())
-    first = [
-        f"{each['file']}, line {each['line']}: {each['reason']}"
-        for problem in report["problems"]
-        for each in problem["first"][:1]
-    ]
-    what = (
-        "no row can be evaluated"
-        if kinds or not args.share_val
-        else f"--share-val {args.share_val:g} leaves no row to evaluate"
-    )
-    lines = [f"{', '.join(args.data)}: {what}" + (f" ({kinds})" if kinds else ""), *first]
+    lines = [f"{', '.join(args.data)}: no row can be evaluated" + (f" ({kinds})" if kinds else "")]
+    if args.share_val and not kinds:
+        lines = [f"{', '.join(args.data)}: --share-val {args.share_val:g} leaves no row to evaluate"]
+    for problem in report["problems"]:
+        lines += [f"{each['file']}, line {each['line']}: {each['reason']}" for each in problem["first"][:1]]
     if OUTSIDE_KEY in report["rejected"]:
         lines.append(
             f"The model {args.model} knows other codes than these: are these the right columns, and is it the"
             " model for them?"
         )
-    return "\n  ".join(lines)
+    raise UserError("\n  ".join(lines))
 
 
-def prepared_of_run(file: str, state: dict) -> str:
-    """The folder of the data that a checkpoint was trained on; it need not be there."""
-    return os.path.join(os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint")))
-
-
-def trained_on(file: str, state: dict) -> PreparedData | None:
-    """The prepared data of the run; None where they are not there any more as they were written."""
-    folder = prepared_of_run(file, state)
-    if fault(folder):
-        return None
-    with contextlib.suppress(OSError, ValueError, KeyError, UserError):
-        return PreparedData.open(folder)
-    return None
-
-
-def known_texts(file: str, state: dict, rows: RowSet) -> dict[str, int | None]:
-    """How many of the distinct texts were trained on, and how many the run was validated on, to which its
-    confidence may be fitted; None where `trained_on` is.
+def trained_on(file: str, state: dict) -> tuple[str, PreparedData | None]:
+    """(where the prepared data of the run are, or were; these, None where they are not there any more as they
+    were written).
     """
-    own, texts = trained_on(file, state), np.unique(rows.text_hash)
-    parts = {"trained": None, "validated": None}
-    if own is not None:
-        parts = {"trained": own.train, "validated": own.val}
-    return {
-        f"texts_{name}_on": None if part is None else int(np.isin(texts, part.text_hash).sum())
-        for name, part in parts.items()
-    }
+    folder = os.path.join(
+        os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint"))
+    )
+    if fault(folder) is None:
+        with contextlib.suppress(OSError, ValueError, KeyError, UserError):
+            return folder, PreparedData.open(folder)
+    return folder, None
 
 
-def rows_of_run(args: EvaluateConfig, file: str, state: dict) -> PreparedData:
+def baseline_rows(args: EvaluateConfig, file: str, state: dict) -> PreparedData:
     """The data that --baseline is fitted to. Rank 0 only. Raises UserError without them or scikit-learn."""
-    baseline.check_installed()
+    baseline.sklearn_parts()
     if "fingerprint" not in state.get("position", {}):
         raise UserError(
             f"--baseline: {args.model} does not say which rows it was trained on, as checkpoints"
             " of finetune.py and train_mixer.py do; evaluate one of them in the folder of its"
             " run, or leave out --baseline"
         )
-    own = trained_on(file, state)
-    if own is None:
+    folder, data = trained_on(file, state)
+    if data is None:
         raise UserError(
-            f"--baseline: the rows of the training are not in {prepared_of_run(file, state)} any"
-            " more: evaluate the checkpoint in the folder of its run; --prepare-only with the"
-            " command of the training prepares them again"
+            f"--baseline: the rows of the training are not in {folder} any more: evaluate the checkpoint in"
+            " the folder of its run; --prepare-only with the command of the training prepares them again"
         )
-    return own
-
-
-def baseline_figures(
-    args: EvaluateConfig, world: World, file: str, state: dict, data: PreparedData, rows: RowSet
-) -> dict | None:
-    """`baseline.compared` on the evaluated rows; None without --baseline. Rank 0 fits. All ranks."""
-
-    def fit() -> dict:
-        own = rows_of_run(args, file, state)
-        world.print(
-            f"Baseline: a linear support vector machine for each of {len(own.codes):,} codes, on"
-            f" {min(len(own.train), baseline.MOST_ROWS):,} training rows"
-        )
-        return baseline.compared(
-            own, data, rows, args.resamples, args.seed, world.give_up_if_asked, world.print
-        )
-
-    if not args.baseline:
-        return None
-    return world.run_on_main("baseline", fit)
+    return data
 
 
 def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
-    """What was evaluated, and what was not."""
-    of_language = np.bincount(rows.language, minlength=len(data.languages))
+    """What was evaluated, what was not, and how many of the texts the run was trained and validated on (None
+    where that cannot be found out). Rank 0 only.
+    """
+    number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
+    own = trained_on(file, state)[1]
     return {
         "files": args.data,
         "rows_read": data.report["rows"],
         "rows": len(rows),
-        "texts": len(np.unique(rows.text_hash)),
+        "texts": len(texts),
         "share_val": args.share_val,
         "other_part_rows": data.report["train_rows"] if args.share_val is not None else 0,
         "rejected": data.report["rejected"],
         "rows_outside_key": data.report["rejected"].get(OUTSIDE_KEY, 0),
         "unknown_languages": {
             name: int(count)
-            for name, count in zip(data.languages, of_language)
+            for name, count in zip(data.languages, number)
             if count and name not in state["languages"] and name != UNKNOWN_LANGUAGE
         },
-        **known_texts(file, state, rows),
+        "texts_trained_on": own and int(np.isin(texts, own.train.text_hash).sum()),
+        "texts_validated_on": own and int(np.isin(texts, own.val.text_hash).sum()),
     }
 
 
-def write_report(args: EvaluateConfig, report: dict, prepared_folder: str) -> None:
+def answers(
+    args: EvaluateConfig, world: World, loaded: model_io.Loaded, texts: TextRows, languages: list[str]
+) -> tuple[dict, Outcomes]:
+    """(what validation in training would log, the answers to this rank's rows). All ranks. Raises Stopped."""
+    model, formatter, state = loaded
+    Precision("float32", world.device).use()  # as in training
+    number = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
+    plan = BatchPlan(len(texts), args.batch_size * world.size * number, world.size * number, args.batch_size)
+    confidence = Confidence() if args.raw_confidence else Confidence.of(state)
+    share, search, kind = state.get("linear_share") or 0.0, None, state.get("kind", "mixer")
+    # also on the codes that both decoders rank together: of a model that was made for it, or has a share
+    together = kind == "mixer" and bool(state["config"].get("ngrams") or share)
+    if kind != "flat":
+        tree = CodeTrie(list(state["key"]), formatter)
+        search = CodeSearch(model, tree, share, confidence.ranking) if together else CodeSearch(model, tree)
+    outcomes = Outcomes(np.asarray(texts.rows.language), languages, Thresholds.of(state), confidence.outputs)
+
+    def collect(batch: dict, memory, padding, decoded, linear_logits) -> None:
+        if confidence.written is not None:
+            sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
+            decoded = greedy_from_memory(model, memory, padding, **sizes, writing=confidence.written)
+        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter, confidence.written)
+        both, ranking = None, torch.full((len(blocks), RANKED), -1, device=blocks.device)
+        if search is not None and together:
+            written, linear = search.log_probs(batch["input_ids"], batch["attention_mask"])
+            ranking = written.sort(dim=1, descending=True, stable=True).indices[:, :RANKED]
+            scores = search.scores(written, linear)
+            both = written, scores.argmax(1), search.probs_of(scores).max(1).values
+        elif search is not None:
+            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
+        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, both)
+
+    trained_with = {name: value for name, value in state.get("args", {}).items() if name in LOSS}
+    loss_fn = recipe.make_loss(Losses(**LOSS | trained_with), formatter)
+    task = MixerTask(loss_fn, formatter, collect)
+
+    def work(part: int) -> tuple[dict[str, float], dict, dict]:
+        loader = BatchLoader(MicroBatches(texts, plan, world.rank * number + part))
+        found = loop.own_totals(model, loader, task, world, stop=world.stop_agreed)
+        return {name: float(value) for name, value in found.items()}, outcomes.parts, outcomes.counts
+
+    totals: Counter[str] = Counter()
+    for part, (sums, *collected) in enumerate(Forked(number, world.give_up_if_asked).each(work)):
+        totals.update(sums)
+        if part:  # the first is this process
+            outcomes.merge(*collected)
+    return loop.figures_of(dict(totals), world), outcomes
+
+
+def write_report(output: str, report: dict, prepared_folder: str, overwrite: bool) -> None:
     """All files of the report, report.json last. Rank 0 only."""
-    plots = report_text.plots(report)
-    report["plots"] = list(plots or {})
-    for name in OWN_FILES if args.overwrite else ():  # those that the new report does not have, too
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(args.output, name))
     with open(os.path.join(prepared_folder, REJECTED), "rb") as file:
         contents = {REJECTED: file.read()}
-    texts = {
-        MARKDOWN: report_text.markdown(report),
-        JSON: json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+    try:
+        plots = report_of.figures_of(report)
+    except ImportError:
+        plots = ()
+    for name, figure in zip(PLOTS, plots):
+        figure.savefig(buffer := io.BytesIO(), format="png", dpi=150)
+        contents[name] = buffer.getvalue()
+    report["plots"] = [name for name in PLOTS if name in contents]
+    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    contents[MARKDOWN] = report_of.markdown(report).encode("utf-8", "backslashreplace")
+    for name in (JSON, MARKDOWN, REJECTED, *PLOTS) if overwrite else ():  # also those that are not new
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(output, name))
+    contents[JSON] = text.encode("utf-8", "backslashreplace")
+    for name, content in contents.items():
+        with files.atomic_write(os.path.join(output, name), overwrite) as file:
+            file.write(content)
+
+
+@contextlib.contextmanager
+def changed(file: str, evaluated: tuple[int, ...]):
+    """The entries for coding of a checkpoint, to be changed; it is written then. evaluated: its identity when
+    it was read. Raises UserError where it is another file by now.
+    """
+    with files.run_lock(os.path.dirname(file) or "."):  # no run may put another one there meanwhile
+        if checkpoint.identity(file) != evaluated:
+            raise UserError(f"{file} is no longer the file that was evaluated: nothing is stored in it")
+        content = checkpoint.load(file)
+        yield content.get(SETTINGS, content)
+        checkpoint.replace(file, content)
+
+
+def store_thresholds(
+    file: str,
+    evaluated: tuple[int, ...],
+    decoders: dict,
+    state: dict,
+    texts_trained_on: int | None,
+    world: World,
+) -> None:
+    """Puts the best thresholds, and the best share of the linear decoder where there is one, into the
+    checkpoint. Rank 0 only. Raises UserError.
+    """
+    best = decoders["linear"]["thresholds"]
+    fitted = {
+        "default": best["all"]["threshold_f1"],
+        "source": "fitted",
+        "by_language": {name: best[name]["threshold_f1"] for name in best if name in state["languages"]},
     }
-    contents |= {name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()}
-    written = {name: lambda file, content=content: file.write(content) for name, content in contents.items()}
-    with contextlib.ExitStack() as together:  # which gives the first one its name last
-        for name, write in {JSON: written.pop(JSON), **written, **(plots or {})}.items():
-            path = os.path.join(args.output, name)
-            file = together.enter_context(files.atomic_write(path, args.overwrite))
-            write(file)
-            file.flush()
-
-
-def make_report(
-    args: EvaluateConfig, file: str, state: dict, facts: dict, figures: dict, decoders: dict
-) -> dict:
-    """What report.json holds, but for the baseline and the plots."""
-    lacking = NOT_OF_KIND[state.get("kind", "mixer")]
-    return {
-        "model": {
-            "file": file,
-            "step": state.get("step"),
-            "system": state["system"],
-            "codes": len(state["key"]),
-            "confidence_texts": 0 if args.raw_confidence else Confidence.of(state).texts,
-            **({"number_format": "int8"} if args.int8 else {}),
-        },
-        "data": facts,
-        "validation": {name: figures[name] for name in COLUMNS if name in figures and name not in lacking},
-        "resamples": args.resamples,
-        "seed": args.seed,
-        "decoders": decoders,
-    }
-
-
-def print_result(args: EvaluateConfig, world: World, report: dict) -> None:
-    """The main figures, and where the others are."""
-    for name, each in report["decoders"].items():
+    with changed(file, evaluated) as settings:
+        held = settings.get("thresholds") or {}
+        fitted |= {name: held[name] for name in ("at_least_one", "at_most") if name in held}
+        settings["thresholds"] = fitted
+        if "both" in decoders:
+            settings["linear_share"] = decoders["both"]["linear_share"]
+    world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
+    if "both" in decoders:
+        share = decoders["both"]["linear_share"]
+        world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
+    if best["all"]["rows"] < MIN_ROWS:
+        world.print(f"WARNING: they are fitted on {best['all']['rows']:,} rows; take {MIN_ROWS} or more")
+    if texts_trained_on:
         world.print(
-            f"{report_text.name_of(name, each)}: {each['accuracy']:.1%} of rows, "
-            f"{each['by_digits'][-1]['over_texts']['accuracy'][0]:.1%} of distinct texts"
+            f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give"
+            " better ones"
         )
-    if "baseline" in report:
-        world.print(report_text.baseline_line(report))
-    if not report["plots"]:
-        world.print("No plots: they need matplotlib (pip install matplotlib)")
-    world.print(f"Report: {os.path.join(args.output, MARKDOWN)}")
 
 
 def run(args: EvaluateConfig, world: World) -> None:
     """All ranks."""
     file = model_io.find_weights(args.model, args.model)
     beside = os.path.dirname(file) if os.path.exists(args.model) else ""
-    args = args.decide(output=args.output or os.path.join(beside, "evaluation"))
+    output = args.output or os.path.join(beside, "evaluation")
     stores = args.fit_thresholds or args.fit_confidence
     evaluated = checkpoint.identity(file) if stores and world.is_main else ()
-    loaded = load(args, file, world)
-    _, formatter, state = loaded
+    model, formatter, state = loaded = load(args, file, world)
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
     best, why = Confidence.of(state).best_decoder(kind)
     world.print(f"Coding takes decoder {best} ({why})")
-    data = prepared(args, world, file, state, formatter)
+    settings, folder = world.run_on_main(
+        "prepare", lambda: prepare(args, output, file, state, formatter, world)
+    )
+    data = preparing.on_every_node(settings, output, folder, world, world.give_up_if_asked)
     rows = data.train if args.share_val is None else data.val
     facts = data_facts(args, file, state, data, rows) if world.is_main else {}
     if world.is_main:
-        world.print("\n".join([*report_lines(data.report)[:1], *report_text.data_lines(facts)]))
-    figures, outcomes = answered(args, world, loaded, data, rows)
-    compared = baseline_figures(args, world, file, state, data, rows)
-    found = outcomes.gathered(world)
-    if found is None:  # on the other ranks
-        return fit_confidence(args, file, evaluated, loaded, data, rows, world)
-    decoders = decoders_report(found, formatter, data, rows, args.resamples, args.seed, kind)
-    if "linear" in decoders:
-        decoders["linear"]["codes_above"] = str(Thresholds.of(state))
-    report = make_report(args, file, state, facts, figures, decoders)
-    report |= {"baseline": compared} if compared else {}
-    write_report(args, report, data.folder)
-    print_result(args, world, report)
-    if args.fit_thresholds:
-        fitted = {
-            name: each
-            for name, each in decoders["linear"]["thresholds"].items()
-            if name in ("all", *state["languages"])
-        }
-        share = decoders["both"]["linear_share"] if "both" in decoders else None
-        evaluated = store_thresholds(file, evaluated, fitted, share, facts["texts_trained_on"], world)
-    fit_confidence(args, file, evaluated, loaded, data, rows, world)
-
-
-def load(args: EvaluateConfig, file: str, world: World) -> model_io.Loaded:
-    """The model, for which --key names numbers alone where it brings its own key and the columns hold
-    numbers. Raises UserError.
-    """
-    content = load_content(file)
-    own = model_io.brings_settings(content)
-    with checkpoint.reading(file):
-        trained = content.get(SETTINGS, content)["formatter"]["target_cols"] if own else None
-    key = None if own and hold_numbers(args.target_cols or trained or ["-"]) else args.key
-    model, formatter, state = model_io.model_of(
-        file,
-        content,
-        Given(args.formatter, key_reader(key), args.target_cols, args.use_within_block_sep),
-    )
-    stores = [
-        f"--{name}" for name in ("fit-thresholds", "fit-confidence") if getattr(args, name.replace("-", "_"))
-    ]
-    if stores and (not own or file.endswith(".safetensors")):
-        raise UserError(
-            f"{stores[0]}: {file} is not a .bin of histocc, so it is not written to; python -m"
-            " histocc.export makes one of it"
+        world.print("\n".join([*report_lines(data.report)[:1], *report_of.data_lines(facts)]))
+    # a language that the model was not trained on is read as unk
+    known = [name if name in state["languages"] else UNKNOWN_LANGUAGE for name in data.languages]
+    max_len = state["config"]["max_len"]
+    encoding = RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len)
+    texts = TextRows(rows, replace(data, languages=known), encoding)
+    figures, outcomes = answers(args, world, loaded, texts, known)
+    compared = None
+    if args.baseline:
+        compared = world.run_on_main(
+            "baseline",
+            lambda: baseline.compared(
+                baseline_rows(args, file, state),
+                data,
+                rows,
+                args.resamples,
+                args.seed,
+                world.give_up_if_asked,
+                world.print,
+            ),
         )
-    if args.fit_thresholds and state.get("kind") == "seq2seq":
-        raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
-    if stores and args.int8:
-        raise UserError(f"{stores[0]} is for the model in float32: leave --int8 out")
-    model.to(world.device)
-    if args.int8:
-        Precision("int8", world.device)  # raises where there is none
-        to_int8(model)
-    return model, formatter, state
+    found = outcomes.gathered(world)
+    if found is not None:  # on rank 0
+        decoders = decoders_report(found, formatter, data, rows, args.resamples, args.seed, kind)
+        if "linear" in decoders:
+            decoders["linear"]["codes_above"] = str(Thresholds.of(state))
+        report = {
+            "model": {
+                "file": file,
+                "step": state.get("step"),
+                "system": state["system"],
+                "codes": len(state["key"]),
+                "confidence_texts": 0 if args.raw_confidence else Confidence.of(state).texts,
+                **({"number_format": "int8"} if args.int8 else {}),
+            },
+            "data": facts,
+            "validation": {
+                name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]
+            },
+            "resamples": args.resamples,
+            "seed": args.seed,
+            "decoders": decoders,
+            **({"baseline": compared} if compared else {}),
+        }
+        write_report(output, report, data.folder, args.overwrite)
+        for name, each in decoders.items():
+            over_texts = each["by_digits"][-1]["over_texts"]["accuracy"][0]
+            world.print(
+                f"{report_of.NAMES[name].format(**each)}: {each['accuracy']:.1%} of rows, {over_texts:.1%} of"
+                " distinct texts"
+            )
+        if compared:
+            world.print(report_of.baseline_line(report))
+        if not report["plots"]:
+            world.print("No plots: they need matplotlib (pip install matplotlib)")
+        world.print(f"Report: {os.path.join(output, MARKDOWN)}")
+        if args.fit_thresholds:
+            store_thresholds(file, evaluated, decoders, state, facts["texts_trained_on"], world)
+    if args.fit_confidence:
+        fit_confidence(args, file, evaluated, loaded, texts, np.asarray(rows.text_hash), world)
+
+
+def fit_confidence(
+    args: EvaluateConfig,
+    file: str,
+    evaluated: tuple[int, ...],
+    loaded: model_io.Loaded,
+    texts: TextRows,
+    text_hash: np.ndarray,
+    world: World,
+) -> None:
+    """All ranks. Raises UserError, Stopped."""
+    model, formatter, state = loaded
+    number = len(np.unique(text_hash))
+    if number < MIN_TEXTS:
+        world.print(fitting.too_few(number, "take more rows"))
+        return
+    if args.fit_thresholds:  # with those that were stored
+
+        def stored() -> dict:
+            content = checkpoint.load(file)
+            settings = content.get(SETTINGS, content)
+            held = {name: settings[name] for name in ("thresholds", "linear_share") if name in settings}
+            return held | {"identity": checkpoint.identity(file)}
+
+        held = world.run_on_main("stored", stored)
+        evaluated = tuple(held.pop("identity"))
+        state = {**state, **held}
+    precision = Precision("float32", world.device)
+    fitted = fitting.fit((model, formatter, state), texts, text_hash, world, args.batch_size, precision)
+    if fitted is None and world.is_main:
+        raise Stopped
+    if fitted is not None:
+        with changed(file, evaluated) as settings:
+            settings["confidence"] = fitted.confidence.to_dict()
+        world.print(f"{file}: {fitted.line}")
+
+
+def evaluate(
+    model: str | os.PathLike,
+    data: str | os.PathLike | list[str],
+    output: str | os.PathLike | None = None,
+    verbose: bool = False,
+    **flags: Any,
+) -> report_of.Report:
+    """As `python -m histocc.evaluate` does, in one process; returns its report.
+
+    output: folder of the report; None: none is kept. verbose: prints what the command does. The others are
+    the flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises
+    UserError, TrainingError.
+    """
+    values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
+    with contextlib.ExitStack() as held:
+        values |= {**flags, "output": output or held.enter_context(tempfile.TemporaryDirectory())}
+        args = EvaluateConfig(**get_args_parser().checked(values, "evaluate"))
+        world = World(device=device_of(args.device))
+        if not verbose:
+            held.enter_context(contextlib.redirect_stdout(None))
+        with settings_of_torch(), torch.random.fork_rng([]):
+            run(args, world)
+        return report_of.Report.read(args.output)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -20,12 +20,12 @@ from histocc.data.dataset import (
 )
 from histocc.data.noise import Augmenter
 from histocc.data.rows import read_words
-from histocc.data.taught import TaughtRows
 from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, new_model, recipe
 from histocc.job.config import JobConfig
 from histocc.job.ngram_fit import ngrams_of
 from histocc.job.recipe import make_loss
+from histocc.job.teacher import TaughtRows
 from histocc.model import model_io
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE

@@ -11,19 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from histocc.data.arrays import PreparedData
 from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.build import make_rows
 from histocc.job.config import JobConfig
-from histocc.model import confidence_fit, metrics, model_io
-from histocc.model.code_trie import CodeTrie
-from histocc.model.confidence import Confidence, features
-from histocc.model.confidence_fit import LEAST_TEXTS, Answers, Places, Ranked
+from histocc.model import confidence, metrics, model_io
+from histocc.model.confidence import MIN_TEXTS, Confidence, Ranked, Sequences, Thresholds, features, places
 from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
-from histocc.model.search import CANDIDATES, CodeSearch
-from histocc.model.thresholds import Thresholds, places
+from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -34,10 +32,9 @@ from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, MicroBatches, Rows
 from histocc.trainer.plan import BatchPlan
 
-MOST_TEXTS, MOST_ROWS = 2_000, 3_000  # that it is fitted on
-MOST_AT_ONCE = 256  # rows
-MOST_CODES = 3  # of a row; one with more has too many orders, and takes no part for the seq2seq decoder
-SEQUENCES = ("of", "first", "later", "odds", "ends")  # what `Places` holds
+MAX_TEXTS, MAX_ROWS = 2_000, 3_000  # that it is fitted on
+MAX_BATCH = 256  # rows
+MAX_CODES = 3  # of a row; one with more has too many orders, and takes no part for the seq2seq decoder
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 
 
@@ -46,7 +43,7 @@ class SomeRows(Rows):
 
     def __init__(self, rows: Rows, index: np.ndarray):
         self.rows, self.index = rows, index
-        self.fingerprint, self.has_lengths = rows.fingerprint, rows.has_lengths
+        self.has_lengths, self.widths, self.piece = rows.has_lengths, rows.widths, rows.piece
 
     def __len__(self) -> int:
         return len(self.index)
@@ -57,80 +54,75 @@ class SomeRows(Rows):
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
         return self.rows.lengths(self.index[numbers])
 
-    def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
-        return self.rows.widths(batch)
-
-    def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
-        return self.rows.piece(batch, kept)
-
-
-def some_rows(text_hash: np.ndarray) -> np.ndarray:
-    """Which rows are fitted on, ascending int64: those of MOST_TEXTS texts, at most MOST_ROWS, spread over
-    the file.
-    """
-    text_hash = np.asarray(text_hash)
-    texts = np.unique(text_hash)
-    index = np.flatnonzero(text_hash <= texts[:MOST_TEXTS][-1]) if len(texts) else np.zeros(0, np.int64)
-    return (
-        index[np.linspace(0, len(index) - 1, MOST_ROWS).astype(np.int64)] if len(index) > MOST_ROWS else index
-    )
-
 
 class AnswersTask:
-    """A task whose metrics collect what the decoders answer to each row of this rank, see `Answers`. state:
-    of the model; its kind decides which decoders there are. least: threshold of each row, float64 [N].
+    """A task whose metrics collect what the decoders of a model answer to each row of this rank.
+
+    least: threshold of each row, float64 [N].
     """
 
     columns = ("loss",)
 
-    def __init__(self, model: Any, formatter: BlockyFormatter, state: dict, least: Tensor):
-        self.formatter, self.kind, self.thresholds = (
-            formatter,
+    def __init__(self, loaded: model_io.Loaded, least: Tensor):
+        model, self.formatter, state = loaded
+        self.kind, self.thresholds, self.least = (
             state.get("kind", "mixer"),
             Thresholds.of(state),
+            least.logit(),
         )
-        self.least = least.logit()
-        share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
-        self.search = (
-            None if self.kind == "flat" else CodeSearch(model, CodeTrie(list(state["key"]), formatter), share)
-        )
+        share, self.search = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0, None
+        if self.kind != "flat":
+            self.search = CodeSearch(model, CodeTrie(list(state["key"]), self.formatter), share)
         self.parts: dict[str, list[Tensor]] = {}
+
+    def _keep(self, **values: Tensor) -> None:
+        for name, value in values.items():
+            self.parts.setdefault(name, []).append(value.cpu())
 
     def losses(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor]:
         raise NotImplementedError
 
     def metrics(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         kept = batch["weights"] > 0
+        true = batch["targets_linear"][kept]
         memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
         with torch.autocast(memory.device.type, enabled=False):
             self._keep(rows=batch["rows"][kept])
             if self.search is not None:
                 self._add_written(model, memory.to(pooled), batch, kept)
-                written = self._add_ranked(batch, kept)
+                written, linear = self.search.log_probs(batch["input_ids"], batch["attention_mask"])
+                written, scores = written[kept], self.search.scores(written, linear)[kept]
+                found, best = Ranked.of(scores), scores.argmax(1)
+                hit = (true == best[:, None]).any(1)
+                self._keep(score=found.score, norms=found.norms, ranked_right=hit)
             if self.kind != "seq2seq":
                 logits = upcast_half(model.classify(pooled))[kept]
-                on = self._add_outputs(logits, batch, kept)
+                least = self.least.to(logits)[batch["rows"][kept]]
+                on = self.thresholds.answered(logits, places(logits), least)
+                is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
+                best = logits.topk(min(OUTPUTS, logits.shape[1]))
+                self._keep(
+                    logits=best.values.double(),
+                    hits=is_true.gather(1, best.indices),
+                    of_sets=features(logits, on),
+                    flat_right=(on == is_true).all(1),
+                )
                 if self.search is not None:
-                    self._add_both(written, logits, on, batch["targets_linear"][kept])
+                    self._add_both(written, logits, on, is_true)
         return {"loss": torch.zeros(len(kept), device=kept.device)}
 
-    def _keep(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self.parts.setdefault(name, []).append(value.cpu())
-
     def _add_written(self, model: Any, memory: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
-        formatter = self.formatter
-        room, size = formatter.max_num_codes, formatter.block_size
+        """What the seq2seq decoder writes, in every order of its codes."""
+        room, size = self.formatter.max_num_codes, self.formatter.block_size
         padding = model.memory_padding_mask(batch["attention_mask"])
         written = greedy_from_memory(model, memory, padding, max_codes=room, block_size=size)
-        blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-        true = formatter.canonical_blocks(batch["targets_seq2seq"].long())
+        blocks = distinct_blocks(self.formatter.canonical_blocks(written.tokens))
+        true = self.formatter.canonical_blocks(batch["targets_seq2seq"].long())
         there = (blocks != PAD_IDX).any(-1)  # [B, room]
         number = there.sum(1)
-        fits = kept & (number > 0) & (number <= MOST_CODES)
-        front = blocks.gather(
-            1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks)
-        )
+        fits = kept & (number > 0) & (number <= MAX_CODES)
+        front = torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks)
+        front = blocks.gather(1, front)
         self._keep(
             written_right=metrics.same_code_sets(blocks, true, PAD_IDX)[kept], written_there=fits[kept]
         )
@@ -138,30 +130,14 @@ class AnswersTask:
             rows = (fits & (number == count)).nonzero()[:, 0]
             orders = torch.tensor(list(permutations(range(count))), device=rows.device)  # [orders, count]
             of, codes = rows.repeat_interleave(len(orders)), front[rows][:, orders].flatten(0, 1)
-            logits, tokens = code_logits(
-                model, memory[of], None if padding is None else padding[of], codes, room
-            )
-            found = Places.of(batch["rows"][of], logits, tokens, size)
+            seen = None if padding is None else padding[of]
+            logits, tokens = code_logits(model, memory[of], seen, codes, room)
+            found = Sequences.of(batch["rows"][of], logits, tokens, size)
             missing = room - found.odds.shape[1]
-            self._keep(
-                of=found.row,
-                first=found.first,
-                later=found.later,
-                odds=torch.nn.functional.pad(found.odds, (0, missing), value=float("nan")),
-                ends=torch.nn.functional.pad(found.ends, (0, missing)),
-            )
+            odds, ends = pad(found.odds, (0, missing), value=float("nan")), pad(found.ends, (0, missing))
+            self._keep(of=found.row, first=found.first, later=found.later, odds=odds, ends=ends)
 
-    def _add_ranked(self, batch: dict[str, Any], kept: Tensor) -> Tensor:
-        """Returns the log-probability of writing each code, float [kept, codes]."""
-        assert self.search is not None
-        written, linear = self.search.log_probs(batch["input_ids"], batch["attention_mask"])
-        scores = self.search.scores(written, linear)[kept]
-        found, best = Ranked.of(scores), scores.argmax(1)
-        hit = (batch["targets_linear"][kept] == best[:, None]).any(1)
-        self._keep(score=found.score, norms=found.norms, ranked_right=hit)
-        return written[kept]
-
-    def _add_both(self, written: Tensor, logits: Tensor, on: Tensor, true: Tensor) -> None:
+    def _add_both(self, written: Tensor, logits: Tensor, on: Tensor, is_true: Tensor) -> None:
         """As many codes as the linear decoder gives, of its candidates ranked by both; on: those that it
         gives itself, bool [kept, codes].
         """
@@ -169,10 +145,8 @@ class AnswersTask:
         codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
         scores, order = self.search.joint(written.gather(1, codes), logits, codes).sort(1, descending=True)
         codes, number = codes.gather(1, order), on.sum(1)
-        answered = torch.zeros_like(on).scatter(
-            1, codes, torch.arange(codes.shape[1], device=on.device) < number[:, None]
-        )
-        is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
+        first = torch.arange(codes.shape[1], device=on.device) < number[:, None]
+        answered = torch.zeros_like(on).scatter(1, codes, first)
         found = Ranked.of(scores)
         self._keep(
             both_score=found.score,
@@ -182,45 +156,32 @@ class AnswersTask:
             both_right=(answered == is_true).all(1),
         )
 
-    def _add_outputs(self, logits: Tensor, batch: dict[str, Any], kept: Tensor) -> Tensor:
-        """Returns which outputs are answered, bool [kept, codes]."""
-        true, least = batch["targets_linear"][kept], self.least.to(logits)[batch["rows"][kept]]
-        on = self.thresholds.answered(logits, places(logits), least)
-        is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
-        best = logits.topk(min(OUTPUTS, logits.shape[1]))
-        self._keep(
-            logits=best.values.double(),
-            hits=is_true.gather(1, best.indices),
-            of_sets=features(logits, on),
-            flat_right=(on == is_true).all(1),
-        )
-        return on
-
-    def gathered(self, world: World) -> Answers | None:
-        """The answers to all rows, in their order, on rank 0; None on the others. All ranks."""
-        own = {name: torch.cat(values) for name, values in self.parts.items()}
-        shares = world.gather_on_main(own)
+    def gathered(self, world: World) -> tuple[Any, Any, Any, Any] | None:
+        """The answers to all rows in their order, as `confidence.fit` takes them, on rank 0; None on the
+        others. All ranks.
+        """
+        shares = world.gather_on_main({name: torch.cat(values) for name, values in self.parts.items()})
         if shares is None:
             return None
         names = dict.fromkeys(name for share in shares for name in share)
         found = {name: torch.cat([share[name] for share in shares if name in share]) for name in names}
         order = found.pop("rows").argsort(stable=True)
-        of_sequences = {name: found.pop(name) for name in SEQUENCES if name in found}
+        written = outputs = ranked = both = None
+        if "of" in found:
+            parts = [found.pop(name) for name in ("of", "first", "later", "odds", "ends")]
+            by_row = parts[0].argsort(stable=True)
+            written = Sequences(*(part[by_row] for part in parts))
         found = {name: value[order] for name, value in found.items()}
-        written = outputs = ranked = None
-        if of_sequences:
-            sequences = of_sequences["of"].argsort(stable=True)
-            places = Places(*(value[sequences] for value in of_sequences.values()))
-            written = places, found["written_right"], found["written_there"]
+        if written is not None:
+            written = written, found["written_right"], found["written_there"]
         if "score" in found:
             ranked = Ranked(found["score"], found["norms"]), found["ranked_right"]
         if "logits" in found:
             outputs = found["logits"], found["hits"], found["of_sets"], found["flat_right"]
-        both = None
         if "both_score" in found:
             ranking = Ranked(found["both_score"], found["both_norms"])
             both = ranking, found["both_best"], found["both_several"], found["both_right"]
-        return Answers(written, outputs, ranked, both)
+        return written, outputs, ranked, both
 
 
 class Fitted(NamedTuple):
@@ -232,7 +193,7 @@ class Fitted(NamedTuple):
 
 def too_few(texts: int, remedy: str) -> str:
     return (
-        f"Confidence is not fitted: {texts:,} distinct texts to fit it on, and it takes {LEAST_TEXTS}"
+        f"Confidence is not fitted: {texts:,} distinct texts to fit it on, and it takes {MIN_TEXTS}"
         f" ({remedy}); probabilities are the decoders' own"
     )
 
@@ -245,34 +206,35 @@ def fit(
     batch_size: int,
     precision: Precision,
 ) -> Fitted | None:
-    """Fits a model's confidence on rows of LEAST_TEXTS distinct texts or more; text_hash: of each row, uint64
-    [N]. All ranks; None on all but rank 0, and on all where the run was asked to stop.
+    """Fits a model's confidence on rows of MIN_TEXTS distinct texts or more: those of MAX_TEXTS texts, at
+    most MAX_ROWS, spread over the file. text_hash: of each row, uint64 [N]. All ranks; None on all but rank
+    0, and on all where the run was asked to stop.
     """
-    model, formatter, state = loaded
-    index = some_rows(text_hash)
-    thresholds, languages = Thresholds.of(state), np.asarray(rows.rows.language)[index]
-    least = [thresholds.least(name) for name in rows.languages]
-    task = AnswersTask(
-        model, formatter, state, torch.tensor(least, dtype=torch.float64)[languages.astype(np.int64)]
-    )
+    text_hash = np.asarray(text_hash)
+    index = np.flatnonzero(text_hash <= np.unique(text_hash)[:MAX_TEXTS][-1])
+    if len(index) > MAX_ROWS:
+        index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
+    thresholds = Thresholds.of(loaded[2])
+    least = torch.tensor([thresholds.least(name) for name in rows.languages], dtype=torch.float64)
+    task = AnswersTask(loaded, least[np.asarray(rows.rows.language)[index].astype(np.int64)])
     plan = BatchPlan(len(index), batch_size * world.size, world.size, batch_size)
     loader = BatchLoader(MicroBatches(SomeRows(rows, index), plan, world.rank), world)
     try:
-        loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
+        loop.evaluate(loaded[0], loader, task, world, precision, world.stop_agreed)
     except Stopped:
         return None
     answers = task.gathered(world)
     if answers is None:
         return None
     with torch.random.fork_rng([]):
-        found, errors = confidence_fit.fit(answers, np.asarray(text_hash)[index])
+        found, errors = confidence.fit(*answers, text_hash[index])
     changes = [f"{name} {100 * before:.1f} → {100 * after:.1f}" for name, (before, after) in errors.items()]
-    best, why = found.best_decoder(state.get("kind", "mixer"))
-    line = (
+    best, why = found.best_decoder(loaded[2].get("kind", "mixer"))
+    return Fitted(
+        found,
         f"confidence is fitted on {found.texts:,} texts; expected calibration error there, in points:"
-        f" {', '.join(changes)}. --decoder auto is {best} ({why})"
+        f" {', '.join(changes)}. --decoder auto is {best} ({why})",
     )
-    return Fitted(found, line)
 
 
 def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
@@ -282,7 +244,7 @@ def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pre
     names = [os.path.join(args.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
     steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names, data))
     texts = len(np.unique(np.asarray(data.val.text_hash)))
-    if steps and texts < LEAST_TEXTS:
+    if steps and texts < MIN_TEXTS:
         world.print(too_few(texts, "--share-val is the share of texts that finetune.py sets aside"))
         return
     precision = Precision.of(args, world.device)
@@ -290,15 +252,9 @@ def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pre
         model, own_formatter, state = model_io.load_model(files[0], world.device)
         rows = make_rows(args, formatter, world, data, state["config"])[1]
         assert rows is not None
-        size = min(args.samples_at_once, MOST_AT_ONCE)
-        fitted = fit(
-            (model.to(precision.dtype), own_formatter, state),
-            rows,
-            data.val.text_hash,
-            world,
-            size,
-            precision,
-        )
+        size = min(args.samples_at_once, MAX_BATCH)
+        loaded = model.to(precision.dtype), own_formatter, state
+        fitted = fit(loaded, rows, data.val.text_hash, world, size, precision)
         if world.stop_agreed():
             world.print("Confidence is not fitted yet: the same command fits it")
             return
@@ -326,7 +282,7 @@ def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:
             continue
         with contextlib.suppress(UserError):
             state = checkpoint.load(file)
-            own = state.get("position", {}).get("fingerprint") == data.fingerprint
-            if own and state.get("confidence") is None:
+            is_own = state.get("position", {}).get("fingerprint") == data.fingerprint
+            if is_own and state.get("confidence") is None:
                 found.setdefault(int(state["step"]), []).append(file)
     return found

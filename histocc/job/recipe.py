@@ -9,10 +9,10 @@ from typing import Any
 from histocc.data.arrays import PreparedData
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.config import JobConfig, Losses
+from histocc.model.confidence import USUAL
 from histocc.model.distillation import DistillationLoss
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
-from histocc.model.thresholds import USUAL
 from histocc.trainer import resume
 
 EQUAL_SHARE = 0.5

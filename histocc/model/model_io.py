@@ -17,10 +17,9 @@ from histocc.formatter import (
 )
 from histocc.model import published
 from histocc.model.canine import CanineConfig
-from histocc.model.confidence import Confidence
+from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.model.published import Given, Published
-from histocc.model.thresholds import PUBLISHED, Thresholds
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import kind_of

@@ -20,15 +20,16 @@ normalised in any case. n codes below a prefix whose probabilities without T sum
 at most, or n^(1 − 1 / T) · q^(1 / T) where T is above 1.
 """
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from histocc.model.code_trie import CodeTrie
+from histocc.formatter import BOS_IDX, BlockyFormatter
 from histocc.model.confidence import Ranking
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
 from histocc.model.decoding import evaluating, upcast_half
@@ -43,15 +44,67 @@ PREFIXES_AT_ONCE = {
 }
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
-MOST_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
+MAX_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
 # of what all codes sum to, at most, in `topk` with a linear_share
-LEFT_OUT = {
+MAX_LEFT_OUT = {
     torch.float32: 1e-4,
     torch.float64: 1e-12,
 }
 CANDIDATES = 20  # in `candidates`
 EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
+
+
+class CodeTrie:
+    """The distinct prefixes of the codes' blocks of tokens.
+
+    Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
+    empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor below has an entry
+    per node, or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its
+    number of tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1
+    at most]: the nodes from the empty prefix down to itself, which also fills the rest; leaves: number of
+    codes that begin with the prefix. nodes [codes, depth + 1]: those from the empty prefix down to each code.
+
+    codes: in the order of the results. Raises ValueError where there is none or two have the same tokens,
+    CodeError where one does not fit the formatter.
+    """
+
+    def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
+        if not codes:
+            raise ValueError("a tree of no codes")
+        self.codes = list(codes)
+        blocks = np.stack([formatter.encode_code(code) for code in self.codes])  # [codes, depth]
+        order = np.lexsort(blocks.T[::-1])
+        blocks = blocks[order]
+        # a new prefix of length 1 … depth
+        changed = np.logical_or.accumulate(blocks[1:] != blocks[:-1], axis=1)
+        # of each code's prefix in its level
+        place = np.zeros((len(blocks), formatter.block_size + 1), dtype=np.int64)
+        place[1:, 1:] = np.cumsum(changed, axis=0)
+        sizes = place[-1] + 1
+        if sizes[-1] < len(blocks):
+            same = order[np.flatnonzero(~changed[:, -1])[0] :][:2]
+            raise ValueError(
+                f"the codes {self.codes[same[0]]!r} and {self.codes[same[1]]!r} have the same tokens"
+            )
+        self.levels = np.concatenate([[0], np.cumsum(sizes)]).tolist()  # where each level begins
+        self.inner, self.depths = self.levels[-2], formatter.block_size
+        nodes = place + np.array(self.levels[:-1])  # [codes, depth + 1]
+        token, depth = (np.zeros(self.levels[-1], dtype=np.int64) for _ in range(2))
+        path = np.arange(self.inner)[:, None].repeat(self.depths, axis=1)
+        first_child = np.full(self.inner, self.levels[-1])
+        for level in range(self.depths + 1):
+            at = nodes[:, level]
+            token[at], depth[at] = blocks[:, level - 1] if level else BOS_IDX, level
+            if level < self.depths:
+                path[at, : level + 1] = nodes[:, : level + 1]
+                np.minimum.at(first_child, at, nodes[:, level + 1])
+        children = np.diff(np.append(first_child, self.levels[-1]))
+        leaves = np.bincount(nodes.ravel(), minlength=self.levels[-1])
+        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf, self.leaves = (
+            map(torch.from_numpy, (token, depth, path, first_child, children, order, leaves))
+        )
+        self.nodes = torch.from_numpy(nodes[order.argsort()])
 
 
 class _PrefixCache:
@@ -146,9 +199,12 @@ class CodeSearch:
         self.model, self.linear_share, self.ranking = model, linear_share, ranking
         self.temperature: float = 1.0 if ranking is None else ranking.temperature
         self.layers = model.decoder.decoder.layers
-        self.tree = tree.to(next(model.parameters()).device)
+        self.tree, device = tree, next(model.parameters()).device
+        for name, value in vars(tree).items():
+            if isinstance(value, Tensor):
+                setattr(tree, name, value.to(device))
         with evaluating(model):
-            tree, decoder, layer = self.tree, model.decoder, self.layers[0]
+            decoder, layer = model.decoder, self.layers[0]
             decoder.check_length(tree.depths)
             position = decoder.positional_encoding.pos_embedding[tree.depth[: tree.inner], 0]
             x = decoder.token_emb(tree.token[: tree.inner]) + position  # [inner, H]
@@ -185,7 +241,7 @@ class CodeSearch:
         [B, k]), the most probable first, those of the same probability in the order of the tree's codes.
 
         Codes and probabilities are those of `full`; with a linear_share, what the latter are divided by has a
-        relative error of at most LEFT_OUT / 2, for the codes that are not looked at.
+        relative error of at most MAX_LEFT_OUT / 2, for the codes that are not looked at.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
@@ -342,9 +398,11 @@ class CodeSearch:
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
         if not self.linear_share and self.ranking is None:
             return _Queue(log_prob, nodes, slots)
+        more = max(0.0, 1 - 1 / self.temperature) * tree.leaves.to(self.x.dtype).log()
+        weights = self.linear_share, self.temperature, more
         if not self.linear_share:
             nothing = log_prob.new_zeros(rows, tree.levels[-1])
-            return _JointQueue(log_prob, nodes, slots, self._weights(), nothing, nothing)
+            return _JointQueue(log_prob, nodes, slots, weights, nothing, nothing)
         best = log_prob.new_empty(rows, tree.levels[-1])  # [B, nodes]
         best[:, tree.inner :] = upcast_half(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
         mass = best.exp()
@@ -356,11 +414,7 @@ class CodeSearch:
                 1, parent, best[:, last:end], "amax"
             )
             mass[:, first:last] = mass.new_zeros(rows, last - first).scatter_add(1, parent, mass[:, last:end])
-        return _JointQueue(log_prob, nodes, slots, self._weights(), best, torch.maximum(mass.log(), best))
-
-    def _weights(self) -> "_Weights":
-        more = max(0.0, 1 - 1 / self.temperature) * self.tree.leaves.to(self.x.dtype).log()
-        return _Weights(self.linear_share, self.temperature, more)
+        return _JointQueue(log_prob, nodes, slots, weights, best, torch.maximum(mass.log(), best))
 
     def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
         tree, device, rows = self.tree, self.x.device, len(queue.node)
@@ -381,8 +435,13 @@ class CodeSearch:
                 memory = memory.rows(~done)
                 queue = queue.rows(~done)
                 is_open = is_open[~done]
-            if isinstance(queue, _JointQueue) and MOST_OPENED * used > rows * tree.inner:
-                codes[active], log_probs[active] = self._joint_best(memory, queue, k)
+            if isinstance(queue, _JointQueue) and MAX_OPENED * used > rows * tree.inner:
+                # by way of all codes
+                linear = queue.best[:, tree.inner :]
+                scores = self.scores(torch.cat(list(self._parts(memory, len(linear)))), linear)
+                found = self._by_code((scores / self.temperature).log_softmax(1))
+                best, order = found.sort(dim=1, descending=True, stable=True)
+                codes[active], log_probs[active] = order[:, :k], best[:, :k]
                 return codes, log_probs
             best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)  # [b, P] each
             depth = tree.depth[nodes].flatten()
@@ -397,13 +456,6 @@ class CodeSearch:
             paths, used = torch.cat([paths, path]), used + len(own)
             queue.add(best, nodes, own.view_as(nodes), after, tree)
 
-    def _joint_best(self, memory: _Memory, queue: "_JointQueue", k: int) -> tuple[Tensor, Tensor]:
-        """(codes, log-probabilities) as `topk` gives them, by way of all codes."""
-        linear = queue.best[:, self.tree.inner :]
-        scores = self.scores(torch.cat(list(self._parts(memory, len(linear)))), linear) / self.temperature
-        best, codes = self._by_code(scores.log_softmax(1)).sort(dim=1, descending=True, stable=True)
-        return codes[:, :k], best[:, :k]
-
 
 class _Queue:
     """Prefixes and codes that were met, in no order: log_prob float [B, F], −inf where there is none; node
@@ -414,7 +466,11 @@ class _Queue:
         self.log_prob, self.node, self.slot = log_prob, node, slot
 
     def rows(self, index: Tensor) -> "_Queue":
-        return _Queue(self.log_prob[index], self.node[index], self.slot[index])
+        found = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(found, name, value[index])
+        return found
 
     def shorten(self, k: int, inner: int) -> Tensor:
         """Drops what is less probable than the k-th best code; returns which entries are prefixes to be
@@ -475,37 +531,19 @@ class _Queue:
         return code.gather(1, again)[:, :k], log_prob[:, :k]
 
 
-class _Weights(NamedTuple):
-    """share: of the linear decoder; temperature: of the scores; more: log-probability that all codes below a
-    node may have together beyond that of their sum without a temperature, float [nodes].
-    """
-
-    share: float
-    temperature: float
-    more: Tensor
-
-
 class _JointQueue(_Queue):
     """As `_Queue`, where the probabilities are normalised over the codes; codes stay in it, since all count
     for the sum. best, together: log-probability by the linear decoder of the best code below each node, and
-    of all of them, float [B, nodes].
+    of all of them, float [B, nodes]. weights: the share of the linear decoder; the temperature of the scores;
+    log-probability that all codes below a node may have together beyond that of their sum without a
+    temperature, float [nodes].
     """
 
     def __init__(
-        self, log_prob: Tensor, node: Tensor, slot: Tensor, weights: _Weights, best: Tensor, together: Tensor
+        self, log_prob: Tensor, node: Tensor, slot: Tensor, weights: tuple, best: Tensor, together: Tensor
     ):
         super().__init__(log_prob, node, slot)
         self.weights, self.best, self.together = weights, best, together
-
-    def rows(self, index: Tensor) -> "_JointQueue":
-        return _JointQueue(
-            self.log_prob[index],
-            self.node[index],
-            self.slot[index],
-            self.weights,
-            self.best[index],
-            self.together[index],
-        )
 
     def bound(self, of_linear: Tensor) -> Tensor:
         """Score of each code, and of each prefix the highest below it (`best`) or the most that it sums to
@@ -516,7 +554,7 @@ class _JointQueue(_Queue):
         return found.masked_fill(self.log_prob == -INF, -INF)
 
     def priority(self) -> Tensor:
-        return self.bound(self.together) + self.weights.more[self.node]
+        return self.bound(self.together) + self.weights[2][self.node]
 
     def sums(self, inner: int) -> tuple[Tensor, Tensor]:
         """(logarithm of what the codes sum to, and of the most that is below open prefixes), float [B]
@@ -529,7 +567,7 @@ class _JointQueue(_Queue):
         """Drops nothing; returns which prefixes may hold one of the k best codes, or count for the sum."""
         is_open = self.compact(inner)
         known, left = self.sums(inner)
-        counts = left > known + math.log(LEFT_OUT[left.dtype])  # [B]
+        counts = left > known + math.log(MAX_LEFT_OUT[left.dtype])  # [B]
         scores = self.bound(self.best)
         if scores.shape[1] < k:
             return is_open
@@ -542,15 +580,3 @@ class _JointQueue(_Queue):
         total = torch.logaddexp(known, left - math.log(2))
         codes, score = _Queue(self.bound(self.best), self.node, self.slot).best_codes(k, tree)
         return codes, score - total[:, None]
-
-
-def full(model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTrie) -> Tensor:
-    """`CodeSearch.full` for a single batch."""
-    return CodeSearch(model, tree).full(input_ids, attention_mask)
-
-
-def topk(
-    model: Seq2SeqMixerOccCANINE, input_ids: Tensor, attention_mask: Tensor, tree: CodeTrie, k: int
-) -> tuple[Tensor, Tensor]:
-    """`CodeSearch.topk` for a single batch."""
-    return CodeSearch(model, tree).topk(input_ids, attention_mask, k)

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from histocc.formatter import PAD_IDX, BlockyFormatter, cut
 from histocc.model import decoding, model_io
-from histocc.model.code_trie import CodeTrie
-from histocc.model.confidence import Confidence, features
+from histocc.model.confidence import Confidence, Thresholds, features
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.published import Given
-from histocc.model.search import CodeSearch
-from histocc.model.thresholds import Thresholds
+from histocc.model.search import CodeSearch, CodeTrie
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World

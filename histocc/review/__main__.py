@@ -14,23 +14,37 @@ import os
 import sys
 from collections import Counter
 from dataclasses import MISSING, dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from histocc.data.config import Delimiter
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.data.rows import read_columns, read_key
-from histocc.data.tables import read_header
+from histocc.data.tables import read_chunks, read_header, table_format
 from histocc.formatter import hisco_classes, hisco_key, make_formatter
 from histocc.predict.output import csv_text
-from histocc.review.coded import DECIDED, MODEL, CodedFile, Key, Layout
-from histocc.review.estimate import Estimate, Quarter, drawn_texts
-from histocc.review.sheet import Codes, Decision, Drawn, Sheets, sheet_text
-from histocc.review.training_rows import TrainingRows
+from histocc.review.sheet import (
+    DECIDED,
+    MODEL,
+    CodedFile,
+    CodedText,
+    Codes,
+    Drawn,
+    Key,
+    Sheets,
+    key_of,
+    sheet_text,
+)
 from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, flag_of
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.runtime.files import atomic_write
+from histocc.runtime.files import atomic_write, opened
 from histocc.runtime.files import problems as output_problems
 
+QUARTERS = 4
+DRAWS = 100_000  # of the distribution of the accuracy
+PERCENTILES = (2.5, 97.5)
 # Which flags belong to which action; the others are for all.
 FLAGS = {
     "make": ("output", "rows", "sample", "seed", "bom", "descriptions", "overwrite"),
@@ -151,15 +165,10 @@ def argument_problems(args: ReviewConfig) -> list[str]:
     ]
 
 
-def coded_file(args: ReviewConfig, path: str) -> CodedFile:
-    layout = Layout.of(path, args.column, args.language_column, args.delimiter)
-    return CodedFile(path, layout, args.delimiter)
-
-
-def words_of(args: ReviewConfig, coded: CodedFile) -> dict[str, str]:
-    """Code → description. Raises UserError."""
+def descriptions(args: ReviewConfig, coded: CodedFile) -> dict[str, str]:
+    """Code → description, those of the coded file first. Raises UserError."""
     if args.descriptions is None:
-        return coded.words or (hisco_classes()["title"] if coded.layout.classes["title"] else {})
+        return coded.descriptions or (hisco_classes()["title"] if coded.classes["title"] else {})
     header = read_header(args.descriptions)[0]
     names = [next((name for name in usual if name in header), None) for usual in (CODE_COLUMNS, TEXT_COLUMNS)]
     if None in names:
@@ -168,27 +177,45 @@ def words_of(args: ReviewConfig, coded: CodedFile) -> dict[str, str]:
             f" one of descriptions ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
         )
     found = read_columns(args.descriptions, [name for name in names if name])
-    formatter = make_formatter("hisco", None) if coded.layout.system == "hisco" else None
+    formatter = make_formatter("hisco", None) if coded.system == "hisco" else None
     repaired = [(formatter.repair(code)[0] if formatter else code, words) for code, words in reversed(found)]
-    return dict(repaired) | coded.words
+    return dict(repaired) | coded.descriptions
 
 
-def codes_of_key(args: ReviewConfig, coded: CodedFile) -> Codes:
-    """Raises UserError."""
-    if args.key is not None:
-        return Codes(read_key(args.key))
-    if coded.layout.system != "hisco":
+def read_sheets(args: ReviewConfig, coded: CodedFile) -> Sheets:
+    """What is decided. Raises UserError."""
+    if args.key is None and coded.system != "hisco":
         raise UserError(
-            f"--key names the codes of {coded.layout.system} that may be written: key.csv in the folder of"
-            " the run"
+            f"--key names the codes of {coded.system} that may be written: key.csv in the folder of the run"
         )
-    return Codes(hisco_key())
+    codes = Codes(hisco_key() if args.key is None else read_key(args.key))
+    return Sheets(args.files, coded, codes, args.delimiter)
 
 
-def make(args: ReviewConfig) -> None:
-    coded = coded_file(args, args.files[0])
-    words = words_of(args, coded)
-    texts = list(coded.texts.values())
+def drawn_texts(texts: list[CodedText], rows: int, seed: int) -> list[Drawn]:
+    """The texts of `rows` rows drawn with replacement, as many from each quarter of the file's rows by
+    confidence, in no order. A row is drawn, not a text: one with many rows comes more often.
+    """
+    texts = sorted(texts, key=lambda text: (-text.doubt / text.rows, text.id))
+    counts = np.array([text.rows for text in texts])
+    middle = np.cumsum(counts) - counts / 2
+    quarter = np.minimum((QUARTERS * middle / max(counts.sum(), 1)).astype(np.int64), QUARTERS - 1)
+    draw = np.random.default_rng(seed)
+    there = np.unique(quarter).tolist()
+    times: Counter[int] = Counter()
+    for i, each in enumerate(there):
+        at = np.flatnonzero(quarter == each)
+        number = rows // len(there) + (i < rows % len(there))
+        times.update(draw.choice(at, number, p=counts[at] / counts[at].sum()).tolist())
+    found = [
+        Drawn(texts[i], times[i], int(quarter[i]) + 1, int(counts[quarter == quarter[i]].sum()))
+        for i in times
+    ]
+    return [found[i] for i in draw.permutation(len(found))]
+
+
+def make(args: ReviewConfig, coded: CodedFile) -> None:
+    words, texts = descriptions(args, coded), list(coded.texts.values())
     if args.sample:
         chosen = drawn_texts(texts, args.rows, args.seed)
     else:
@@ -197,9 +224,8 @@ def make(args: ReviewConfig) -> None:
         chosen = [Drawn(text) for text in open_texts[: args.rows]]
     if not chosen:
         raise UserError(f"{coded.path}: has no text that is not decided yet")
-    content = sheet_text(chosen, len(coded.layout.codes), words, args.sample, args.bom)
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        file.write(content)
+        file.write(sheet_text(chosen, len(coded.codes), words, args.sample, args.bom))
     rows, doubt = sum(each.text.rows for each in chosen), sum(each.text.doubt for each in chosen)
     print(
         f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
@@ -216,78 +242,133 @@ def make(args: ReviewConfig) -> None:
     )
 
 
-def apply(args: ReviewConfig) -> None:
-    coded = coded_file(args, args.to)
-    sheets = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
-    made = {key: each for key, each in sheets.by_text.items() if each.codes is not None}
-    training = None if args.training_data is None else TrainingRows(args.training_data, coded.layout)
-    words = words_of(args, coded)
+def apply(args: ReviewConfig, coded: CodedFile) -> None:
+    sheets = read_sheets(args, coded)
+    made = {key: each.codes for key, each in sheets.by_text.items() if each.codes is not None}
+    words = descriptions(args, coded)
     # first: the same command can be given again where the rest fails
-    added = training and training.append(
-        [(coded.texts[key], each.codes) for key, each in made.items() if each.codes]
+    added = args.training_data and add_training_rows(
+        args.training_data, coded, [(coded.texts[key], codes) for key, codes in made.items() if codes]
     )
-    by = {key: args.by if key in sheets.chosen else f"{args.by} (drawn)" for key in made}
-    counts: Counter[str] = Counter()
-    layout = coded.layout
-    header = layout.header + ([] if layout.decided is not None else [DECIDED])
-
+    rows = changed = 0
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        file.write(csv_text([header]))
+        file.write(csv_text([coded.header + ([] if coded.decided is not None else [DECIDED])]))
         for chunk in coded.chunks():
-            rows = map(list, zip(*chunk.columns))
-            file.write(csv_text([with_decision(row, coded, made, by, words, counts) for row in rows]))
+            lines = []
+            for row in map(list, zip(*chunk.columns)):
+                key = coded.key(row)
+                before = coded.answer(coded.codes_of(row), coded.decider(row))
+                lines.append(row if coded.decided is not None else [*row, MODEL])
+                if key not in made:
+                    continue
+                line, codes = lines[-1], list(made[key])
+                rows, changed = rows + 1, changed + (codes != before)
+                for places, values in (
+                    (coded.codes, codes),
+                    (coded.words, [words.get(code, "") for code in codes]),
+                    *(
+                        (places, [hisco_classes()[name].get(code, "") for code in codes])
+                        for name, places in coded.classes.items()
+                    ),
+                    ([*coded.probs, *coded.more, coded.conf], []),
+                ):
+                    for i, place in enumerate(places):
+                        line[place] = values[i] if i < len(values) else ""
+                line[coded.review] = "0"
+                by = args.by if key in sheets.chosen else f"{args.by} (drawn)"
+                line[-1 if coded.decided is None else coded.decided] = by
+            file.write(csv_text(lines))
     for note in sheets.notes:
         print(f"Note: {note}")
-    skipped = len(sheets.by_text) - len(made)
     print(
-        f"{args.output}: {len(made):,} texts decided, in {counts['rows']:,} of {coded.rows:,} rows,"
-        f" {counts['changed']:,} of which get other codes; {skipped:,} skipped, {sheets.undecided:,} without"
-        " a decision"
+        f"{args.output}: {len(made):,} texts decided, in {rows:,} of {coded.rows:,} rows, {changed:,} of"
+        f" which get other codes; {len(sheets.by_text) - len(made):,} skipped, {sheets.undecided:,} without a"
+        " decision"
     )
     if added:
         print(added)
 
 
-def with_decision(
-    row: list[str],
-    coded: CodedFile,
-    made: dict[Key, Decision],
-    by: dict[Key, str],
-    words: dict[str, str],
-    counts: Counter[str],
-) -> list[str]:
-    """The row as it is in the final file. by: who has decided on each text; counts: of rows, is added to."""
-    layout = coded.layout
-    key = layout.key(row)
-    decision, before = made.get(key), coded.answer(layout.codes_of(row), layout.decider(row))
-    row = row if layout.decided is not None else [*row, MODEL]
-    if decision is None:
-        return row
-    codes = list(decision.codes or ())
-    counts["rows"] += 1
-    counts["changed"] += codes != before
-    for places, values in (
-        (layout.codes, codes),
-        (layout.words, [words.get(code, "") for code in codes]),
-        *(
-            (places, [hisco_classes()[name].get(code, "") for code in codes])
-            for name, places in layout.classes.items()
-        ),
-        (layout.probs, []),
-        (layout.more, []),
-        ([layout.conf], []),
-    ):
-        for i, place in enumerate(places):
-            row[place] = values[i] if i < len(values) else ""
-    row[layout.review] = "0"
-    decided = layout.decided if layout.decided is not None else len(row) - 1
-    row[decided] = by[key]
-    return row
+def add_training_rows(path: str, coded: CodedFile, decisions: list[tuple[CodedText, tuple[str, ...]]]) -> str:
+    """Adds a row for each text that the file of --training-data does not have yet, which need not be there;
+    returns what to tell. Raises OSError, and UserError where it lacks a column that a decision needs, or
+    cannot be read.
+    """
+    texts = [coded.header[coded.text]] + ([] if coded.language is None else [coded.header[coded.language]])
+    codes = [coded.header[place] for place in coded.codes]
+    header, content, known = [*texts, *codes], b"", set()
+    if os.path.exists(path):
+        with opened(path) as file:
+            content = file.read()
+    if content:
+        header, delimiter = read_header(path)
+        missing = [name for name in [*texts, codes[0]] if name not in header]
+        if missing:
+            raise UserError(
+                f"--training-data {path}: has no column {', '.join(map(repr, missing))}; it has"
+                f" {', '.join(map(repr, header))}"
+            )
+        if delimiter != ",":
+            raise UserError(f"--training-data {path}: its columns are parted by {delimiter!r}, not by commas")
+        if table_format(path).encoding != "utf-8-sig" or b"\r" in content.replace(b"\r\n", b""):
+            raise UserError(
+                f"--training-data {path}: is not in UTF-8 with usual line ends, so nothing can be added to"
+                " it: save it as CSV (UTF-8)"
+            )
+        codes = [name for name in codes if name in header]
+        for chunk in read_chunks(path, texts):
+            if chunk.faults:
+                line, _, reason = chunk.faults[0]
+                raise UserError(f"--training-data {path}, line {line:,}: cannot be read ({reason})")
+            languages = chunk.columns[1] if len(texts) > 1 else [""] * len(chunk.lines)
+            known.update(map(key_of, chunk.columns[0], languages))
+    rows, there, wide = [], 0, 0
+    for text, decided in decisions:
+        if key_of(text.text, text.language) in known:
+            there += 1
+        elif len(decided) > len(codes):
+            wide += 1
+        else:
+            cells = dict(zip(texts, (text.text, text.language))) | dict(zip(codes, decided))
+            rows.append([cells.get(name, "") for name in header])
+    if rows:
+        content = content or csv_text([header])
+        with atomic_write(os.path.realpath(path)) as file:
+            file.write(content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows))
+    return (
+        f"{path}: {len(rows):,} rows added"
+        + (f"; {there:,} texts are there already" if there else "")
+        + (f"; {wide:,} have more codes than it has columns for, and are left out" if wide else "")
+    )
 
 
-def report(args: ReviewConfig) -> None:
-    coded = coded_file(args, args.to)
-    sheet = Sheets(args.files, coded, codes_of_key(args, coded), args.delimiter)
+class Quarter(NamedTuple):
+    """number: 1 is the least sure; rows of the file; drawn: rows that were drawn and decided; right: those of
+    them that are.
+    """
+
+    number: int
+    rows: int
+    drawn: int
+    right: int
+
+
+def estimate(quarters: list[Quarter]) -> tuple[float, float, float]:
+    """Accuracy of the file's rows with its 95 % interval, fractions. Quarters weigh as many rows as they
+    have. The interval is that of Jeffreys' prior for each quarter (Brown, Cai, DasGupta, 2001, Interval
+    estimation for a binomial proportion), so that a quarter in which nothing is decided is anything from 0 to
+    1.
+    """
+    _, rows, drawn, right = np.array(quarters, dtype=np.float64).T
+    weight = rows / rows.sum()
+    betas = np.random.default_rng(1).beta(right + 0.5, drawn - right + 0.5, size=(DRAWS, len(quarters)))
+    low, high = np.percentile(betas @ weight, PERCENTILES)
+    accuracy = float(np.where(drawn > 0, right / np.maximum(drawn, 1), 0.5) @ weight)
+    return accuracy, float(min(low, accuracy)), float(max(high, accuracy))
+
+
+def report(args: ReviewConfig, coded: CodedFile) -> None:
+    sheet = read_sheets(args, coded)
     for note in sheet.notes:
         print(f"Note: {note}")
     if not sheet.sample:
@@ -295,67 +376,58 @@ def report(args: ReviewConfig) -> None:
             f"{args.files[0]}: its texts were chosen, not drawn, and say nothing about the others: make a"
             " sheet with --sample"
         )
-    corrected = decided_otherwise(args, coded, sheet) if args.now else set()
-    found = estimate(coded, sheet, corrected)
-    drawn = sum(each.drawn for each in found.quarters)
-    if not drawn:
-        raise UserError(f"{args.files[0]}: no line with a decision other than skip")
-    open_rows = sum(each.times for each in sheet.sample.values()) - drawn
-    print(
-        f"{args.now or coded.path}: {found.accuracy:.1%} of its rows with a text are right (95 % interval"
-        f" {found.low:.1%} to {found.high:.1%}), by {drawn:,} rows that were drawn"
-        + (f"; {open_rows:,} drawn rows have no decision and are left out" if open_rows else "")
-    )
-    for each in found.quarters:
-        name = {1: "1 (least sure)", 4: "4 (surest)"}.get(
-            each.number, str(each.number) if each.number else "not known"
-        )
-        print(f"  quarter {name}, {each.rows:,} rows: {each.right:,} of {each.drawn:,} drawn rows right")
-    sure = sum(text.rows - text.doubt for text in coded.texts.values() if not text.decided)
-    rows = sum(text.rows for text in coded.texts.values() if not text.decided)
-    if not args.now and rows:
-        print(f"  The model itself expects {sure / rows:.1%}.")
-
-
-def decided_otherwise(args: ReviewConfig, coded: CodedFile, sheet: Sheets) -> set[Key]:
-    """Texts that somebody chose to decide, and not because they were drawn, by the final file. Raises
-    UserError where that is no file of these texts.
-    """
-    final = coded_file(args, args.now)
-    if final.rows != coded.rows or set(sheet.sample) - set(final.texts):
-        raise UserError(f"{args.now} is not {coded.path} with decisions: it has other rows")
-    return {
-        key for key, text in final.texts.items() if text.decided and not text.decided.endswith(" (drawn)")
-    }
-
-
-def estimate(coded: CodedFile, sheet: Sheets, corrected: set[Key]) -> Estimate:
-    """From the rows that were drawn. A text of `corrected` is right by now; what was decided because it was
-    drawn counts as the model had it, since that stands for the rows that were not drawn.
-    """
+    # A text that somebody chose to decide is right by now; what was decided because it was drawn counts as
+    # the model had it, since that stands for the rows that were not drawn.
+    corrected: set[Key] = set()
+    if args.now:
+        final = CodedFile(args.now, args.column, args.language_column, args.delimiter)
+        if final.rows != coded.rows or set(sheet.sample) - set(final.texts):
+            raise UserError(f"{args.now} is not {coded.path} with decisions: it has other rows")
+        corrected = {
+            key for key, text in final.texts.items() if text.decided and not text.decided.endswith(" (drawn)")
+        }
     rows: dict[int, int] = {}
-    drawn: Counter[int] = Counter()
-    right: Counter[int] = Counter()
+    drawn, right = Counter(), Counter()
     for key, each in sheet.sample.items():
         rows[each.quarter] = each.quarter_rows
         decision = sheet.by_text.get(key)
         if decision is None or decision.codes is None:
             continue
-        drawn[each.quarter] += each.times
-        answer = coded.answer(each.text.codes, each.text.decided)
-        is_right = set(answer) == set(decision.codes)
+        answer, true = set(coded.answer(each.text.codes, each.text.decided)), set(decision.codes)
+        is_right = answer == true
         if coded.alternatives and not each.text.decided:  # the best code is one of the right ones
-            is_right = is_right or bool(set(answer) & set(decision.codes))
+            is_right = is_right or bool(answer & true)
+        drawn[each.quarter] += each.times
         right[each.quarter] += each.times * (is_right or key in corrected)
     quarters = [Quarter(i, rows[i], drawn[i], right[i]) for i in sorted(rows)]
     left = sum(text.rows for text in coded.texts.values()) - sum(rows.values())
-    return Estimate.of(quarters + ([Quarter(0, left, 0, 0)] if left > 0 else []))
+    quarters += [Quarter(0, left, 0, 0)] if left > 0 else []
+    total = sum(each.drawn for each in quarters)
+    if not total:
+        raise UserError(f"{args.files[0]}: no line with a decision other than skip")
+    accuracy, low, high = estimate(quarters)
+    undecided = sum(each.times for each in sheet.sample.values()) - total
+    print(
+        f"{args.now or coded.path}: {accuracy:.1%} of its rows with a text are right (95 % interval"
+        f" {low:.1%} to {high:.1%}), by {total:,} rows that were drawn"
+        + (f"; {undecided:,} drawn rows have no decision and are left out" if undecided else "")
+    )
+    names = {0: "not known", 1: "1 (least sure)", 4: "4 (surest)"}
+    for each in quarters:
+        name = names.get(each.number, str(each.number))
+        print(f"  quarter {name}, {each.rows:,} rows: {each.right:,} of {each.drawn:,} drawn rows right")
+    texts = [text for text in coded.texts.values() if not text.decided]
+    if not args.now and texts:
+        number = sum(text.rows for text in texts)
+        print(f"  The model itself expects {sum(text.rows - text.doubt for text in texts) / number:.1%}.")
 
 
 def run(argv: list[str] | None) -> None:
     args = get_args_parser().parse_args(argv)
     raise_if_any(argument_problems(args))
-    {"make": make, "apply": apply, "report": report}[args.action](args)
+    path = args.files[0] if args.action == "make" else args.to
+    coded = CodedFile(path, args.column, args.language_column, args.delimiter)
+    {"make": make, "apply": apply, "report": report}[args.action](args, coded)
 
 
 def main(argv: list[str] | None = None) -> int:

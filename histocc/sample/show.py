@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from histocc.model.confidence_fit import calibration_error
+from histocc.model.confidence import calibration_error
 from histocc.model.model_io import load_model
 from histocc.predict.coder import Coder
 from histocc.runtime.entrypoint import run_command
