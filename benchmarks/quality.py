@@ -19,10 +19,10 @@ the steps that fit follow from the rate of some steps before. Data: rows of the 
 they are. Prints a table and one JSON line. Seconds are those of the fit of the n-grams and of the training;
 where the whole fit would take more than 0.85 of a budget it gets fewer passes with both decoders.
 
---baseline adds those of histocc.baseline, on the same rows: the linear support vector machine (one thread),
-the most frequent codes, and those of the same text (a held-out text has none, so they are the most frequent).
---rows takes so many training rows, each time those before and more, and at most
-ten minutes for each training, where it is not given in steps; the held-out rows stay.
+--baseline adds those of histocc.evaluate.baseline, on the same rows: the linear support vector machine (one
+thread), the most frequent codes, and those of the same text (a held-out text has none, so they are the most
+frequent). --rows takes so many training rows, each time those before and more, and at most ten minutes for
+each training, where it is not given in steps; the held-out rows stay.
 
 For comparison, the trainer that the published models were made with, on the real rows, split by text, in 450
 s on two cores (281 steps; size small, learning rate 3e-4, batch 64): 21.3 % by the seq2seq decoder; the
