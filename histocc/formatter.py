@@ -178,15 +178,20 @@ class BlockyFormatter:
         """Undo what spreadsheets and data frames do to numeric codes; returns (code, whether its characters
         changed).
 
-        Surrounding blanks go, without counting as a change. HISCO: "41025.0" -> "41025", four digits get
-        their leading zero back. OCC1950: the same, up to three digits. gpf: nothing else, since any character
-        may mean something there.
+        Surrounding blanks go, without counting as a change. HISCO: "41025.0" and "41025,0" -> "41025", four
+        digits get their leading zero back, "8-31.10" (as the book has it) and "8 3110" -> "83110", "−1" with
+        a minus sign -> "-1". OCC1950: decimals of zeros go, one to three digits get their zeros back. gpf:
+        nothing else, since any character may mean something there.
         """
         stripped = fixed = code.strip()
         shortest = _SYSTEMS[self.kind].zeros_back_from
         if shortest is not None:
-            if re.fullmatch(r"-?[0-9]+\.0+", fixed):
-                fixed = fixed.partition(".")[0]
+            if self.kind == "hisco":
+                fixed = re.sub("^\u2212(?=[123])", "-", fixed)
+                fixed = re.sub(r"^([0-9])-([0-9]{2})\.([0-9]{2})$", r"\1\2\3", fixed)
+                if re.fullmatch(r"[0-9](\s?[0-9]){3,4}", fixed):
+                    fixed = "".join(fixed.split())
+            fixed = re.sub(r"^(-?[0-9]+)[.,]0+$", r"\1", fixed)
             if re.fullmatch(r"[0-9]+", fixed) and len(fixed) >= shortest:
                 fixed = fixed.zfill(self.block_size)
         return fixed, fixed != stripped

@@ -1,6 +1,7 @@
 """What happens to a description before a model reads it: the rule that a model was trained with, by name.
 
-`as-is`: blanks around the text go, nothing else. `ascii-lower`: lower case, then transliterated to ASCII (æ →
+`as-is`: letters of several characters are composed (Unicode's NFC), invisible characters (category Cf) and
+blanks around the text go, nothing else. `ascii-lower`: lower case, then transliterated to ASCII (æ →
 ae, ß → ss, é → e), blanks stay; the published OccCANINE models were trained on such texts, and their program
 codes no others (Dahl, Johansen, Vedel, 2024, arXiv 2402.13604, and their package).
 
@@ -10,6 +11,7 @@ symbols need no package: what Unicode's compatibility decomposition does not say
 """
 
 import csv
+import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +21,13 @@ from histocc.runtime.errors import UserError
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
 TEXT_RULES = (AS_IS, ASCII_LOWER)
+
+# Characters of Unicode's category Cf: soft hyphens, zero-width joiners, marks of direction, byte order marks.
+_INVISIBLE = re.compile(
+    "[\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064"
+    "\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
+)
 
 # Code points that are transliterated here, [first, last]: Latin, Greek, Cyrillic, punctuation, symbols,
 # private use.
@@ -54,7 +63,14 @@ def cleaner(rule: str) -> Callable[[str], str]:
             f"text rule {rule!r} is not known to this version, which has {' and '.join(TEXT_RULES)}; "
             "the model was made by a newer one"
         )
-    return str.strip if rule == AS_IS else ascii_lower
+    return as_is if rule == AS_IS else ascii_lower
+
+
+def as_is(text: str) -> str:
+    """`text` composed, without invisible characters and without blanks around it."""
+    if text.isascii():
+        return text.strip()
+    return unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).strip()
 
 
 def text_key(text: str) -> str:

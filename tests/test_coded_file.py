@@ -144,7 +144,7 @@ def test_what_is_missing_is_said(coded):
 def test_faults_and_languages_of_all_parts_are_put_together(coded):
     coded.write_part(0, [["smed"]], noted(unknown=5000, languages={"se": 10}, faults=[[3, "kind", "a\rb"]]))
     coded.write_part(1, [["kok"]], noted(unknown=1, languages={"se": 1}, faults=[[9, "kind", "c"]]))
-    total, languages = coded.join(["occ1"], Scan(2, 2, 1, None, []), overwrite=False)
+    total, languages, _ = coded.join(["occ1"], Scan(2, 2, 1, None, []), overwrite=False)
     assert (total["faults"], total["unknown"], total["rows"], languages) == (2, 5001, 2, {"se": 11})
     assert open(coded.output, newline="").read() == "occ1\nsmed\nkok\n"
     with open(coded.output + ".rejected.csv", newline="", encoding="utf-8") as file:

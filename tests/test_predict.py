@@ -653,8 +653,8 @@ def test_mistakes_are_said_and_the_input_stays(model, tmp_path):
         (flags(model, source, existing), "there.csv exists; --overwrite replaces it"),
         (flags(model, source, output, "--language", "en"), "--language and --language-column"),
         (
-            ["--model", model, "--input", source, "--output", output, "--language", "en-GB"],
-            "does not know 'en-GB'; it knows unk, en, da",
+            ["--model", model, "--input", source, "--output", output, "--language", "de-DE"],
+            "does not know 'de-DE'; it knows unk, en, da",
         ),
         (flags(model, source, output, "--threshold", "0.3"), "--threshold is for --decoder flat"),
         (
@@ -744,3 +744,34 @@ def test_published_models_code(tmp_path):
     )
     with pytest.raises(UserError, match="formatter occ1950 are others"):
         Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))
+
+
+def test_tables_as_users_have_them(model, tmp_path, monkeypatch):
+    """Texts that repeat the row above, across chunks; languages by other names; an encoding by name."""
+    monkeypatch.setattr("histocc.data.tables.CHUNK", 2)
+    rows = [
+        ("1", "væver ", "DA", ""),
+        ("2", "do.", "da-DK", ""),
+        ("3", "〃", "Danish", ""),
+        ("4", "smed", "en", ""),
+    ]
+    path = tmp_path / "in.csv"
+    write_csv(path, HEADER, rows)
+    path.write_bytes(path.read_bytes().decode().replace("〃", "ditto").encode("cp850"))
+    said, found = {}, {}
+    for name, more in (("plain", []), ("filled", ["--ditto"])):
+        output = tmp_path / f"{name}.csv"
+        more = [*more, "--encoding", "cp850", "--device", "cpu"]
+        code, said[name] = run_inside(predict.main, *flags(model, str(path), output, *more))
+        assert code == 0, said[name]
+        found[name] = read(output)
+    assert [row["occ1"] for row in found["filled"]] == ["væver ", "do.", "ditto", "smed"]
+    assert [row["needs_review"] for row in found["plain"]][1:3] == ["1", "1"]
+    assert (
+        "repeat the row above (do., ditto): 2 rows, with needs_review (first in lines 3, 4)" in said["plain"]
+    )
+    answers = [(row["hisco_1"], row["conf"], row["needs_review"]) for row in found["filled"]]
+    assert (
+        answers[0] == answers[1] == answers[2] != answers[3] and "repeat the row above" not in said["filled"]
+    )
+    assert "coded as unk" not in said["plain"]

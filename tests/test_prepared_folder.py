@@ -118,6 +118,11 @@ def test_every_setting_counts(tmp_path, monkeypatch):
         "number_codes": ["61110"],
         "first_codes": ["61110"],
         "clean_text": "ascii-lower",
+        "encoding": "cp1250",
+        "code_separator": ";",
+        "recode": {"1": "2"},
+        "empty_text": "-1",
+        "ditto": True,
     }
     assert set(other) == {field.name for field in dataclasses.fields(PrepareSettings)}
     changed = [dataclasses.replace(plain, **{name: value}) for name, value in other.items()]
@@ -321,7 +326,7 @@ def test_without_locks(tmp_path, monkeypatch):
 def test_only_what_killed_jobs_left_is_removed(tmp_path):
     root = tmp_path / "out" / "prepared"
     gone = [
-        fill(root / LEFTOVER, "train.codes", "train.lines", "val.codes.new", "rejected_rows.csv"),
+        fill(root / LEFTOVER, "train.codes", "train.lines", "rejected_rows.csv"),
         fill(root / f"{LEFTOVER[:-1]}9"),
     ]
     for name in (".git", "notes", ".0123456789abcdef", ".0123456789abcdeg.a1b2_c3d", f"{LEFTOVER}4"):
@@ -371,7 +376,7 @@ def test_all_files_have_a_name_of_ours(tmp_path, monkeypatch):
         prep, "write_last", lambda new, what: (seen.update(os.listdir(new)), write_last(new, what))
     )
     prepare(tmp_path, CONTENT, **OPTIONS)
-    elsewhere = {f"train.{TEACHER}", "train.codes.new", "val.codes.new", META}
+    elsewhere = {f"train.{TEACHER}", META}
     assert seen == set(FILES) - elsewhere  # meta.json is written behind them
 
 

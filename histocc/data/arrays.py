@@ -17,6 +17,7 @@ import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import mix
 
-PREPARED_FORMAT = 3
+PREPARED_FORMAT = 4
 ARRAYS = {
     "chars": np.dtype("<u4"),
     "offsets": np.dtype("<i8"),
@@ -35,9 +36,9 @@ ARRAYS = {
 TEACHER = "teacher"  # the file of a teacher's answers to the training rows, where there are some
 TEACHER_OUTPUTS = 16  # of its linear decoder that are kept for a text, the most probable ones
 META = "meta.json"
-# All files that this program writes into a prepared folder; `lines`, `codes.new` are gone before it is whole.
+# All files that this program writes into a prepared folder; `lines` are gone before it is whole.
 FILES = (
-    *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines", "codes.new")),
+    *(f"{part}.{name}" for part in ("train", "val") for name in (*ARRAYS, "lines")),
     f"train.{TEACHER}",
     "key.csv",
     "words.csv",
@@ -110,34 +111,23 @@ def fault(folder: str, contents: bool = True, check: Callable[[], None] = lambda
         return f"{META} is not as it was written"
     if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
         return f"{META} is that of other data"
-    if found := file_of_other_size(folder, meta):
-        return found
-    for name, expected in meta["checksums"].items() if contents else ():
+    for name, size in meta["sizes"].items():
+        path = os.path.join(folder, name)
         check()
         try:
-            if checksum(os.path.join(folder, name)) != expected:
+            if not os.path.lexists(path):
+                return f"{name} is missing"
+            same = os.path.isfile(path) and os.path.getsize(path) == size
+            if not same or contents and checksum(path) != meta["checksums"][name]:
                 return f"{name} is not as it was written"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
 
 
-def file_of_other_size(folder: str, meta: dict) -> str | None:
-    """What is wrong with the first file of a folder that is missing or not as long as it was written; None
-    if all are.
-    """
-    for name, size in meta["sizes"].items():
-        path = os.path.join(folder, name)
-        if not os.path.lexists(path):
-            return f"{name} is missing"
-        if not os.path.isfile(path) or os.path.getsize(path) != size:
-            return f"{name} is not as it was written"
-    return None
-
-
-def map_array(path: str, dtype: np.dtype) -> np.ndarray:
-    """The array in `path`, mapped read-only; an empty file is an empty array."""
-    return np.memmap(path, dtype=dtype, mode="r") if os.path.getsize(path) else np.zeros(0, dtype=dtype)
+def map_array(path: str, dtype: np.dtype, mode: Literal["r", "r+"] = "r") -> np.ndarray:
+    """The array in `path`, mapped, read-only unless `mode` is "r+"; an empty file is an empty array."""
+    return np.memmap(path, dtype=dtype, mode=mode) if os.path.getsize(path) else np.zeros(0, dtype=dtype)
 
 
 def text_keys(text_hash: np.ndarray, language: np.ndarray) -> np.ndarray:
@@ -226,20 +216,8 @@ class PreparedData:
         """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it or found
         it. Raises UserError where meta.json or the size of a file is not as it was written."""
         meta = read_meta(folder)
-        if fault := file_of_other_size(folder, meta):
-            raise UserError(f"{folder}: {fault}; move the folder away and the data are prepared again")
+        if problem := fault(folder, contents=False):
+            raise UserError(f"{folder}: {problem}; move the folder away and the data are prepared again")
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
-        return cls(
-            folder,
-            parts["train"],
-            parts["val"],
-            meta["codes"],
-            meta["languages"],
-            meta["alphabet"],
-            meta["max_codes"],
-            meta["fingerprint"],
-            meta["report"],
-            meta["clean_text"],
-            meta["kept_codes"],
-            meta["hisco_numbers"],
-        )
+        own = ("folder", *parts)
+        return cls(folder, **parts, **{name: meta[name] for name in cls.__annotations__ if name not in own})

@@ -1,5 +1,7 @@
 """The flags that say what files of rows hold, and what of them does not go together."""
 
+import codecs
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -19,8 +21,58 @@ Delimiter = Annotated[
 ]
 
 
+def encoding_name(text: str) -> str:
+    """An encoding by the name that Python has for it. Raises ValueError."""
+    try:
+        name = codecs.lookup(text).name
+        "".encode(name)
+    except LookupError:
+        raise ValueError from None
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+Encoding = Annotated[
+    str,
+    number(
+        encoding_name,
+        lambda name: isinstance(name, str),
+        "an encoding; some are utf-8, cp1250, cp1251, cp1252, cp1253, cp1254, cp850, mac_roman",
+    ),
+]
+Recoding = Annotated[
+    str,
+    number(str, re.compile(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*").fullmatch, "of the form OLD=NEW,OLD=NEW"),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Tables(Config):
+class Reading(Config):
+    """data"""
+
+    encoding: Encoding | None = flag(
+        None,
+        "encoding of CSV files, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as found)",
+        metavar="NAME",
+        resumable=True,
+    )
+    code_separator: str | None = flag(
+        None,
+        "a cell may hold several codes, separated by one of these characters, such as ';&'",
+        metavar="CHARS",
+    )
+    recode: Recoding | None = flag(
+        None, "codes that are read as others, such as 99999=-1,98999=-1", metavar="OLD=NEW"
+    )
+    empty_text: str | None = flag(
+        None,
+        "keep rows without a description if this is their only code; without it they are rejected",
+        metavar="CODE",
+    )
+    ditto: bool = flag(False, "descriptions such as do., ditto, 〃 take the text of the row above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables(Reading):
     """data"""
 
     input_col: str = flag("occ1", "column with the descriptions", resumable=True)

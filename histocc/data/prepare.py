@@ -26,21 +26,23 @@ from histocc.data.arrays import (
     META,
     PREPARED_FORMAT,
     PreparedData,
+    RowSet,
     fault,
+    map_array,
     read_meta,
     write_last,
 )
-from histocc.data.report import LINES, WrittenPart, make_report
+from histocc.data.report import make_report
 from histocc.data.rows import (
     BLANK,
     DOES_NOT_FIT,
     FLAGS,
-    REPAIRED,
-    SHORT,
+    RENAMED,
     WORD,
     CodeBook,
     Findings,
     Languages,
+    fill_dittos,
     write_key,
     write_words,
 )
@@ -60,8 +62,9 @@ LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  #
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
 _OF_THE_MODEL = re.compile("[\ue000-\ue004]")
-# UTF-8 that was read as Windows-1252, or lost altogether
-_BROKEN = re.compile("\ufffd|Ã[\x80-\xbf\u0152-\u2122]")
+# UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
+_BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
+LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 _LEFTOVER = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]{8}")  # the hidden folders of `build_folder`
 
 
@@ -98,8 +101,7 @@ class Part:
     def add(self, texts: list[str], arrays: dict[str, np.ndarray]) -> None:
         """texts: n descriptions; arrays: language, codes [n, K], text_hash, lines."""
         ends = self.end + np.cumsum(np.fromiter(map(len, texts), dtype=np.int64, count=len(texts)))
-        self.files["chars"].write(code_points("".join(texts)).tobytes())
-        for name, values in {**arrays, "offsets": ends}.items():
+        for name, values in {**arrays, "chars": code_points("".join(texts)), "offsets": ends}.items():
             self.files[name].write(values.astype(ARRAYS.get(name, LINES)).tobytes())
         self.end = int(ends[-1]) if texts else self.end
         self.rows += len(texts)
@@ -114,19 +116,23 @@ class Reader:
         self.settings, self.folder, self.check = settings, folder, check
         self.formatter = BlockyFormatter.from_dict(settings.formatter)
         numbers = settings.number_codes or settings.fixed_codes if settings.numbered else None
-        self.book = CodeBook(self.formatter, settings.fixed_codes, numbers)
+        self.book = CodeBook(self.formatter, settings.fixed_codes, numbers, settings.recode)
         self.clean = cleaner(settings.clean_text)
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
+        self.empty = None if settings.empty_text is None else self.book.of_code(settings.empty_text)
+        self.above = ""  # the text of the row before
         self.findings = Findings(folder)
         self.files: list[dict] = []
         self.parts = {part: Part(folder, part) for part in ("train", "val")}
         self.words: Counter[str] = Counter()  # of the training texts
+        self.used: set[int] = set()  # numbers of the codes of rows that are not rejected
+        self.characters = np.zeros(sys.maxunicode + 1, dtype=bool)  # that occur in these
         self.chunks = self.rare = 0  # rare: words met this often or less have been forgotten
 
     def read(self, path: str, part: str) -> None:
         """Reads one file into `part`, or into both by the hash of the text if the settings ask for it."""
-        table = table_format(path, self.settings.delimiter)
+        table, self.above = table_format(path, self.settings.delimiter, self.settings.encoding), ""
         rows, size = 0, round(os.path.getsize(path) / 1e6, 1)
         with Stage(f"reading {path}", size, "MB") as stage:
             for chunk in read_chunks(path, self.settings.columns, table.delimiter or None, table.encoding):
@@ -154,7 +160,16 @@ class Reader:
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, findings = self.settings, self.findings
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
+        whole, name = "".join(cells), settings.input_col
         texts = list(map(self.clean, cells))
+        if settings.clean_text == AS_IS and not whole.isascii():
+            composed = [i for i, text in enumerate(texts) if text != cells[i].strip()]
+            findings.note("texts_composed", path, lines[composed], (cells[i].strip() for i in composed))
+        dittos = fill_dittos(texts, self.above, settings.ditto)
+        findings.note(
+            "dittos_filled" if settings.ditto else "dittos", path, lines[dittos], (cells[i] for i in dittos)
+        )
+        self.above = texts[-1] if texts else self.above
         keep = np.ones(len(texts), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
 
@@ -163,7 +178,6 @@ class Reader:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
 
-        whole, name = "".join(cells), settings.input_col
         if _OF_THE_MODEL.search(whole):
             reason = "the description holds a character from U+E000 to U+E004, which mark the ends of a text"
             rows = [i for i, cell in enumerate(cells) if _OF_THE_MODEL.search(cell)]
@@ -172,12 +186,20 @@ class Reader:
             rows = [i for i in np.flatnonzero(keep) if "\0" in texts[i]]
             reject(rows, "NUL character", "the description holds a NUL character", name, texts)
         blank = [i for i, text in enumerate(texts) if not text or text.isspace()]
-        reject([i for i in blank if keep[i]], "empty text", "the description is empty", name, cells)
+        blank = [i for i in blank if keep[i]]
+        if self.empty is None:
+            reject(blank, "empty text", "the description is empty", name, cells)
         if not whole.isascii() and _BROKEN.search(whole):
             broken = [i for i, cell in enumerate(cells) if _BROKEN.search(cell)]
             findings.note("letters_broken", path, lines[broken], (cells[i].strip() for i in broken))
 
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
+        if self.empty is not None:
+            alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
+            reason = f"the description is empty, and the code is another than {settings.empty_text}"
+            reject([i for i in blank if keep[i] and not alone[i]], "empty text", reason, name, cells)
+            kept = [i for i in blank if keep[i]]
+            findings.note("texts_empty", path, lines[kept], (cells[i] for i in kept))
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
             # nobody has named a key for numbers that are none
             assumed = settings.number_codes is not None and settings.fixed_codes is None
@@ -194,6 +216,8 @@ class Reader:
             "text_hash": text_hashes(list(map(str.strip, texts))),
             "lines": lines + (len(self.files) << 40),
         }
+        self.characters[code_points("".join(texts))] = True
+        self.used.update(np.unique(codes[codes >= 0]).tolist())
         self.chunks += 1
         sides = {part: np.ones(len(texts), dtype=bool)}
         if part == "train" and settings.share_val is not None:
@@ -213,6 +237,8 @@ class Reader:
         if not names:
             return np.full((len(keep), self.settings.max_codes), BLANK)
         cells = chunk.columns[1 : 1 + len(names)]
+        if self.settings.code_separator:
+            cells, names = self._separated(cells, keep, reject)
         numbers = np.stack(
             [np.fromiter(map(self.book.__getitem__, column), np.int64, len(column)) for column in cells],
             axis=1,
@@ -236,9 +262,9 @@ class Reader:
         if self.missing is not None:
             note("missing_code_used", np.pad(blank[:, None], ((0, 0), (0, len(names) - 1))))
         note("missing_words", numbers == WORD)
-        note("zeros_restored", (numbers >= REPAIRED) & (numbers & REPAIRED > 0))
-        note("codes_short", numbers >= SHORT)
-        numbers = np.where(numbers >= 0, numbers & ~FLAGS, BLANK)
+        for kind, flag in FLAGS.items():
+            note(kind, (numbers >= 0) & (numbers & flag > 0))
+        numbers = np.where(numbers >= 0, numbers & (min(FLAGS.values()) - 1), BLANK)
         repeated = np.zeros(numbers.shape, dtype=bool)  # further left in their row, too
         for place in range(1, numbers.shape[1]):
             repeated[:, place] = (numbers[:, :place] == numbers[:, place : place + 1]).any(axis=1)
@@ -246,6 +272,22 @@ class Reader:
         note("codes_repeated", repeated)
         numbers[repeated] = BLANK
         return np.take_along_axis(numbers, np.argsort(numbers < 0, axis=1, kind="stable"), axis=1)
+
+    def _separated(
+        self, cells: list[list[str]], keep: np.ndarray, reject: Callable[..., None]
+    ) -> tuple[list[list[str]], list[str]]:
+        """Columns of one code each, and their names, of cells that hold several codes."""
+        names, room = self.settings.target_cols, self.settings.max_codes
+        separator = re.compile(f"[{re.escape(self.settings.code_separator or '')}]")
+        rows = []
+        for i, row in enumerate(zip(*cells)):
+            codes = [code for cell in row for code in separator.split(cell) if code.strip()]
+            if keep[i] and len(codes) > room:
+                reason = f"{len(codes)} codes in the row, and the formatter has room for {room}"
+                reject([i], "too many codes", reason, names[0], cells[0])
+            rows.append([*codes, *[""] * room][:room])
+        columns = [list(column) for column in zip(*rows)] or [[] for _ in range(room)]
+        return columns, [*names, *[names[-1]] * room][:room]
 
     def _language(
         self, path: str, lines: np.ndarray, texts: list[str], columns: list[list[str]]
@@ -255,6 +297,9 @@ class Reader:
         if settings.language_col:
             cells = columns[-1]
             numbers = np.fromiter(map(self.languages.__getitem__, cells), dtype=np.int64, count=len(cells))
+            renamed = np.flatnonzero(numbers >= RENAMED)
+            self.findings.note("languages_renamed", path, lines[renamed], (cells[i] for i in renamed))
+            numbers &= RENAMED - 1
             blank = [i for i in np.flatnonzero(numbers == 0) if not cells[i].strip()]
             self.findings.note("language_missing", path, lines[blank], (texts[i] for i in blank))
         else:
@@ -275,49 +320,33 @@ class Reader:
     def finish(self) -> tuple[list[str], dict]:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
         self.close()
-        settings, written = self.settings, self.written()
-        found = list(self.book.codes)
-        used = np.zeros(len(found) + 1, dtype=bool)  # not those of rejected rows alone
-        for part in written:
-            for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-                used[np.unique(numbers)] = True  # −1 marks the last
-        codes = settings.fixed_codes
+        settings, parts, lines = self.settings, [], []
+        codes, used = settings.fixed_codes, list(self.book.codes)
         if codes is None:
             first = settings.first_codes or []
-            codes = first + sorted({code for number, code in enumerate(found) if used[number]} - set(first))
+            codes = first + sorted({used[number] for number in self.used} - set(first))
         place = {code: i for i, code in enumerate(codes)}
-        final = np.array([place.get(code, -1) for code in found] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
-        for part in written:
-            path = os.path.join(self.folder, f"{part.part}.codes")
-            with open(path + ".new", "wb") as file:
-                for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-                    file.write(final[numbers].tobytes())
-            os.replace(path + ".new", path)
+        final = np.array([place.get(code, -1) for code in used] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
+        for name in self.parts:
+            numbers = map_array(os.path.join(self.folder, f"{name}.codes"), ARRAYS["codes"], "r+")
+            for start in range(0, len(numbers), 1 << 20):
+                numbers[start : start + (1 << 20)] = final[numbers[start : start + (1 << 20)]]
+            parts.append(RowSet(self.folder, name, settings.max_codes))
+            lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
         report = make_report(
-            written,
+            parts,
+            lines,
             not settings.val_files,
             self._what_was_read(),
             self.files,
             self.findings,
-            list(codes),
+            codes,
             self.languages.names,
             os.path.join(self.folder, "conflicts.csv"),
         )
-        for part in written:
-            os.unlink(os.path.join(self.folder, f"{part.part}.lines"))
-        return list(codes), report
-
-    def written(self) -> list[WrittenPart]:
-        max_codes = self.settings.max_codes
-        return [WrittenPart(self.folder, name, part.rows, max_codes) for name, part in self.parts.items()]
-
-    def alphabet(self) -> list[int]:
-        """All code points of the descriptions, sorted. After `finish`."""
-        occurs = np.zeros(sys.maxunicode + 1, dtype=bool)
-        for part in self.written():
-            for points in part.blocks("chars", ARRAYS["chars"]):
-                occurs[points] = True
-        return np.flatnonzero(occurs).tolist()
+        for name in self.parts:
+            os.unlink(os.path.join(self.folder, f"{name}.lines"))
+        return codes, report
 
     def close(self) -> None:
         for file in [
@@ -559,7 +588,7 @@ def prepare(
             "fingerprint": key,
             "codes": codes,
             "languages": reader.languages.names,
-            "alphabet": reader.alphabet(),
+            "alphabet": np.flatnonzero(reader.characters).tolist(),
             "max_codes": settings.max_codes,
             "clean_text": settings.clean_text,
             "kept_codes": len(settings.first_codes or []),

@@ -2,93 +2,43 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from histocc.data.arrays import ARRAYS, map_array
-from histocc.data.rows import NOTES, Findings, row_writer
+from histocc.data.arrays import RowSet
+from histocc.data.rows import NOTES, OTHER_NAMES, WITH_VALUES, Findings, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
-LINES = np.dtype("<i8")  # number of the file × 2**40 + line
 RARE = 10  # a code in fewer rows than this is rare
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
-_BUCKET = 1 << 22  # rows that are compared at once
+MAX_LENGTH = 1 << 20  # of descriptions that are told apart by length
+_BUCKET = 1 << 21  # rows that are compared at once
 _BLOCK = 1 << 18  # rows that are read at once
-# What the published models call languages that have another usual name.
-USUAL_NAMES = {
-    "sv": "se",
-    "swe": "se",
-    "swedish": "se",
-    "de": "ge",
-    "ger": "ge",
-    "german": "ge",
-    "dk": "da",
-    "dan": "da",
-    "danish": "da",
-    "eng": "en",
-    "english": "en",
-    "nb": "no",
-    "nn": "no",
-    "norwegian": "no",
-    "el": "gr",
-    "greek": "gr",
-    "dutch": "nl",
-    "french": "fr",
-    **{name.upper().casefold(): name for name in LANGUAGES},
-}
 
 
-@dataclass
-class WrittenPart:
-    """The array files of one part before its folder has its name. codes: numbers of the final key."""
-
-    folder: str
-    part: str
-    rows: int
-    max_codes: int
-
-    def blocks(self, name: str, dtype: np.dtype, width: int = 1) -> Iterator[np.ndarray]:
-        """Rows of an array, `_BLOCK` at a time and read rather than mapped, so that memory stays small."""
-        with open(os.path.join(self.folder, f"{self.part}.{name}"), "rb") as file:
-            while data := file.read(_BLOCK * width * dtype.itemsize):
-                values = np.frombuffer(data, dtype=dtype)
-                yield values.reshape(-1, width) if width > 1 or name == "codes" else values
-
-    @cached_property
-    def maps(self) -> dict[str, np.ndarray]:
-        """The arrays, mapped, for single rows."""
-        return {
-            name: map_array(os.path.join(self.folder, f"{self.part}.{name}"), dtype)
-            for name, dtype in {**ARRAYS, "lines": LINES}.items()
-        }
-
-    def keys(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(hash of the text, hash of text and language, hash of the set of codes), uint64 each, block by
-        block.
-        """
-        arrays = zip(
-            self.blocks("text_hash", ARRAYS["text_hash"]),
-            self.blocks("language", ARRAYS["language"]),
-            self.blocks("codes", ARRAYS["codes"], self.max_codes),
-        )
-        for text, language, codes in arrays:
-            ordered = np.sort(codes, axis=1).astype(np.uint64)
-            labels = np.zeros(len(text), dtype=np.uint64)
-            for column in ordered.T:
-                labels = mix(labels * np.uint64(3) + column)
-            yield text, mix(text + mix(language.astype(np.uint64))), labels
+def _blocks(rows: RowSet) -> Iterator[slice]:
+    for start in range(0, len(rows), _BLOCK):
+        yield slice(start, start + _BLOCK)
 
 
 def compare_rows(
-    parts: list[WrittenPart], split: bool, files: list[str], codes: list[str], languages: list[str], path: str
+    parts: list[RowSet],
+    lines: list[np.ndarray],
+    split: bool,
+    files: list[str],
+    codes: list[str],
+    languages: list[str],
+    path: str,
 ) -> dict:
     """Duplicates and contradictions among the rows of all parts; the contradictions are listed in `path`.
 
     Texts that differ only in case and blanks are one text. Works on a share of the texts at a time, so that
     memory does not grow with the rows.
+
+    Args:
+        lines: of each part, number of the file × 2**40 + line of each row.
+        split: whether the parts were made of the same files by their texts.
 
     Returns:
         distinct_texts; duplicates: rows with the text, language and set of codes of an earlier one;
@@ -96,26 +46,30 @@ def compare_rows(
         whose text is also in train (0 if the parts were split by text).
     """
     found = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
-    buckets = max(1, -(-sum(part.rows for part in parts) // _BUCKET))
+    buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
     with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         write_row = row_writer(file)
         write_row(["text", "language", "codes", "rows", "file", "line"])
         for bucket in range(buckets):
-            # the three keys and the numbers (over all parts) of the rows whose text falls into the bucket
+            # hashes of texts, of texts and languages, of sets of codes, and numbers (over all parts) of the
+            # rows whose text falls into the bucket
             chosen, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
             for part in parts:
-                for keys in part.keys():  # noqa: SIM118 (not a dict)
-                    inside = np.flatnonzero(keys[0] % np.uint64(buckets) == bucket)
-                    chosen.append([*(key[inside] for key in keys), inside + start])
-                    start += len(keys[0])
+                for block in _blocks(part):
+                    inside = np.flatnonzero(part.text_hash[block] % np.uint64(buckets) == bucket)
+                    text = part.text_hash[block][inside]
+                    inputs = mix(text + mix(part.language[block][inside].astype(np.uint64)))
+                    labels = np.zeros(len(inside), dtype=np.uint64)
+                    for column in np.sort(part.codes[block][inside], axis=1).astype(np.uint64).T:
+                        labels = mix(labels * np.uint64(3) + column)
+                    chosen.append([text, inputs, labels, inside + start + block.start])
+                start += len(part)
             texts, inputs, labels, rows = map(np.concatenate, zip(*chosen))
             _, first, counts = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
             found["duplicates"] += len(rows) - len(first)
-            found["distinct_texts"] += (
-                1 + int(np.count_nonzero(np.diff(np.sort(texts[first])))) if len(first) else 0
-            )
+            found["distinct_texts"] += len(np.unique(texts[first]))
             if not split:
-                val = rows >= parts[0].rows
+                val = rows >= len(parts[0])
                 found["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())
             _, group, sizes = np.unique(inputs[first], return_inverse=True, return_counts=True)
             found["conflicts"] += int((sizes > 1).sum())
@@ -124,55 +78,32 @@ def compare_rows(
             of_text = group[several]
             order = np.lexsort((rows[first[several]], -counts[several], of_text, -total[of_text]))
             for at in several[order]:
-                write_row(_conflict(parts, int(rows[first[at]]), int(counts[at]), files, codes, languages))
+                number = int(rows[first[at]])
+                in_val = number >= len(parts[0])
+                number -= len(parts[0]) * in_val
+                part = parts[in_val]
+                source, line = divmod(int(lines[in_val][number]), 1 << 40)
+                [text] = part.strings(np.array([number]))
+                label = " ".join(codes[code] for code in part.codes[number] if code >= 0)
+                write_row((text, languages[part.language[number]], label, counts[at], files[source], line))
     return found
 
 
-def _conflict(
-    parts: list[WrittenPart], row: int, count: int, files: list[str], codes: list[str], languages: list[str]
-) -> tuple:
-    """One line of conflicts.csv: a text with one of its sets of codes, how often, and where first."""
-    part = parts[0]
-    if row >= part.rows:
-        row, part = row - part.rows, parts[1]
-    at = part.maps
-    begin, end = at["offsets"][row : row + 2]
-    numbers = at["codes"][row * part.max_codes : (row + 1) * part.max_codes]
-    file, line = divmod(int(at["lines"][row]), 1 << 40)
-    return (
-        "".join(map(chr, at["chars"][begin:end])),
-        languages[at["language"][row]],
-        " ".join(codes[n] for n in numbers if n >= 0),
-        count,
-        files[file],
-        line,
-    )
-
-
-def describe_parts(parts: list[WrittenPart], codes: list[str], languages: list[str]) -> dict:
+def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) -> dict:
     """Languages, codes per row, rare codes, lengths of descriptions in characters."""
     of_language = np.zeros(len(languages), dtype=np.int64)
-    in_part = []  # rows of each code, part by part
+    in_part = np.zeros((len(parts), len(codes)), dtype=np.int64)  # rows of each code
     per_row = np.zeros(parts[0].max_codes + 1, dtype=np.int64)
-    lengths = np.zeros(1, dtype=np.int64)  # rows of each length
-    for part in parts:
-        for values in part.blocks("language", ARRAYS["language"]):
-            of_language += np.bincount(values, minlength=len(languages))
-        in_part.append(np.zeros(len(codes), dtype=np.int64))
-        for numbers in part.blocks("codes", ARRAYS["codes"], part.max_codes):
-            in_part[-1] += np.bincount(numbers[numbers >= 0], minlength=len(codes))
+    lengths = np.zeros(MAX_LENGTH + 1, dtype=np.int64)  # rows of each length
+    for part, counts in zip(parts, in_part):
+        for block in _blocks(part):
+            of_language += np.bincount(part.language[block], minlength=len(languages))
+            numbers = part.codes[block]
+            counts += np.bincount(numbers[numbers >= 0], minlength=len(codes))
             per_row += np.bincount((numbers >= 0).sum(axis=1), minlength=len(per_row))
-        end = 0
-        for ends in part.blocks("offsets", ARRAYS["offsets"]):
-            counts = np.bincount(np.minimum(np.diff(ends, prepend=end), 1 << 20))
-            end = ends[-1]
-            lengths = (
-                counts + np.pad(lengths, (0, len(counts) - len(lengths)))
-                if len(counts) > len(lengths)
-                else lengths + np.pad(counts, (0, len(lengths) - len(counts)))
-            )
-        lengths[0] -= 1  # the first offset, 0, ends no row
-    of_code = np.sum(in_part, axis=0)
+            sizes = np.diff(part.offsets[block.start : block.stop + 1])
+            lengths += np.bincount(np.minimum(sizes, MAX_LENGTH), minlength=len(lengths))
+    of_code = in_part.sum(axis=0)
     unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0))
     named = {name: int(count) for name, count in zip(languages, of_language) if count}
     return {
@@ -209,7 +140,8 @@ def _percentiles(lengths: np.ndarray) -> dict:
 
 
 def make_report(
-    parts: list[WrittenPart],
+    parts: list[RowSet],
+    lines: list[np.ndarray],
     split: bool,
     read: list[str],
     files: list[dict],
@@ -218,21 +150,21 @@ def make_report(
     languages: list[str],
     conflicts_file: str,
 ) -> dict:
-    """Everything that was found, as plain types. split: whether the parts were made from the same files by
-    the texts; read: what was read and how, in lines for people.
+    """Everything that was found, as plain types; see `compare_rows`. parts: of training, of validation; read:
+    what was read and how, in lines for people.
     """
-    with_rows = {part.part: part.rows for part in parts}
-    rejected = sum(findings.rejected.values())
+    paths, (train, val) = [file["path"] for file in files], map(len, parts)
+    rejected, unusable = sum(findings.rejected.values()), sum(findings.errors.values())
     return {
         "read": read,
-        "rows": sum(with_rows.values()) + rejected + sum(findings.errors.values()),
-        "train_rows": with_rows["train"],
-        "val_rows": with_rows["val"],
+        "rows": train + val + rejected + unusable,
+        "train_rows": train,
+        "val_rows": val,
         "rejected_rows": rejected,
         "rejected": dict(findings.rejected),
-        "unusable_rows": sum(findings.errors.values()),
+        "unusable_rows": unusable,
         **{kind: findings.notes[kind] for kind in NOTES},
-        **compare_rows(parts, split, [file["path"] for file in files], codes, languages, conflicts_file),
+        **compare_rows(parts, lines, split, paths, codes, languages, conflicts_file),
         **describe_parts(parts, codes, languages),
         "files": files,
         "problems": findings.problems(),
@@ -301,7 +233,7 @@ def _notes(report: dict) -> list[str]:
         lines.append(
             "Note: languages that the published models were not trained on: "
             + ", ".join(
-                name + (f" ({USUAL_NAMES[name.casefold()]} there)" if name.casefold() in USUAL_NAMES else "")
+                name + (f" ({OTHER_NAMES[name]} there)" if name in OTHER_NAMES else "")
                 for name in report["unpublished_languages"]
             )
             + f". They know {' '.join(LANGUAGES)}; a model that is trained on others learns them as they"
@@ -332,4 +264,6 @@ def _where(problem: dict) -> str:
     for first in problem["first"]:
         lines.setdefault(os.path.basename(first["file"]), []).append(f"{first['line']:,}")
     places = [f"{name} line{'s' * (len(found) > 1)} {', '.join(found)}" for name, found in lines.items()]
-    return f" ({'; '.join(places)}{' …' if problem['rows'] > len(problem['first']) else ''})"
+    values = dict.fromkeys(first["value"].strip() for first in problem["first"])
+    shown = ": " + ", ".join(map(repr, values)) if problem["kind"] in WITH_VALUES else ""
+    return f" ({'; '.join(places)}{' …' if problem['rows'] > len(problem['first']) else ''}{shown})"

@@ -7,9 +7,9 @@ import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from histocc.data.tables import column_problems, read_chunks, table_format
+from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE
@@ -24,16 +24,30 @@ MAX_WORDS = 50_000  # of the training texts, the most frequent ones, for word in
 # Kinds that leave a row as it is, or repair it: what is said of them.
 NOTES = {
     "zeros_restored": "codes got a lost leading zero (or a trailing .0) repaired",
+    "codes_rewritten": "codes were rewritten (8-31.10 or 8 3110 as 83110, 77610,0 as 77610, −1 as -1)",
+    "codes_recoded": "codes were replaced, as --recode says",
+    "codes_unknown": (
+        "codes are none of the 1,919 of HISCO; --key hisco rejects such rows, --recode OLD=NEW replaces them"
+    ),
     "missing_words": "cells such as NA or null in the columns of codes were read as no code",
     "language_missing": "rows without a language are coded as unk",
+    "languages_renamed": "rows name their language in another way than the models, and were read as theirs",
+    "texts_composed": "descriptions had letters of several characters composed, or invisible ones removed",
+    "texts_empty": "rows without a description are kept with the code of --empty-text",
+    "dittos": (
+        "descriptions only repeat the row above (do., ditto, 〃), and are learned as they are; --ditto takes"
+        " the text of the row above"
+    ),
+    "dittos_filled": "descriptions such as do. or ditto got the text of the row above",
     "texts_cut": "descriptions are longer than the model reads and are cut",
     "missing_code_used": "rows without a first code got the code of --missing-code",
     "codes_repeated": "codes repeated within a row count once",
     "codes_short": "codes are shorter than the block and are filled up",
     "letters_broken": (
-        "descriptions hold letters that were broken by a wrong encoding before (such as Ã¦ for æ)"
+        "descriptions hold letters that were broken by a wrong encoding before (such as Ã¦ or ã¦ for æ)"
     ),
 }
+WITH_VALUES = ("codes_rewritten", "codes_recoded", "codes_unknown", "languages_renamed", "dittos")
 DOES_NOT_FIT, OUTSIDE_KEY = "code does not fit", "code outside the key"
 
 
@@ -101,22 +115,51 @@ class Findings:
 
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
 
-# What statistical programs write for a missing value. In a column of codes they count as no code, unless the
-# key has them.
-MISSING_WORDS = frozenset({"NA", "N/A", "NaN", "nan", "null", "NULL", "None", "<NA>"})
+# What statistical programs, spreadsheets and databases write for a missing value. In a column of codes they
+# count as no code, unless the key has them.
+MISSING_WORDS = frozenset(("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#null!", "\\n", ".", "-"))
 BLANK = -1  # an empty cell
 WORD = -2  # one of MISSING_WORDS; lower values number the cells that do not fit
-REPAIRED = 1 << 40  # added to the number of a cell that was repaired
-SHORT = 1 << 41  # added to that of a code that does not fill its block
-FLAGS = -1 << 40
+# Added to the number of a cell: what was done to it, or what it is.
+FLAGS = {
+    name: 1 << bit
+    for bit, name in enumerate(
+        ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short"), 40
+    )
+}
+# Of texts that only say "the same as above"
+DITTOS = frozenset(("do", "do.", "dto", "dto.", "ditto", "ditto.", "dito", "dito.", "idem", "idem.", "id."))
+DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-"-'}
+
+
+def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
+    """Which of the texts only say "the same as above"; with `fill` they become the text above. above: that of
+    the row before the first.
+    """
+    found = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
+    for i in found if fill else ():
+        texts[i] = texts[i - 1] if i else above
+    return found
+
+
+def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chunk]:
+    """The chunks of consecutive rows with their `texts`, of the column at `place`; with `ditto`, texts such
+    as do. are those of the row above.
+    """
+    above = ""
+    for chunk in chunks:
+        chunk.texts = list(chunk.columns[place])
+        fill_dittos(chunk.texts, above, ditto)
+        above = chunk.texts[-1] if chunk.texts else above
+        yield chunk
 
 
 class CodeBook(dict):
     """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
-    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus REPAIRED
-    where the cell was repaired and SHORT where it is filled up; BLANK and WORD are no code; `fault` explains
-    lower ones. by_number: cells hold numbers of these codes.
+    A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus those of
+    FLAGS; BLANK and WORD are no code; `fault` explains lower ones. by_number: cells hold numbers of these
+    codes; recode: codes that become others.
     """
 
     def __init__(
@@ -124,9 +167,10 @@ class CodeBook(dict):
         formatter: BlockyFormatter,
         fixed_codes: list[str] | None = None,
         by_number: list[str] | None = None,
+        recode: dict[str, str] | None = None,
     ):
         super().__init__()
-        self.formatter, self.by_number = formatter, by_number
+        self.formatter, self.by_number, self.recode = formatter, by_number, recode or {}
         self.fixed = None if fixed_codes is None else frozenset(fixed_codes)
         self.codes: dict[str, int] = {}  # code → provisional number
         self.faults: list[tuple[str, str]] = []  # (kind, message)
@@ -141,28 +185,43 @@ class CodeBook(dict):
             return BLANK
         if self.by_number is not None:
             number = re.sub(r"\.0+$", "", cell.strip())
-            if number in MISSING_WORDS:
+            if number.casefold() in MISSING_WORDS:
                 return WORD
             if not number.isdecimal() or len(number) > 12 or int(number) >= len(self.by_number):
                 return self._fault(
                     DOES_NOT_FIT, f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
                 )
             code, repaired = self.by_number[int(number)], False
-        if code in MISSING_WORDS and (self.fixed is None or code not in self.fixed):
+        if code.casefold() in MISSING_WORDS and (self.fixed is None or code not in self.fixed):
             return WORD
-        number = self.of_code(code)
+        flags = []
+        if repaired:
+            of_zeros = re.fullmatch(r"-?[0-9]+(\.0+)?", cell.strip())
+            flags.append("zeros_restored" if of_zeros else "codes_rewritten")
+        if code in self.recode:
+            code = self.recode[code]
+            flags.append("codes_recoded")
+        number = self.of_code(code, cell)
         if number < 0:
             return number
+        if self.formatter.kind == "hisco" and self.fixed is None and code not in hisco_key():
+            flags.append("codes_unknown")
         may_be_short = self.formatter.allow_short and code not in NEVER_SHORT
-        short = may_be_short and EOS_IDX in self.formatter.encode_code(code)
-        return number + REPAIRED * repaired + SHORT * short
+        if may_be_short and EOS_IDX in self.formatter.encode_code(code):
+            flags.append("codes_short")
+        return number + sum(map(FLAGS.__getitem__, flags))
 
-    def of_code(self, code: str) -> int:
-        """Number of a code, or of the fault that it has."""
+    def of_code(self, code: str, cell: str = "") -> int:
+        """Number of a code, or of the fault that it has. cell: as it was written, for hints."""
         try:
             self.formatter.encode_code(code)
         except CodeError as error:
-            return self._fault(DOES_NOT_FIT, str(error))
+            hint = ""
+            if several := re.fullmatch(r"\s*-?\d[\d.-]*(?:\s*([;&,/|+])\s*-?\d[\d.-]*)+\s*", cell):
+                hint = f" (several codes in one cell? --code-separator '{several[1]}' separates them)"
+            elif re.search(r"\d[.,]\d|\de[+-]?\d", cell, re.IGNORECASE):
+                hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
+            return self._fault(DOES_NOT_FIT, str(error) + hint)
         if self.fixed is not None and code not in self.fixed:
             return self._fault(
                 OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key"
@@ -187,15 +246,48 @@ class CodeBook(dict):
             self.faults.clear()
 
 
+# Languages under other names than those of the published models: in English, or by ISO 639-2. The two letters
+# of ISO 639-1 (de, sv, el) stay: a model may have learned them.
+_LANGUAGES_BY_NAME = {
+    other: name
+    for name, *others in (
+        ("en", "english", "eng"),
+        ("da", "danish", "dan"),
+        ("se", "swedish", "swe"),
+        ("nl", "dutch", "nld", "dut"),
+        ("ca", "catalan", "cat"),
+        ("fr", "french", "fra", "fre"),
+        ("no", "norwegian", "nor", "nob", "nno"),
+        ("is", "icelandic", "isl", "ice"),
+        ("pt", "portuguese", "por"),
+        ("ge", "german", "deu", "ger"),
+        ("es", "spanish", "spa"),
+        ("it", "italian", "ita"),
+        ("gr", "greek", "ell", "gre"),
+        (UNKNOWN_LANGUAGE, "unknown", "und"),
+    )
+    for other in others
+}
+# ISO 639-1 → how the published models, and those that follow them, name the language
+OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
+RENAMED = 1 << 40  # added to the number of a language that the cell names in another way
+
+
+def language_name(cell: str) -> str:
+    """The language that a cell names, whatever its case and region: "DA", "da-DK" and "Danish" are "da"."""
+    name = re.sub(r"^([a-z]{2,3})[-_][a-z]{2}$", r"\1", cell.strip().casefold())
+    return _LANGUAGES_BY_NAME.get(name, name)
+
+
 class Languages(dict):
-    """Cell of the language column → its number; 0 is `unk`."""
+    """Cell of the language column → its number, plus RENAMED; 0 is `unk`."""
 
     def __init__(self, column: str | None, longest: int):
         super().__init__()
         self.column, self.longest, self.names = column, longest, [UNKNOWN_LANGUAGE]
 
     def __missing__(self, cell: str) -> int:
-        name = cell.strip() or UNKNOWN_LANGUAGE
+        name = language_name(cell) or UNKNOWN_LANGUAGE
         if len(name) > self.longest:
             raise UserError(
                 f"column {self.column!r} holds {name[:30] + '…'!r}, of {len(name)} characters; is it the"
@@ -208,7 +300,8 @@ class Languages(dict):
                     f"column {self.column!r} holds more than {MAX_LANGUAGES} different values; is it the"
                     " language?"
                 )
-        number = self[cell] = self.names.index(name)
+        renamed = bool(cell.strip()) and cell.strip() != name
+        number = self[cell] = self.names.index(name) + RENAMED * renamed
         return number
 
 

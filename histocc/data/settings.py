@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from histocc.data.arrays import PREPARED_FORMAT
 from histocc.data.config import Tables
-from histocc.data.rows import find_target_columns, hold_numbers, read_columns, read_key
+from histocc.data.rows import find_target_columns, hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import column_problems, read_header
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.errors import UserError, raise_if_any
@@ -39,6 +39,11 @@ class PrepareSettings:
     number_codes: list[str] | None = None  # the codes that such numbers stand for; None: `fixed_codes`
     first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
     clean_text: str = AS_IS
+    encoding: str | None = None  # None: found
+    code_separator: str | None = None  # characters that separate codes within a cell
+    recode: dict[str, str] = field(default_factory=dict)
+    empty_text: str | None = None  # the code with which rows without a description are kept
+    ditto: bool = False  # do., ditto, 〃 take the text of the row above
 
     @property
     def columns(self) -> list[str]:
@@ -47,7 +52,7 @@ class PrepareSettings:
     @property
     def max_codes(self) -> int:
         """Codes that a row has room for."""
-        return max(1, len(self.target_cols))
+        return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
 
     @property
     def files(self) -> list[tuple[str, str]]:
@@ -63,14 +68,6 @@ def fingerprint(settings: PrepareSettings) -> str:
         for path in getattr(settings, name):
             with open(path, "rb") as file:
                 plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
-    # at their defaults the data are those of earlier versions
-    for name in (
-        "number_codes",
-        "first_codes",
-        "clean_text",
-    ):
-        if plain[name] == PrepareSettings.__dataclass_fields__[name].default:
-            del plain[name]
     plain["prepared_format"] = PREPARED_FORMAT
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -80,7 +77,7 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
-            header = read_header(path, settings.delimiter)[0]
+            header = read_header(path, settings.delimiter, settings.encoding)[0]
             problems += column_problems(path, header, settings.columns, flags)
         except UserError as error:
             problems.append(str(error))
@@ -138,7 +135,7 @@ def columns_of(
     language_col, said = args.language_col, ""
     try:
         if not (target_cols or args.formatter or args.key) and naming == "hisco":
-            header = read_header(path, args.delimiter)[0]
+            header = read_header(path, args.delimiter, args.encoding)[0]
             families = find_target_columns(header)
             if len(families) > 1:
                 language = ", and --language-col lang with it" if "lang" in header else ""
@@ -157,7 +154,7 @@ def columns_of(
         target_cols = target_cols or _find_target_cols(args, kind, path, naming)
     except UserError as error:
         problems.append(str(error))
-    return Columns(kind, target_cols, args.language or UNKNOWN_LANGUAGE, language_col, said)
+    return Columns(kind, target_cols, language_name(args.language or UNKNOWN_LANGUAGE), language_col, said)
 
 
 def settings_from(
@@ -204,12 +201,22 @@ def settings_from(
         fixed_codes=fixed,
         delimiter=args.delimiter,
         clean_text=args.clean_text or start.text,
+        encoding=args.encoding,
+        code_separator=args.code_separator,
+        recode=recoding(args.recode),
+        empty_text=args.empty_text,
+        ditto=args.ditto,
         numbered=bool(args.key) and hold_numbers(target_cols) or hisco_numbers,
         number_codes=list(hisco_key()) if hisco_numbers else None,
         first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
     )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
-    problems += _missing_code_problem(formatter, args.missing_code, fixed)
+    problems += code_problems(formatter, settings)
+    if args.code_separator and columns.formatter == "gpf" and len(target_cols) == 1:
+        problems.append(
+            "--code-separator: formatter gpf has room for as many codes as there are target columns;"
+            " --formatter hisco has room for five"
+        )
     raise_if_any(problems)
     return settings
 
@@ -230,7 +237,7 @@ def _kept_codes(args: Tables, formatter: BlockyFormatter, start: StartsFrom) -> 
 
 
 def _find_target_cols(args: Tables, formatter: str, path: str, naming: str) -> list[str]:
-    header = read_header(path, args.delimiter)[0]
+    header = read_header(path, args.delimiter, args.encoding)[0]
     found = find_target_columns(header, naming, bool(args.key), formatter)
     if not found and formatter == "hisco":
         found = find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
@@ -275,17 +282,25 @@ def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) ->
     return codes if args.key else sorted(set(codes))
 
 
-def _missing_code_problem(
-    formatter: BlockyFormatter | None, code: str | None, fixed: list[str] | None
-) -> list[str]:
-    if formatter is None or code is None:
-        return []
-    try:
-        formatter.encode_code(code)
-    except CodeError as error:
-        return [f"--missing-code: {error}"]
-    return (
-        []
-        if fixed is None or code in fixed
-        else [f"--missing-code: code {code!r} is not among the codes of the key"]
-    )
+def recoding(text: str | None) -> dict[str, str]:
+    """Codes and what they become, of --recode."""
+    pairs = [pair.split("=") for pair in text.split(",")] if text else []
+    return {old.strip(): new.strip() for old, new in pairs}
+
+
+def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
+    """What is wrong with the codes that flags name, a line each."""
+    codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
+    codes += [("--recode", code) for code in settings.recode.values()]
+    problems, fixed = [], settings.fixed_codes
+    for flag, code in codes:
+        if code is None or formatter is None:
+            continue
+        try:
+            formatter.encode_code(code)
+        except CodeError as error:
+            problems.append(f"{flag}: {error}")
+            continue
+        if fixed is not None and code not in fixed:
+            problems.append(f"{flag}: code {code!r} is not among the codes of the key")
+    return problems

@@ -25,6 +25,7 @@ from histocc.runtime.files import opened
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 PARQUET = b"PAR1"
+ROW_NAMES = "row.names"  # of the column without a name that R's write.table makes
 _BEGIN = 1 << 16  # bytes that tell what a file is
 _BLOCK = 1 << 16  # characters that are cut into lines at a time
 _LINE_BREAK = re.compile("\r\n|\r|\n")
@@ -54,13 +55,15 @@ csv.field_size_limit(1 << 24)
 class Chunk:
     """Some rows of a file, below the header. lines: where each row begins in the file, int64 [n], 1 is the
     first line (Parquet: the number of the row); columns: the cells of each wanted column, n texts each;
-    faults: rows that cannot be read, as (line, kind, reason); share: of the file that is read, 0…1, or None.
+    faults: rows that cannot be read, as (line, kind, reason); share: of the file that is read, 0…1, or None;
+    texts: those that are coded, see `rows.with_texts`.
     """
 
     lines: np.ndarray
     columns: list[list[str]]
     faults: list[tuple[int, str, str]] = field(default_factory=list)
     share: float | None = None
+    texts: list[str] = field(default_factory=list)
 
 
 class Format(NamedTuple):
@@ -92,18 +95,29 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
         text = io.TextIOWrapper(file, encoding=encoding, newline="")
         first = [text.readline(), *islice(text, 20)]
         text.detach()
+    above = 0
+    if said := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # as Excel reads and writes it
+        delimiter, above, first = delimiter or said[1], 1, [*first[1:], ""]
     if not first[0].strip():
         what = "the first line, with the column names, is blank" if first[0] else "is empty"
         raise UserError(f"{path}: {what}")
     unquoted = "".join(first[0].split('"')[::2])
     delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first where none occurs
+    rows = csv.reader(first, delimiter=delimiter, strict=True)
     try:
-        names = next(csv.reader(first, delimiter=delimiter, strict=True))
+        names = next(rows)
     except csv.Error as error:
         raise UserError(
             f"{path}: the column names in the first line are not readable as CSV ({error})"
         ) from None
-    return Format(names, delimiter, encoding, 0, notes)
+    below: list[list[str]] = []
+    with contextlib.suppress(csv.Error):
+        below.extend(row for row in rows if row)
+    ids = [row[0] for row in below]
+    if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
+        names = [ROW_NAMES, *names]
+        notes += ("has rows with one cell more than names: the first was taken for R's row names",)
+    return Format(names, delimiter, encoding, above, notes)
 
 
 def read_header(
@@ -127,12 +141,23 @@ def column_problems(
                 + (f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "")
                 + (" (separate several columns by spaces)" if "," in name else "")
                 + (" (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "")
+                + _names_below(path, wanted)
             )
         elif header.count(name) > 1:
             problems.append(
                 f"{path}: column {name!r} is listed {header.count(name)} times; rename one of them"
             )
     return problems
+
+
+def _names_below(path: str, wanted: list[str]) -> str:
+    """A hint that the names of columns are not in the first line of a file."""
+    with opened(path) as file:
+        lines = file.read(_BEGIN).splitlines()[:20]
+    for number, line in enumerate(lines[1:], 2):
+        if all(name.encode() in line for name in wanted):
+            return f". Its names seem to be in line {number}: remove the lines above"
+    return ""
 
 
 def read_chunks(
@@ -214,7 +239,8 @@ def _csv_reader(path: str, table: Format) -> Iterator[tuple[Any, _Lines, BinaryI
         lines = _Lines(text)
         reader = csv.reader(chain.from_iterable(lines.blocks()), delimiter=table.delimiter, strict=True)
         with _decodes(path, table.encoding, reader):
-            next(reader)
+            for _ in range(table.above + 1):
+                next(reader)
             yield reader, lines, file
             text.detach()
 
@@ -417,7 +443,9 @@ def _explained(words: set[bytes], page: str) -> tuple[float, float]:
     for word in words:
         text = word.decode(page, "replace").strip(_SIGNS).lower()
         fits = [
-            i for i, letters in enumerate(_LETTERS[page]) if all(c < "\x80" or c in letters for c in text)
+            i
+            for i, letters in enumerate(_LETTERS[page])
+            if all(c < "\x80" or c in letters or c == "’" for c in text)
         ]
         of_language.update(fits)
         some += bool(fits)

@@ -31,8 +31,8 @@ from histocc.data.arrays import PreparedData, RowSet, fault
 from histocc.data.config import problems_of_columns
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
-from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, read_key
-from histocc.data.settings import PrepareSettings, file_problems
+from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, language_name, read_key
+from histocc.data.settings import PrepareSettings, code_problems, file_problems, recoding
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.config import EvaluateConfig, get_args_parser
@@ -151,7 +151,7 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         target_cols=columns,
         share_val=args.share_val,
         input_col=input_col,
-        language=language or UNKNOWN_LANGUAGE,
+        language=language_name(language or UNKNOWN_LANGUAGE),
         language_col=language_col,
         max_len=max_len,
         missing_code=args.missing_code,
@@ -161,10 +161,13 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         clean_text=state["config"]["text"],
         numbered=numbers is not None,
         number_codes=numbers,
+        encoding=args.encoding,
+        code_separator=args.code_separator,
+        recode=recoding(args.recode),
+        empty_text=args.empty_text,
+        ditto=args.ditto,
     )
-    problems += file_problems(settings)
-    if args.missing_code is not None and args.missing_code not in state["key"]:
-        problems.append(f"--missing-code: {args.missing_code!r} is not among the codes of the model")
+    problems += file_problems(settings) + code_problems(own, settings)
     if problems:
         raise UserError("\n  ".join(problems))
     return settings

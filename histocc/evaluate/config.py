@@ -2,7 +2,7 @@
 
 from dataclasses import MISSING, dataclass
 
-from histocc.data.config import Delimiter
+from histocc.data.config import Delimiter, Reading
 from histocc.predict.config import Cores, Published
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Processes, flag
 
@@ -68,7 +68,7 @@ class Evaluation(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Evaluation, Published, Processes, Cores):
+class EvaluateConfig(Evaluation, Reading, Published, Processes, Cores):
     """What evaluate takes."""
 
 

@@ -236,6 +236,9 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
         numbered=False,
         number_codes=None,
         first_codes=None,
+        code_separator=None,
+        recode={},
+        empty_text=None,
     )
     folder = world.run_on_main(
         "prepare unlabelled texts",

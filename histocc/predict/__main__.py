@@ -22,8 +22,8 @@ import time
 from collections import Counter
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import MISSING_WORDS, key_reader, read_columns
-from histocc.data.tables import Chunk, column_problems, read_header
+from histocc.data.rows import MISSING_WORDS, fill_dittos, key_reader, language_name, read_columns
+from histocc.data.tables import Chunk, column_problems, read_header, table_format
 from histocc.formatter import hisco_classes
 from histocc.model import model_io
 from histocc.model.published import Given
@@ -67,7 +67,8 @@ class Coding:
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world = args, path, world
-        self.header = read_header(path, args.delimiter)[0]
+        self.format = table_format(path, args.delimiter, args.encoding)
+        self.header = self.format.names
         self.share = (0, 1)  # batches of the part at hand that are done, of how many
         self.stage: Stage | None = None
         self.forked = Forked(1, world.give_up_if_asked)
@@ -146,7 +147,7 @@ class Coding:
                 f"--threshold: the model does not know the language {', '.join(strange)}; it knows"
                 f" {coder.known_for(strange)}"
             )
-        if args.language and args.language not in coder.languages:
+        if args.language and coder.known(args.language) == UNKNOWN_LANGUAGE != args.language:
             problems.append(
                 f"--language: the model does not know {args.language!r}; it knows"
                 f" {coder.known_for([args.language])}"
@@ -194,7 +195,9 @@ class Coding:
         several: dict[str, None] = {}
         for row in read_columns(path, [args.column, *([language] if by_language else []), *codes]):
             cells = row[1 + by_language :]
-            found = [formatter.repair(cell)[0] for cell in cells if cell and cell not in MISSING_WORDS]
+            found = [
+                formatter.repair(cell)[0] for cell in cells if cell and cell.casefold() not in MISSING_WORDS
+            ]
             found = list(dict.fromkeys(found))
             key = text_key(row[0]), row[1] if by_language else ""
             if key[0] and found:
@@ -279,11 +282,11 @@ class Coding:
         frequent = {
             key: Coded(*answer) for key, answer in zip(scan.frequent, file.frequent(scan), strict=True)
         }
-        pieces = self.forked.pieces()
+        pieces, place = self.forked.pieces(), self.header.index(self.args.column)
 
         def share(process: int) -> None:
             self.stage = None if process else self.stage
-            for number, chunks in file.rows(self.path, self.args.delimiter, scan):
+            for number, chunks in file.rows(self.path, self.format, scan, place, self.args.ditto):
                 self.forked.check()
                 if pieces.is_mine(number) and not file.is_done(number):
                     self.code_part(file, number, chunks, frequent)
@@ -293,7 +296,8 @@ class Coding:
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
         args, known = self.args, self.coder.known
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
-        texts = columns[self.header.index(args.column)]
+        texts = [text for chunk in chunks for text in chunk.texts]
+        lines = [int(line) for chunk in chunks for line in chunk.lines]
         languages = [args.language or UNKNOWN_LANGUAGE] * len(texts)
         if args.language_column:
             languages = columns[self.header.index(args.language_column)]
@@ -306,7 +310,15 @@ class Coding:
             for answer, codes in zip(coded, decided)
         ]
         new = [self.cells(answer, codes is not None) for answer, codes in zip(coded, decided)]
-        unknown = Counter(language.strip() for language in languages if known(language) != language.strip())
+        dittos = [] if args.ditto else fill_dittos(texts, "", fill=False)
+        dittos = [i for i in dittos if decided[i] is None]
+        for i in dittos:
+            new[i][-1] = 1
+        unknown = Counter(
+            language.strip()
+            for language in languages
+            if known(language) == UNKNOWN_LANGUAGE != language_name(language)
+        )
         counts = {
             "rows": len(texts),
             "known": sum(codes is not None for codes in decided),
@@ -317,6 +329,8 @@ class Coding:
                 for answer, codes in zip(coded, decided)
             ),
             "review": sum(cells[-1] for cells in new),
+            "dittos": len(dittos),
+            "ditto_lines": [lines[i] for i in dittos[:5]],
             "unknown": unknown.total(),
             "languages": dict(unknown.most_common(1000)),
             "faults": [fault for chunk in chunks for fault in chunk.faults],
@@ -352,7 +366,7 @@ class Coding:
         ]
         if args.decoder == "auto":
             lines.append(f"Decoder: {self.decoder} ({coder.why_best})")
-        lines += self.known_notes
+        lines += [f"Note: {args.input} {note}" for note in self.format.notes] + self.known_notes
         if self.decoder in ("topk", "full") and coder.linear_share:
             lines.append(f"Codes are ranked by both decoders together (linear share {coder.linear_share:g})")
         if args.target_accuracy is not None:
@@ -372,7 +386,9 @@ class Coding:
             lines.append(f"Thresholds of the linear decoder: {self.thresholds}")
         return lines
 
-    def end_lines(self, rows: int, total: Counter, languages: Counter, seconds: float) -> list[str]:
+    def end_lines(
+        self, rows: int, total: Counter, languages: Counter, dittos: list[int], seconds: float
+    ) -> list[str]:
         """What was done and what to look at."""
         args, lines = self.args, []
         if not args.non_verbose:
@@ -388,6 +404,12 @@ class Coding:
                     f" marked in needs_review; {self.decoder} writes digits freely, --decoder topk takes"
                     " codes of the key"
                 )
+        if total["dittos"]:
+            first = ", ".join(f"{line:,}" for line in dittos)
+            lines.append(
+                f"Texts that only repeat the row above (do., ditto): {total['dittos']:,} rows, with"
+                f" needs_review (first in lines {first}); --ditto codes them as the text of the row above"
+            )
         if total["unknown"]:
             unknown = dict(languages.most_common(10))
             names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in unknown.items())
@@ -453,7 +475,7 @@ def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> 
         columns = [args.column, *([args.language_column] if args.language_column else [])]
         dedup = not args.no_deduplicate
         try:
-            file.scan(path, args.delimiter, columns, coding.key_of, dedup, world.give_up_if_asked)
+            file.scan(path, coding.format, columns, args.ditto, coding.key_of, dedup, world.give_up_if_asked)
         except UserError:
             file.clear()
             raise
@@ -480,10 +502,10 @@ def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> 
             raise UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
         return list(file.join(coding.header + coding.columns, scan, args.overwrite))
 
-    total, languages = world.run_on_main("join", join)
+    total, languages, dittos = world.run_on_main("join", join)
     if world.is_main:
         file.clear()
-    for line in coding.end_lines(scan.rows, total, languages, time.monotonic() - started):
+    for line in coding.end_lines(scan.rows, total, languages, dittos, time.monotonic() - started):
         world.print(line)
     if total["faults"]:
         raise TrainingError(

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from histocc.data.rows import OTHER_NAMES, language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter, cut
 from histocc.model import decoding, model_io
 from histocc.model.confidence import Confidence, Thresholds, features
@@ -54,8 +55,6 @@ class Coded(NamedTuple):
 
 
 NOTHING = Coded([], [], None)
-# ISO 639-1 → how the published models, and those that follow them, name the language
-OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
 ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
@@ -181,9 +180,9 @@ class Coder:
             raise UserError(f"decoder {decoder}: this model has no linear decoder; use greedy, topk or full")
 
     def known(self, language: str) -> str:
-        """The language as the model knows it: itself, or unk."""
-        language = language.strip()
-        return language if language in self.languages else UNKNOWN_LANGUAGE
+        """The language as the model knows it: itself, whatever its case and region, or unk."""
+        names = language.strip(), language_name(language)
+        return next((name for name in names if name in self.languages), UNKNOWN_LANGUAGE)
 
     def known_for(self, asked: Iterable[str]) -> str:
         """The languages that the model knows, for a message about others: "unk, ge, se; de is ge here"."""

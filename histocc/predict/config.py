@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
 from typing import Annotated
 
-from histocc.data.config import Delimiter
+from histocc.data.config import Delimiter, Encoding
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
 from histocc.model import published
@@ -88,6 +88,14 @@ class Files(Config):
         metavar="COL",
     )
     delimiter: Delimiter | None = flag(None, "column delimiter of the input (default: found)", metavar="CHAR")
+    encoding: Encoding | None = flag(
+        None,
+        "encoding of the input, such as cp1250 (default: UTF-8, UTF-16 or Windows-1252, as found)",
+        metavar="NAME",
+    )
+    ditto: bool = flag(
+        False, "code do., ditto, 〃 as the text of the row above; without it they get needs_review"
+    )
     descriptions: str | None = flag(
         None,
         f"codes ({', '.join(CODE_COLUMNS)}) and their descriptions ({', '.join(TEXT_COLUMNS)}), to be written"

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from histocc.data.rows import row_writer
-from histocc.data.tables import Chunk, read_chunks, table_format
+from histocc.data.rows import row_writer, with_texts
+from histocc.data.tables import Chunk, Format, read_chunks
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, read_sealed, remove_files, write_sealed
 
@@ -205,8 +205,9 @@ class CodedFile:
     def scan(
         self,
         path: str,
-        delimiter: str | None,
+        table: Format,
         columns: list[str],
+        ditto: bool,
         key_of: Callable[[str, str], tuple[str, str]],
         deduplicate: bool,
         check: Callable[[], None],
@@ -215,20 +216,20 @@ class CodedFile:
 
         Args:
             columns: of texts, and of languages if there is one.
+            ditto: whether texts such as do. are those of the row above.
             key_of: what the model reads of a text and its language.
         """
         if self.read(SCAN) is not None:
             return
-        encoding = table_format(path, delimiter).encoding
         counts: Counter = Counter()
         rows = chunks = 0
-        for chunk in read_chunks(path, columns, delimiter, encoding):
+        for chunk in with_texts(read_chunks(path, columns, table.delimiter, table.encoding), 0, ditto):
             check()
             rows += len(chunk.lines)
             chunks += 1
             if deduplicate:
                 languages = chunk.columns[1] if len(columns) > 1 else [""] * len(chunk.lines)
-                counts.update(map(key_of, chunk.columns[0], languages))
+                counts.update(map(key_of, chunk.texts, languages))
                 # what is rare so far is forgotten: a bound for the memory
                 if len(counts) > 16 * MAX_FREQUENT:
                     counts = Counter(
@@ -240,14 +241,15 @@ class CodedFile:
         parts = -(-chunks // of_part)
         often = counts.most_common(MAX_FREQUENT) if parts > 1 else []
         frequent = [key for key, number in often if number > 1 and key[0].strip()]
-        self.write(SCAN, vars(Scan(rows, parts, of_part, encoding, frequent)))
+        self.write(SCAN, vars(Scan(rows, parts, of_part, table.encoding, frequent)))
 
-    def join(self, header: list[str], scan: Scan, overwrite: bool) -> tuple[Counter, Counter]:
+    def join(self, header: list[str], scan: Scan, overwrite: bool) -> tuple[Counter, Counter, list[int]]:
         """Puts the parts together into the output, and what could not be read into `OUTPUT.rejected.csv`;
-        returns (their counts, summed; the languages that the model does not know). The parts stay. Raises
-        UserError if one is missing or damaged.
+        returns (their counts, summed; the languages that the model does not know; lines of the first texts
+        such as do.). The parts stay. Raises UserError if one is missing or damaged.
         """
         total, languages, faults = Counter(), Counter(), []
+        dittos: list[int] = []
         rejected = self.output + ".rejected.csv"
         with atomic_write(os.path.realpath(self.output), overwrite) as file:
             file.write(csv_text([header]))
@@ -259,6 +261,7 @@ class CodedFile:
                 counts = json.loads(counts)
                 faults += counts.pop("faults")
                 languages.update(counts.pop("languages"))
+                dittos += counts.pop("ditto_lines", [])
                 total.update(counts)
                 file.write(rows)
             if total["rows"] != scan.rows:
@@ -272,15 +275,19 @@ class CodedFile:
         if overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
-        return total, languages
+        return total, languages, dittos[:5]
 
     # ---- every rank
 
-    def rows(self, path: str, delimiter: str | None, scan: Scan) -> Iterator[tuple[int, list[Chunk]]]:
-        """(number, chunks) of each part that is to be read, all columns."""
+    def rows(
+        self, path: str, table: Format, scan: Scan, place: int, ditto: bool
+    ) -> Iterator[tuple[int, list[Chunk]]]:
+        """(number, chunks) of each part that is to be read, all columns. place: of that with the texts;
+        ditto: as in `scan`.
+        """
         held: list[Chunk] = []
         number = 0
-        for chunk in read_chunks(path, None, delimiter, scan.encoding):
+        for chunk in with_texts(read_chunks(path, None, table.delimiter, scan.encoding), place, ditto):
             held.append(chunk)
             if len(held) == scan.chunks:
                 yield number, held

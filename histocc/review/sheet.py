@@ -299,7 +299,10 @@ class Sheets:
             self._read(path, delimiter)
 
     def _read(self, path: str, delimiter: str | None) -> None:
-        table = table_format(path, delimiter)
+        try:
+            table = table_format(path, delimiter)
+        except UserError:  # whatever its code page: what counts is ASCII in all of them
+            table = table_format(path, delimiter, "latin-1")
         header, width = table.names, len(table.names)
         if wrong := column_problems(path, header, [DECISION, ID]):
             raise UserError(
