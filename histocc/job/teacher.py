@@ -170,10 +170,8 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
     """
     if not args.teacher or args.eval_only:
         return data
-    questions, formatter = (
-        Questions(data, _unlabelled(args, read, world)),
-        BlockyFormatter.from_dict(read.formatter),
-    )
+    questions = Questions(data, _unlabelled(args, read, world))
+    formatter = BlockyFormatter.from_dict(read.formatter)
     key, digest = world.run_on_main("teacher", lambda: _key(args, formatter, questions))
     folder = os.path.join(os.path.dirname(os.path.abspath(data.folder)), key)
     path, record = f"{folder}.answers.npy", teacher_record(formatter.max_num_codes)
