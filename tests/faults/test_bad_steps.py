@@ -42,7 +42,7 @@ def train(calls, steps=8, **options):
     """(rows of the log, weights after each step, what the run ended with)"""
     torch.manual_seed(1)
     config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to_dict()
-    config |= {"max_len": 128, "memory_mask": True, "target_mask": True}
+    config |= {"max_len": 128, "memory_mask": True, "target_mask": True, "text": "as-is"}
     config["decoder_dim_feedforward"] = config["hidden_size"]
     model = model_io.build_model(config, hisco_blocky5(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
