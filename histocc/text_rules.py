@@ -66,9 +66,14 @@ def cleaner(rule: str) -> Callable[[str], str]:
     return as_is if rule == AS_IS else ascii_lower
 
 
+def is_composed(text: str) -> bool:
+    """Whether all letters are composed and no character is invisible."""
+    return text.isascii() or not _INVISIBLE.search(text) and unicodedata.is_normalized("NFC", text)
+
+
 def as_is(text: str) -> str:
     """`text` composed, without invisible characters and without blanks around it."""
-    if text.isascii():
+    if is_composed(text):
         return text.strip()
     return unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).strip()
 

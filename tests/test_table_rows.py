@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from histocc.data import tables
 from histocc.data.rows import read_columns, read_key, read_words
-from histocc.data.tables import column_problems, is_parquet, read_chunks, read_header, table_format
+from histocc.data.tables import column_problems, read_chunks, read_header, table_format
 from histocc.predict.output import save_pipe
 from histocc.runtime.config import read_file
 from histocc.runtime.errors import UserError
@@ -232,7 +232,6 @@ def paths_that_are_no_files(folder: Path) -> list[tuple[str, str]]:
 
 def test_every_reader_looks_at_the_path_first(tmp_path):
     readers = [
-        is_parquet,
         table_format,
         read_header,
         lambda path: list(read_chunks(path, None)),

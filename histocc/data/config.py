@@ -41,7 +41,11 @@ Encoding = Annotated[
 ]
 Recoding = Annotated[
     str,
-    number(str, re.compile(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*").fullmatch, "of the form OLD=NEW,OLD=NEW"),
+    number(
+        str,
+        lambda text: re.fullmatch(r"[^=,]+=[^=,]+(,[^=,]+=[^=,]+)*", text) is not None,
+        "of the form OLD=NEW,OLD=NEW",
+    ),
 ]
 
 

@@ -55,12 +55,13 @@ from histocc.runtime.files import OwnFiles, kind_of, run_lock, sync
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
-from histocc.text_rules import AS_IS, cleaner
+from histocc.text_rules import AS_IS, cleaner, is_composed
 from histocc.trainer.run import copy_lists
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
+_ODD = re.compile("[\ufffd\ue000-\ue004À-ÖØ-Þã]")  # some are in what the next two find
 _OF_THE_MODEL = re.compile("[\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
@@ -161,10 +162,11 @@ class Reader:
         settings, findings = self.settings, self.findings
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
         whole, name = "".join(cells), settings.input_col
-        texts = list(map(self.clean, cells))
-        if settings.clean_text == AS_IS and not whole.isascii():
-            composed = [i for i, text in enumerate(texts) if text != cells[i].strip()]
-            findings.note("texts_composed", path, lines[composed], (cells[i].strip() for i in composed))
+        are_composed = settings.clean_text == AS_IS and is_composed(whole)  # all at once: faster
+        texts = list(map(str.strip if are_composed else self.clean, cells))
+        if settings.clean_text == AS_IS and not are_composed:
+            changed = [i for i, text in enumerate(texts) if text != cells[i].strip()]
+            findings.note("texts_composed", path, lines[changed], (cells[i].strip() for i in changed))
         dittos = fill_dittos(texts, self.above, settings.ditto)
         findings.note(
             "dittos_filled" if settings.ditto else "dittos", path, lines[dittos], (cells[i] for i in dittos)
@@ -178,7 +180,8 @@ class Reader:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
 
-        if _OF_THE_MODEL.search(whole):
+        is_odd = _ODD.search(whole)
+        if is_odd and _OF_THE_MODEL.search(whole):
             reason = "the description holds a character from U+E000 to U+E004, which mark the ends of a text"
             rows = [i for i, cell in enumerate(cells) if _OF_THE_MODEL.search(cell)]
             reject(rows, "character of the model", reason, name, list(map(str.strip, cells)))
@@ -189,7 +192,7 @@ class Reader:
         blank = [i for i in blank if keep[i]]
         if self.empty is None:
             reject(blank, "empty text", "the description is empty", name, cells)
-        if not whole.isascii() and _BROKEN.search(whole):
+        if is_odd and _BROKEN.search(whole):
             broken = [i for i, cell in enumerate(cells) if _BROKEN.search(cell)]
             findings.note("letters_broken", path, lines[broken], (cells[i].strip() for i in broken))
 
@@ -217,7 +220,7 @@ class Reader:
             "lines": lines + (len(self.files) << 40),
         }
         self.characters[code_points("".join(texts))] = True
-        self.used.update(np.unique(codes[codes >= 0]).tolist())
+        self.used.update(codes.ravel().tolist())
         self.chunks += 1
         sides = {part: np.ones(len(texts), dtype=bool)}
         if part == "train" and settings.share_val is not None:
@@ -324,7 +327,7 @@ class Reader:
         codes, used = settings.fixed_codes, list(self.book.codes)
         if codes is None:
             first = settings.first_codes or []
-            codes = first + sorted({used[number] for number in self.used} - set(first))
+            codes = first + sorted({used[number] for number in self.used - {BLANK}} - set(first))
         place = {code: i for i, code in enumerate(codes)}
         final = np.array([place.get(code, -1) for code in used] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
         for name in self.parts:

@@ -360,13 +360,6 @@ _MAX_ODD_LINES = 20_000  # that are looked at
 _MIN_SHARE = 0.95  # of the words that a language must explain
 
 
-def detect_encoding(path: str) -> str:
-    """utf-8-sig (with or without byte order mark), utf-16 (with one), or a code page. Raises UserError where
-    it cannot be told.
-    """
-    return table_format(path).encoding
-
-
 @cache
 def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
     """(encoding, what to tell of it) of a CSV file in this state."""
@@ -466,12 +459,6 @@ def _guessed(data: bytes) -> str | None:
 #
 # What cannot be seen: where the writer has stored no checksums of pages (most do not unless asked to), a
 # changed byte may give another text or number without any error.
-
-
-def is_parquet(path: str) -> bool:
-    """Whether the file begins as Parquet does. Raises UserError for what is no regular file."""
-    with opened(path) as file:
-        return file.read(len(PARQUET)) == PARQUET
 
 
 def _parquet(path: str) -> tuple[Any, Any, tuple[type[Exception], ...]]:
