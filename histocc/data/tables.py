@@ -413,6 +413,8 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     page = "cp1252"
     if several < _MIN_SHARE or max(share for share, _ in best.values()) > single:
         page = _guessed(b"".join(odd))
+        if page is not None and best[page][1] < _MIN_SHARE:  # signs stand where letters should
+            page = None
     if page is not None:
         name = "Windows-1252" if page == "cp1252" else page
         note = f"was read as {name}, since it is not UTF-8: {shown(page)}; --encoding names another"
