@@ -12,7 +12,6 @@ import numpy as np
 
 from histocc.runtime.rng import STEP, mix
 
-PAD_ID = 0
 CLS_ID = 0xE000
 SEP_ID = 0xE001
 LANGUAGE_SEPARATOR = "[SEP]"

@@ -70,7 +70,8 @@ def train(args: JobConfig, read: PrepareSettings, world: World, data: PreparedDa
             finish=lambda _: confidence.fit_run(args, formatter, world, data),
         )
 
-        # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop.
+        # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
+        # histocc/trainer/loop.py with the mixer's task.
         ready = run.set_up(args, world, precision, training, resumed)
         del resumed
         if ready:

@@ -2,8 +2,12 @@
 and stops nothing.
 
 Python runs a signal's handler only when the main thread comes back to it, and a thread that waits in a
-collective does not. So
-the handler does nothing: the interpreter writes the signal's number into a pipe, and a thread reads it there.
+collective does not. So the handler does nothing: the interpreter writes the signal's number into a pipe, and
+a thread reads it there.
+
+What follows stands in `histocc.trainer.loop`: before each step and each batch of a validation all ranks ask
+each other whether one was asked (`World.stop_agreed`); `raise_if_stopped` raises Stopped on all of them, and
+`train` saves last.bin.
 """
 
 import contextlib

@@ -318,7 +318,7 @@ def outputs(ready: Ready) -> Generator[dict[str, Any]]:
         copy_lists(training.lists, own, keep=resumed is not None)
     log = RunLog(
         own,
-        Steps(schedule.total, state.step, schedule.stop, ready.plan.steps_per_epoch),
+        Steps(schedule.total, state.step, schedule.stop),
         log_columns(tuple(training.task.columns)),
         world.is_main,
         again=state.unfinished,

@@ -59,13 +59,12 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 @dataclass(frozen=True)
 class Steps:
     """Optimizer steps of a run: total of its schedule, those done at the `start`, where to `stop` before the
-    total, and those of an epoch; None if there is no limit, or it is not known.
+    total; None if there is no limit, or it is not known.
     """
 
     total: int | None = None
     start: int = 0
     stop: int | None = None
-    per_epoch: int | None = None
 
     @property
     def last(self) -> int | None:

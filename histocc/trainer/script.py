@@ -78,7 +78,14 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         ready = run.set_up(args, world, precision, training, resumed)
         if ready:
             with run.outputs(ready) as calls:
-                of_task = loop.Run(ready.model, training.task, ready.optimizer, **ready.options, **calls)
+                of_task = loop.Run(
+                    ready.model,
+                    training.task,
+                    ready.optimizer,
+                    flops=training.flops,
+                    **ready.options,
+                    **calls,
+                )
                 loop.train(of_task, ready.loaders, ready.state)
         run.finish(training, args, world, ready)
 
