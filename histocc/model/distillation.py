@@ -67,6 +67,8 @@ class Teacher:
             code: number.get(formatter.repair(code)[0], -1) for code in self.state["key"]
         }  # in the order of its outputs
         numbers = np.array(list(self.number_of.values()))
+        known = set(self.number_of.values())
+        self.unknown = [i for i in range(len(codes)) if i not in known]  # codes that it lacks
         self.lacking = [code for code, i in self.number_of.items() if i < 0]
         if len(self.lacking) == len(numbers):
             raise UserError(
