@@ -154,9 +154,9 @@ def prepared(
         ] + _checkpoint_problems(args)
         found += _description_problems(args)
         found = [*args.problems(), *found] + _problems_of_outputs(args, train_files + val_files)
-        resumed = None
+        path, resumed = "", None
         if resumes(args) and not args.prepare_only:
-            resumed = checkpoint.newest_good(args.save_path, model_io.load_resumable)[1]
+            path, resumed, _ = checkpoint.newest_good(args.save_path, model_io.load_resumable)
         start = _start(args, resumed, found)
         columns = columns_of(args, train_files[0], found, default_formatter, naming)
         found += [each for each in teacher.problems(args, columns) if each not in found]
@@ -164,7 +164,8 @@ def prepared(
         if columns.said:
             world.print(columns.said)
         if resumed:
-            refuse_other_arguments(with_columns(args, settings), resumed)
+            with checkpoint.reading(path):
+                refuse_other_arguments(with_columns(args, settings), resumed)
         elif (
             start.codes
             and settings.fixed_codes is None

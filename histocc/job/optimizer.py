@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from histocc.job.config import JobConfig
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime import checkpoint
 
 # In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
 # of the rest, and what was fitted already becomes worse at it.
@@ -26,10 +27,11 @@ def linear_rate(args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | N
     """For decided settings, and a model with the weights that it starts from; a resumed run keeps its own."""
     ngrams, given = model.ngrams, args.linear_lr_factor
     if resumed:
-        groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
         own = list(ngrams.parameters()) if ngrams else []
-        alone = bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
-        return LinearRate(rates[-1] / rates[0], alone)
+        with checkpoint.reading(resumed["path"]):
+            groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
+            alone = bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
+            return LinearRate(rates[-1] / rates[0], alone)
     new = not model.linear_decoder.weight.any()
     fitted = new and ngrams is not None and args.ngram_passes > 0
     if fitted and not args.initial_checkpoint:

@@ -57,6 +57,7 @@ def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
         lines = file.read().decode(errors="replace").splitlines(keepends=True)
     reader = csv.reader(line.replace("\0", "") for line in lines if line.endswith("\n"))
     rows: list[dict[str, str]] = []
+    columns: list[str] = []
     with contextlib.suppress(csv.Error):  # a cell without an end
         columns = next(reader, [])
         for cells in reader:
@@ -64,7 +65,7 @@ def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
             with contextlib.suppress(ValueError, KeyError):
                 if len(cells) == len(columns) and is_row({name: number(row[name]) for name in columns}):
                     rows.append(row)
-    return rows, max(0, len(lines) - 1 - len(rows))
+    return rows, max(0, len(lines) - ("step" in columns) - len(rows))
 
 
 def number(cell: str) -> float | None:
