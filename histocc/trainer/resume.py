@@ -109,8 +109,8 @@ def find_resumable(
         refuse(state)
         if state["position"]["fingerprint"] != fingerprint:
             raise UserError(
-                f"{args.save_path} holds a run on other data (or data prepared with other args). Give"
-                " it the same files, choose another folder, or start over with --overwrite."
+                f"{args.save_path} holds a run on other data (or data prepared with other settings)."
+                " Give it the same files, choose another folder, or start over with --overwrite."
             )
     return {**state, "path": path}
 
