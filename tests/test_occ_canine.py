@@ -346,7 +346,7 @@ def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # no
     assert model_io.load_model(coder.file)[2]["step"] == ours["step"]
 
     for arguments, message in [
-        ({"epochs_of": 3}, "unknown argument 'epochs_of'"),
+        ({"epochs_of": 3}, "'epochs_of': there is no such flag"),
         ({"target_cols": ["nothing"]}, "has no column 'nothing'"),
         ({"distributed": True}, "torchrun"),
         ({"learning_rate": -1}, "is not a number above 0"),

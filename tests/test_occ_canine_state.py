@@ -147,13 +147,13 @@ def test_arguments_of_finetune(coder, tmp_path):
             with pytest.raises(UserError, match=f"'{name}': "):
                 coder.finetune(data, **{"save_path": tmp_path / "out", name: value})
     for name in ("help", "version", "epochs_of", "foo"):
-        for value in (True, None, 3):
-            with pytest.raises(UserError, match=f"unknown argument '{name}'"):
+        for value in (True, 3):
+            with pytest.raises(UserError, match=f"'{name}': there is no such flag"):
                 coder.finetune(data, save_path=tmp_path / "out", **{name: value})
-    with pytest.raises(UserError, match="unknown argument 'num_epoch' .is 'num_epochs' meant"):
+    with pytest.raises(UserError, match="'num_epoch': there is no such flag; the nearest is 'num_epochs'"):
         coder.finetune(data, num_epoch=3)
     for dataset in (None, [1], {"occ1": ["a"]}, b"x", 3, "", Other()):
-        with pytest.raises(UserError, match="^dataset: found .*, expected a file or a DataFrame"):
+        with pytest.raises(UserError, match="^dataset: "):
             coder.finetune(dataset, save_path=tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["data.csv"]
 

@@ -83,7 +83,7 @@ def written(rows, end, quoting, encoding) -> bytes | None:
 @examples(400)
 @given(
     rows=TABLES,
-    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
     chunk=st.integers(1, 4),
@@ -93,8 +93,8 @@ def test_rows_come_back_or_are_refused_by_line(rows, end, quoting, encoding, chu
     header = [f"é{i}" for i in range(len(rows[0]))]
     content = written([header, *rows], end, quoting, encoding)
     torn = quoting == csv.QUOTE_MINIMAL and any("\r" in cell for row in rows for cell in row)
-    if content is None or torn and "\n" not in end:
-        return  # Python's writer leaves a carriage return bare
+    if content is None:
+        return
     content, begins = content
     expected = dict(zip(begins[1:], map(tuple, rows), strict=True))
     with tempfile.TemporaryDirectory() as folder, limits(chunk=chunk, block=block):

@@ -66,7 +66,7 @@ def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(fo
     output = job.said()
     assert (
         "WARNING: a newer checkpoint cannot be used" in output
-        and "another checksum" in output
+        and "not what its checksum says" in output
         and "Resuming from step" in output
     )
     kill_all(process)
