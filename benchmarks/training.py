@@ -32,27 +32,27 @@ class Training:
             args, read, self.data = job_data.prepared(args, self.world, [args.dataset], [])
             self.formatter = BlockyFormatter.from_dict(read.formatter)
             made = build.make_model(args, self.formatter, self.world, self.data, None)
-            self.args, self.model, self.config = made
-        self.loss = make_loss(self.args, self.formatter)
+            self.run_args, self.model, self.config = made
+        self.loss = make_loss(self.run_args, self.formatter)
         self.loaders = self.make_loaders(self.config)
         self.plan = self.loaders["train"].plan
-        self.use_rate(self.args.learning_rate)
+        self.use_rate(self.run_args.learning_rate)
 
     def make_loaders(self, config: dict, whole: bool = False) -> dict:
         """For the model of `config`; whole: a step is not cut into micro-batches of similar length."""
-        train, val = build.make_rows(self.args, self.formatter, self.world, self.data, config)
-        plan = batches.batch_plan(self.args, train, self.world)
+        train, val = build.make_rows(self.run_args, self.formatter, self.world, self.data, config)
+        plan = batches.batch_plan(self.run_args, train, self.world)
         plan = replace(plan, groups=1) if whole else plan
-        return batches.make_loaders(self.args, self.world, train, val, plan)
+        return batches.make_loaders(self.run_args, self.world, train, val, plan)
 
     def train_seen_rows(self) -> None:
         """Of the embeddings of characters only those that occur are trained, as in a run."""
-        frozen = self.args.freeze_encoder
+        frozen = self.run_args.freeze_encoder
         build.train_seen_characters(self.model, self.loaders["train"].dataset.rows, self.config, frozen)
 
     def use_rate(self, rate: float, warmup: int = 0) -> None:
         """A new optimizer, of one learning rate."""
-        decay = self.args.weight_decay
+        decay = self.run_args.weight_decay
         self.optimizer = make_optimizer(self.model, decay, rate)
         self.schedule = partial(linear_factor, warmup_steps=warmup, total_steps=FOREVER)
 
