@@ -359,7 +359,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
     step, is_last = state.step, state.step == run.last_step
 
     def due(interval: int | None) -> bool:
-        return bool(interval) and step % (interval or 1) == 0
+        return bool(interval and step % interval == 0)
 
     if due(GPU_CHECK_INTERVAL) or run.world.device.type == "cpu":
         bad = int(state.bad_steps)
