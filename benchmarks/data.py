@@ -61,7 +61,7 @@ def write_rows(path: str, rows: int) -> dict:
 
 
 def settings_of(path: str):
-    from histocc.data.settings import PrepareSettings
+    from histocc.data.config import PrepareSettings
     from histocc.formatter import make_formatter
 
     return PrepareSettings(

@@ -38,7 +38,7 @@ from histocc.runtime.checkpoint import BEST, CHECKSUM, FORMAT, LAST, find, with_
 from histocc.runtime.config import Parser, declarations, flag
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import atomic_write, kind_of
-from histocc.text_rules import ASCII_LOWER
+from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
 CODING = (

@@ -10,10 +10,9 @@ import sys
 from dataclasses import MISSING, dataclass
 
 from histocc.data.arrays import PreparedData
-from histocc.data.config import Split, Tables
+from histocc.data.config import Split, Tables, columns_of, settings_from
 from histocc.data.prepare import LISTS, UnusableData, prepare
 from histocc.data.report import report_lines
-from histocc.data.settings import columns_of, settings_from
 from histocc.runtime import entrypoint, files, log
 from histocc.runtime.config import Parser, flag
 

@@ -8,7 +8,7 @@ import pytest
 
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
-from histocc.data.settings import PrepareSettings, file_problems
+from histocc.data.config import PrepareSettings, file_problems
 from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError
 

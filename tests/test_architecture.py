@@ -17,7 +17,7 @@ EXAMPLES = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "exa
 # Rooms, the lowest first; a room imports those of lower levels, and itself.
 LEVELS = [
     {"runtime"},
-    {"text", "text_rules", "formatter", "trainer"},
+    {"text", "formatter", "trainer"},
     {"model"},
     {"data", "seq2seq_mixer_engine"},
     {"job", "predict"},

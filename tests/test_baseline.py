@@ -8,8 +8,8 @@ import pytest
 from helpers import TINY, TRAIN_MIXER, run, run_inside, write_csv
 
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.prepare import prepare
-from histocc.data.settings import PrepareSettings
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate import baseline
 from histocc.formatter import make_formatter

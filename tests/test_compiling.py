@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import finetune
-from histocc.data.settings import PrepareSettings
+from histocc.data.config import PrepareSettings
 from histocc.formatter import hisco_blocky5
 from histocc.job.train import train
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config

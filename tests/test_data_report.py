@@ -18,7 +18,7 @@ from histocc import prepare
 from histocc.data import prepare as prep
 from histocc.data import report as data_report
 from histocc.data.arrays import PreparedData
-from histocc.data.settings import PrepareSettings
+from histocc.data.config import PrepareSettings
 from histocc.formatter import make_formatter
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")

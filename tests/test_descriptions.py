@@ -8,8 +8,8 @@ import finetune
 from histocc.data import dataset
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError
 from histocc.trainer.batches import MicroBatches

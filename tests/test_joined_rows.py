@@ -23,9 +23,9 @@ from helpers import (
 import finetune
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.dataset import AND, JoinedRows, RowEncoding, TextChanges, TextRows
 from histocc.data.noise import Augmenter
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import make_formatter
 from histocc.job import recipe
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE

@@ -11,9 +11,9 @@ from preparing import HEADER, Result, prepare, problems, quiet, refusal, setting
 
 from histocc.data import prepare as prep
 from histocc.data import rows
+from histocc.data.config import file_problems
 from histocc.data.prepare import split_values
 from histocc.data.report import report_lines
-from histocc.data.settings import file_problems
 from histocc.runtime.errors import UserError
 from histocc.text import text_hashes
 

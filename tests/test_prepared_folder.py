@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from preparing import HEADER, Result, prepare, quiet, settings_for
 
 from histocc.data import arrays
+from histocc.data import config as data_settings
 from histocc.data import prepare as prep
-from histocc.data import settings as data_settings
 from histocc.data.arrays import FILES, META, TEACHER, PreparedData, fault, read_meta
-from histocc.data.settings import PrepareSettings, fingerprint
+from histocc.data.config import PrepareSettings, fingerprint
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from histocc.data import prepare as prep
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.data.noise import Augmenter
-from histocc.data.settings import PrepareSettings
 from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter
-from histocc.text_rules import as_is
+from histocc.text import as_is
 from histocc.trainer.batches import BatchLoader, MicroBatches
 from histocc.trainer.plan import BatchPlan
 

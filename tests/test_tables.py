@@ -4,8 +4,8 @@ import pytest
 from helpers import write_csv
 from preparing import HEADER, prepare
 
+from histocc.data.config import columns_of
 from histocc.data.rows import find_target_columns, hold_numbers, read_key, read_words
-from histocc.data.settings import columns_of
 from histocc.job.config import finetune_parser, train_mixer_parser
 from histocc.runtime.errors import UserError
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from histocc import text_rules
+from histocc import text
 from histocc.runtime.errors import UserError
-from histocc.text_rules import ascii_lower, cleaner
+from histocc.text import ascii_lower, cleaner
 
 unidecode = pytest.importorskip("unidecode").unidecode
 LETTERS = [
@@ -38,9 +38,9 @@ EXPECTED = {char: by_the_package(char) for char in LETTERS + OTHERS}
 @pytest.fixture
 def without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "unidecode", None)
-    text_rules._table.cache_clear()
+    text._table.cache_clear()
     yield
-    text_rules._table.cache_clear()
+    text._table.cache_clear()
 
 
 def test_every_latin_greek_and_cyrillic_letter_is_as_the_package_has_it(without_the_package):

@@ -8,12 +8,12 @@ from preparing import Result, prepare, problems, quiet, settings_for
 from histocc import prepare as command
 from histocc.data import prepare as prep
 from histocc.data import tables
+from histocc.data.config import columns_of, file_problems, settings_from
 from histocc.data.report import report_lines
-from histocc.data.settings import columns_of, file_problems, settings_from
 from histocc.formatter import hisco_key
 from histocc.job.config import finetune_parser
 from histocc.runtime.errors import UserError
-from histocc.text_rules import as_is, ascii_lower
+from histocc.text import as_is, ascii_lower
 
 FILES = Path(__file__).parent / "data" / "tables"
 

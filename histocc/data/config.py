@@ -1,15 +1,20 @@
-"""The flags that say what files of rows hold, and what of them does not go together."""
+"""The flags that say what files of rows hold, and the settings by which they are prepared."""
 
 import codecs
+import hashlib
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from histocc.data.tables import DELIMITERS
+from histocc.data.arrays import PREPARED_FORMAT
+from histocc.data.rows import find_target_columns, hold_numbers, language_name, read_columns, read_key
+from histocc.data.tables import DELIMITERS, column_problems, read_header
+from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, number
-from histocc.text import UNKNOWN_LANGUAGE
-from histocc.text_rules import TEXT_RULES
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.text import AS_IS, TEXT_RULES, UNKNOWN_LANGUAGE
 
 Delimiter = Annotated[
     str,
@@ -211,3 +216,296 @@ def problems_of_columns(asked: Any, max_len: int) -> Iterator[str]:
         yield "--language-col is empty"
     if len(language) > max(max_len, 16) // 2:
         yield f"--language {language[:30]}: is it a language?"
+
+
+# ---- settings
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files`
+    instead.
+    """
+
+    train_files: list[str]
+    formatter: dict
+    target_cols: list[str]
+    val_files: list[str] = field(default_factory=list)
+    share_val: float | None = None
+    input_col: str = "occ1"
+    language: str = UNKNOWN_LANGUAGE
+    language_col: str | None = None
+    max_len: int = 128
+    missing_code: str | None = None
+    drop_bad_labels: bool = False
+    fixed_codes: list[str] | None = None  # the codes of --key or --all-codes-file, in their order
+    numbered: bool = False  # cells hold numbers of a key, not codes
+    delimiter: str | None = None  # None: found in the first line of each file
+    number_codes: list[str] | None = None  # the codes that such numbers stand for; None: `fixed_codes`
+    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
+    clean_text: str = AS_IS
+    encoding: str | None = None  # None: found
+    code_separator: str | None = None  # characters that separate codes within a cell
+    recode: dict[str, str] = field(default_factory=dict)
+    empty_text: str | None = None  # the code with which rows without a description are kept
+    ditto: bool = False  # do., ditto, 〃 take the text of the row above
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.input_col, *self.target_cols, *([self.language_col] if self.language_col else [])]
+
+    @property
+    def max_codes(self) -> int:
+        """Codes that a row has room for."""
+        return self.formatter["max_codes"] if self.code_separator else max(1, len(self.target_cols))
+
+    @property
+    def files(self) -> list[tuple[str, str]]:
+        """(part, path) of all files in the order in which they are read."""
+        return [("train", path) for path in self.train_files] + [("val", path) for path in self.val_files]
+
+
+def fingerprint(settings: PrepareSettings) -> str:
+    """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits."""
+    plain = asdict(settings)
+    for name in ("train_files", "val_files"):
+        plain[name] = []
+        for path in getattr(settings, name):
+            with open(path, "rb") as file:
+                plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
+    plain["prepared_format"] = PREPARED_FORMAT
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def file_problems(settings: PrepareSettings) -> list[str]:
+    """All that is wrong with the files and their columns."""
+    problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
+    for path in dict.fromkeys(path for _, path in settings.files):
+        try:
+            header = read_header(path, settings.delimiter, settings.encoding)[0]
+            problems += column_problems(path, header, settings.columns, flags)
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+@dataclass(frozen=True)
+class StartsFrom:
+    """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none
+    where they are not taken), kind of the formatter and its tokens, None where they are not known or the
+    usual ones.
+    """
+
+    text: str = AS_IS
+    codes: list[str] = field(default_factory=list)
+    formatter: str | None = None
+    chars: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of the files hold codes and languages, and the formatter of the codes: as the arguments
+    say, or by the names of the columns.
+
+    Attributes:
+        target_cols: none where that could not be found out.
+        said: the flags that the names of the columns stand for, in a line for the user; "" where the
+            arguments say it all.
+    """
+
+    formatter: str
+    target_cols: list[str]
+    language: str
+    language_col: str | None
+    said: str = ""
+
+
+def columns_of(
+    args: Tables,
+    path: str,
+    problems: list[str],
+    default_formatter: str = "gpf",
+    naming: str = "hisco",
+) -> Columns:
+    """Which columns of a file count. Where the arguments name neither target columns nor what tells them
+    (--formatter, --key, --target-col-naming), hisco_1 … and OCC1950_1 … bring their formatter, and a column
+    `lang` is that of the languages unless the arguments name a language. Adds what is wrong to `problems`.
+
+    Args:
+        args: what is asked for.
+        default_formatter: that of codes in columns of other names.
+        naming: the names of the target columns without their numbers.
+    """
+    kind, target_cols = args.formatter or default_formatter, args.target_cols or []
+    language_col, said = args.language_col, ""
+    try:
+        if not (target_cols or args.formatter or args.key) and naming == "hisco":
+            header = read_header(path, args.delimiter, args.encoding)[0]
+            families = find_target_columns(header)
+            if len(families) > 1:
+                language = ", and --language-col lang with it" if "lang" in header else ""
+                raise UserError(
+                    f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
+                    f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
+                    f"{language}"
+                )
+            if families:
+                kind, target_cols = families[0]
+                said = f"--formatter {kind} --target-cols {' '.join(target_cols)}"
+                if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
+                    language_col = "lang"
+                    said += " --language-col lang"
+                said = f"Columns: {said}, by their names in {path}"
+        target_cols = target_cols or _find_target_cols(args, kind, path, naming)
+    except UserError as error:
+        problems.append(str(error))
+    return Columns(kind, target_cols, language_name(args.language or UNKNOWN_LANGUAGE), language_col, said)
+
+
+def settings_from(
+    args: Tables,
+    columns: Columns,
+    train_files: list[str],
+    val_files: list[str],
+    problems: list[str] | None = None,
+    start: StartsFrom = StartsFrom(),
+) -> PrepareSettings:
+    """The settings that arguments ask for. columns: of the first file; start: of the run's initial weights.
+
+    Raises one UserError with `problems`, those already found, and its own.
+    """
+    problems = list(problems or [])
+    fixed = formatter = None
+    target_cols = columns.target_cols
+    try:
+        if target_cols:
+            formatter = make_formatter(
+                columns.formatter,
+                target_cols,
+                args.block_size,
+                args.use_within_block_sep,
+                args.allow_codes_shorter_than_block_size,
+                start.chars if start.formatter == columns.formatter == "gpf" else None,
+            )
+            fixed = _fixed_codes(args, formatter, target_cols[0])
+    except (UserError, ValueError) as error:
+        problems.append(str(error))
+    hisco_numbers = columns.formatter == "hisco" and not args.key and hold_numbers(target_cols or ["hisco_1"])
+    settings = PrepareSettings(
+        train_files=train_files,
+        val_files=val_files,
+        formatter=formatter.to_dict() if formatter else {},
+        target_cols=target_cols,
+        share_val=None if val_files else getattr(args, "share_val", None),
+        input_col=args.input_col,
+        language=columns.language,
+        language_col=columns.language_col,
+        max_len=args.max_len,
+        missing_code=args.missing_code,
+        drop_bad_labels=args.drop_bad_labels,
+        fixed_codes=fixed,
+        delimiter=args.delimiter,
+        clean_text=args.clean_text or start.text,
+        encoding=args.encoding,
+        code_separator=args.code_separator,
+        recode=recoding(args.recode),
+        empty_text=args.empty_text,
+        ditto=args.ditto,
+        numbered=bool(args.key) and hold_numbers(target_cols) or hisco_numbers,
+        number_codes=list(hisco_key()) if hisco_numbers else None,
+        first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
+    )
+    problems += [problem for problem in file_problems(settings) if problem not in problems]
+    problems += code_problems(formatter, settings)
+    if args.code_separator and columns.formatter == "gpf" and len(target_cols) == 1:
+        problems.append(
+            "--code-separator: formatter gpf has room for as many codes as there are target columns;"
+            " --formatter hisco has room for five"
+        )
+    raise_if_any(problems)
+    return settings
+
+
+def _kept_codes(args: Tables, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
+    """The codes of the initial weights where this run's formatter writes them and nothing else is asked for;
+    None: those of the data alone.
+    """
+    if not start.codes or getattr(args, "shrink_key", True) or start.formatter not in (None, formatter.kind):
+        return None
+    codes = [formatter.repair(code)[0] for code in start.codes]
+    try:
+        for code in codes:
+            formatter.encode_code(code)
+    except CodeError:
+        return None
+    return codes if len(set(codes)) == len(codes) else None
+
+
+def _find_target_cols(args: Tables, formatter: str, path: str, naming: str) -> list[str]:
+    header = read_header(path, args.delimiter, args.encoding)[0]
+    found = find_target_columns(header, naming, bool(args.key), formatter)
+    if not found and formatter == "hisco":
+        found = find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
+    if not found:
+        numbers = (
+            " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
+            if "code1" in header
+            else ""
+        )
+        raise UserError(
+            f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}."
+            " It has " + ", ".join(map(repr, header))
+        )
+    return found[0][1]
+
+
+def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
+    """Codes of --key or --all-codes-file as the formatter writes them; first_column: of the targets. Raises
+    UserError.
+    """
+    path = args.key or args.all_codes_file
+    if not path:
+        return None
+    if args.key:
+        cells = read_key(path)
+    else:
+        column = args.all_codes_col or first_column
+        if column not in read_header(path)[0]:
+            raise UserError(
+                f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
+                + ", ".join(map(repr, read_header(path)[0]))
+            )
+        cells = [cell for (cell,) in read_columns(path, [column])]
+    codes = [formatter.repair(cell)[0] for cell in cells if cell]
+    try:
+        for code in codes:
+            formatter.encode_code(code)
+    except CodeError as error:
+        raise UserError(f"{path}: {error}") from None
+    if args.key and len(set(codes)) < len(codes):
+        raise UserError(f"{path}: a code is listed twice, with and without its leading zero")
+    return codes if args.key else sorted(set(codes))
+
+
+def recoding(text: str | None) -> dict[str, str]:
+    """Codes and what they become, of --recode."""
+    pairs = [pair.split("=") for pair in text.split(",")] if text else []
+    return {old.strip(): new.strip() for old, new in pairs}
+
+
+def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
+    """What is wrong with the codes that flags name, a line each."""
+    codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
+    codes += [("--recode", code) for code in settings.recode.values()]
+    problems, fixed = [], settings.fixed_codes
+    for name, code in codes:
+        if code is None or formatter is None:
+            continue
+        try:
+            formatter.encode_code(code)
+        except CodeError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        if fixed is not None and code not in fixed:
+            problems.append(f"{name}: code {code!r} is not among the codes of the key")
+    return problems

@@ -17,15 +17,17 @@ from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
 from histocc.runtime.errors import UserError
 from histocc.runtime.rng import below, chance, draw, streams
 from histocc.text import (
+    ASCII_LOWER,
     SEP_ID,
     UNKNOWN_LANGUAGE,
+    ascii_lower,
+    cleaner,
     code_points,
     encode_batch,
     join_texts,
     language_table,
     padded_width,
 )
-from histocc.text_rules import ASCII_LOWER, ascii_lower, cleaner
 from histocc.trainer.batches import Rows
 
 # ---- training rows with one code each, joined into rows with two

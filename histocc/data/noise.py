@@ -11,8 +11,7 @@ import unicodedata
 import numpy as np
 
 from histocc.runtime.rng import below, chance, draw, streams
-from histocc.text import code_points
-from histocc.text_rules import ascii_lower
+from histocc.text import ascii_lower, code_points
 
 KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
 MAX_EDGE = 20  # most characters that "edges" puts on one side

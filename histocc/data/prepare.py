@@ -32,6 +32,7 @@ from histocc.data.arrays import (
     read_meta,
     write_last,
 )
+from histocc.data.config import PrepareSettings, file_problems, fingerprint
 from histocc.data.report import make_report
 from histocc.data.rows import (
     BLANK,
@@ -46,7 +47,6 @@ from histocc.data.rows import (
     write_key,
     write_words,
 )
-from histocc.data.settings import PrepareSettings, file_problems, fingerprint
 from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter
 from histocc.runtime.checkpoint import exists_in
@@ -54,8 +54,15 @@ from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, kind_of, run_lock, sync
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
-from histocc.text import LANGUAGE_SEPARATOR, UNKNOWN_LANGUAGE, code_points, text_hashes
-from histocc.text_rules import AS_IS, cleaner, is_composed
+from histocc.text import (
+    AS_IS,
+    LANGUAGE_SEPARATOR,
+    UNKNOWN_LANGUAGE,
+    cleaner,
+    code_points,
+    is_composed,
+    text_hashes,
+)
 from histocc.trainer.run import copy_lists
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user

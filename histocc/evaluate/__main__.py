@@ -28,11 +28,10 @@ import torch
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData, RowSet, fault
-from histocc.data.config import problems_of_columns
+from histocc.data.config import PrepareSettings, code_problems, file_problems, problems_of_columns, recoding
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, language_name, read_key
-from histocc.data.settings import PrepareSettings, code_problems, file_problems, recoding
 from histocc.evaluate import baseline
 from histocc.evaluate import report as report_of
 from histocc.evaluate.config import EvaluateConfig, get_args_parser

@@ -3,13 +3,13 @@ the guides look for.
 """
 
 from histocc.data.arrays import PreparedData
-from histocc.data.settings import PrepareSettings
+from histocc.data.config import PrepareSettings
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import JobConfig
 from histocc.job.optimizer import LinearRate
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.text_rules import AS_IS
+from histocc.text import AS_IS
 
 
 def about(

@@ -33,7 +33,7 @@ from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.text_rules import ASCII_LOWER, cleaner
+from histocc.text import ASCII_LOWER, cleaner
 from histocc.trainer.batches import WEIGHTS
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.

@@ -5,11 +5,11 @@ import os
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.data.dataset import find_columns, load_descriptions
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
 from histocc.data.rows import read_words
-from histocc.data.settings import PrepareSettings, StartsFrom, columns_of, settings_from
 from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, teacher
 from histocc.job.config import FinetuneConfig, JobConfig

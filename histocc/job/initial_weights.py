@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from histocc.data.config import StartsFrom
 from histocc.data.rows import read_key
-from histocc.data.settings import StartsFrom
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.config import JobConfig
 from histocc.job.recipe import CHOICES
@@ -15,7 +15,7 @@ from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
-from histocc.text_rules import AS_IS
+from histocc.text import AS_IS
 
 OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each code
 

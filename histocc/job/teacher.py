@@ -32,11 +32,11 @@ from histocc.data.arrays import (
     text_keys,
     write_last,
 )
+from histocc.data.config import Columns, PrepareSettings, StartsFrom, file_problems
 from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet
 from histocc.data.prepare import build_folder
 from histocc.data.report import report_lines
 from histocc.data.rows import MAX_LANGUAGES
-from histocc.data.settings import Columns, PrepareSettings, StartsFrom, file_problems
 from histocc.formatter import BlockyFormatter
 from histocc.job.config import JobConfig
 from histocc.model import model_io, published

@@ -8,8 +8,8 @@ from functools import partial
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.prepare import LISTS
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter
 from histocc.job import banner, build, confidence
 from histocc.job.config import JobConfig

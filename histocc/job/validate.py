@@ -1,8 +1,8 @@
 """`--eval-only`: validates a checkpoint on the validation rows and prints the figures; writes nothing."""
 
 from histocc.data.arrays import PreparedData
+from histocc.data.config import PrepareSettings
 from histocc.data.rows import key_reader
-from histocc.data.settings import PrepareSettings
 from histocc.formatter import BlockyFormatter
 from histocc.job import recipe
 from histocc.job.build import make_rows

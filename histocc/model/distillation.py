@@ -19,8 +19,7 @@ from histocc.model.linear_loss import LinearLoss
 from histocc.model.loss import LossMixer
 from histocc.runtime.errors import UserError
 from histocc.runtime.parallel import evaluating
-from histocc.text import UNKNOWN_LANGUAGE, encode
-from histocc.text_rules import cleaner
+from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
 BATCH = 128  # texts at once
 MAX_LOGIT = 6e4  # that float16 holds

@@ -23,8 +23,7 @@ from histocc.model.published import Given, Published
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import kind_of
-from histocc.text import LANGUAGES
-from histocc.text_rules import TEXT_RULES
+from histocc.text import LANGUAGES, TEXT_RULES
 
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # What a kind of model lacks: its tensors begin with this.

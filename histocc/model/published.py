@@ -17,7 +17,7 @@ from histocc.model.canine import CanineConfig
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import opened
-from histocc.text_rules import AS_IS, ASCII_LOWER
+from histocc.text import AS_IS, ASCII_LOWER
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 BESIDE = ("config.json", "key.json", "chars.json")

@@ -45,8 +45,7 @@ from histocc.runtime.files import kind_of, remove_files, run_lock
 from histocc.runtime.forked import Forked, choose_processes
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
-from histocc.text import UNKNOWN_LANGUAGE
-from histocc.text_rules import AS_IS, text_key
+from histocc.text import AS_IS, UNKNOWN_LANGUAGE, text_key
 
 
 class Coding:

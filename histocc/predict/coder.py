@@ -19,8 +19,7 @@ from histocc.model.search import CodeSearch, CodeTrie
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
-from histocc.text import UNKNOWN_LANGUAGE, encode
-from histocc.text_rules import cleaner
+from histocc.text import UNKNOWN_LANGUAGE, cleaner, encode
 
 DECODERS = {
     "auto": "that of greedy, flat and both which was right most often on the validation texts",
@@ -103,7 +102,7 @@ class Coder:
     """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them;
     batch_size: texts at once; check: called between batches, may raise to stop.
 
-    Texts are cleaned by the model's rule, see `text_rules`; one of blanks alone gets no code. Languages are
+    Texts are cleaned by the model's rule, see `histocc.text`; one of blanks alone gets no code. Languages are
     those that the model was trained on; see `known`. thresholds: of the linear decoder, where none are given;
     linear_share: of the checkpoint, 0…1, how much the linear decoder counts in topk and full; 0 where there
     is none. best_decoder: what "auto" is, and why. confidence: as the checkpoint has it fitted, none with

@@ -20,7 +20,7 @@ from histocc.data.tables import (
 from histocc.formatter import CLASSES
 from histocc.predict.output import csv_text
 from histocc.runtime.errors import UserError, raise_if_any
-from histocc.text_rules import text_key
+from histocc.text import text_key
 
 DECIDED = "decided_by"  # column of the file with decisions
 MODEL = "model"  # in it: nobody has decided
