@@ -29,8 +29,8 @@ from reference_model import Reference
 
 import finetune
 from histocc.formatter import BOS_IDX
-from histocc.model import model_io
 from histocc.model.search import CodeSearch, CodeTrie
+from histocc.published import models
 from histocc.sample.files import write
 from histocc.sample.generate import rows
 from histocc.text import encode
@@ -111,7 +111,7 @@ def seconds(work) -> tuple[float, object]:
 
 
 def measure(args, path: str) -> dict:
-    model, formatter, state = model_io.load_model(path)
+    model, formatter, state = models.load_model(path)
     started = time.perf_counter()
     tree = CodeTrie(list(state["key"]), formatter)
     search = CodeSearch(model, tree)

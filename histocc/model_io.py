@@ -1,3 +1,3 @@
-"""The published place of `histocc.model.model_io`."""
+"""The published place of `histocc.published.models`."""
 
-from histocc.model.model_io import *  # noqa: F403
+from histocc.published.models import *  # noqa: F403

@@ -29,11 +29,11 @@ from histocc.job import data as job_data
 from histocc.job import train
 from histocc.job.call import dataset_file
 from histocc.job.config import FinetuneConfig, finetune_parser
-from histocc.model import model_io, published
-from histocc.model.published import Given
 from histocc.predict import tables as coded_tables
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.tables import as_table, described, indexes_differ, texts_and_languages
+from histocc.published import formats, models
+from histocc.published.formats import Given
 from histocc.runtime import checkpoint
 from histocc.runtime.call_arguments import (
     COLUMNS,
@@ -228,15 +228,15 @@ class OccCANINE:
         if hf is False and not os.path.exists(self.name):
             raise UserError(f"{self.name}: no such file or folder, and hf=False leaves the hub out")
         if hf and not os.path.exists(self.name) or force_download:
-            folder = published.from_hub(self.name, force_download)
-            return model_io.find_weights(folder, self.name)
-        return model_io.find_weights(self.name, self.name)
+            folder = formats.from_hub(self.name, force_download)
+            return models.find_weights(folder, self.name)
+        return models.find_weights(self.name, self.name)
 
     def _load(self, file: str, given: Given = Given()) -> None:
         """Becomes the model in `file`, or stays what it is where that raises an error."""
-        state = published.load_content(file)
-        brings = model_io.brings_settings(state)
-        model, formatter, state = model_io.model_of(
+        state = formats.load_content(file)
+        brings = models.brings_settings(state)
+        model, formatter, state = models.model_of(
             file, state, given._replace(formatter=None) if brings else given
         )
         if given.system and not brings and (formatter.kind == "hisco") != (given.system.lower() == "hisco"):
@@ -580,7 +580,7 @@ class OccCANINE:
             )
         elif trains and checkpoint.find(args.save_path) is not None:
             self._load(
-                model_io.find_weights(args.save_path, args.save_path), Given(system=self._said["system"])
+                models.find_weights(args.save_path, args.save_path), Given(system=self._said["system"])
             )
             self.name = args.save_path
         if stop.signal is not None:  # the run is saved; now it is the caller's

@@ -10,7 +10,7 @@ from helpers import REPO, TINY, run_inside, write_rows
 import finetune
 import train_mixer
 from histocc.job.recipe import refuse_other_arguments
-from histocc.model import model_io
+from histocc.published import models
 from histocc.runtime.errors import UserError
 
 PARSE, PARSE_MIXER = (script.get_args_parser().parse_args for script in (finetune, train_mixer))
@@ -164,7 +164,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
     flags = ["--dataset", write_rows(tmp_path / "rows.csv", 40), "--batch-size", 8, "--num-epochs", 2, *TINY]
     flags += ["--save-path", tmp_path / "run", "--max-steps", 1]
     assert run_inside(finetune.main, *flags)[0] == 0
-    state = model_io.load_resumable(str(tmp_path / "run" / "last.bin"))
+    state = models.load_resumable(str(tmp_path / "run" / "last.bin"))
     found = {name: state["args"][name] for name in ("formatter", "target_cols", "language", "language_col")}
 
     def differing(*more):

@@ -17,7 +17,7 @@ from test_predict import CODES, make_model
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.figures import GRID, MAX_FLAT_CODES, Outcomes
 from histocc.model.confidence import Thresholds
-from histocc.model.model_io import load_model
+from histocc.published.models import load_model
 from histocc.text import encode
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")

@@ -14,8 +14,8 @@ from histocc import export
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import initial_weights
-from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.published import models
 from histocc.runtime.errors import UserError
 
 TITLES = [
@@ -373,7 +373,7 @@ def test_what_the_published_program_shall_code_is_trained_for_it(tmp_path):
         tmp_path / "out",
     )
     assert "Codes: 1,919" in output
-    _, formatter, state = model_io.load_model(str(tmp_path / "out"))
+    _, formatter, state = models.load_model(str(tmp_path / "out"))
     assert export.differences(state, formatter) == [
         "its encoder has another size than google/canine-s: --model-size base"
     ]
@@ -420,7 +420,7 @@ def test_the_published_target_mask_is_the_float_that_torch_adds():
     ],
 )
 def test_names_of_systems(columns, name):
-    assert model_io.system_name(BlockyFormatter("gpf", columns)) == name
+    assert models.system_name(BlockyFormatter("gpf", columns)) == name
 
 
 @pytest.mark.processes

@@ -14,11 +14,12 @@ from histocc import export
 from histocc.evaluate import __main__ as evaluate
 from histocc.evaluate.figures import SHARES
 from histocc.formatter import hisco_blocky5
-from histocc.model import model_io, search
+from histocc.model import search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import NgramHasher
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict.coder import Coder
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
@@ -243,7 +244,7 @@ class TestFiles:
     def test_another_share_is_refused_by_name(self, model, tmp_path, share):
         saved(tmp_path / "run", model, linear_share=share)
         with pytest.raises(UserError, match="last.bin: cannot be read as a checkpoint"):
-            model_io.load_model(str(tmp_path / "run"))
+            models.load_model(str(tmp_path / "run"))
 
     @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
     def test_an_export_keeps_it(self, model, tmp_path, form, name):
@@ -409,7 +410,7 @@ class TestEvaluation:
             f"Linear share stored in {tmp_path}/run/last.bin: {share:g}" in said
             and "Thresholds stored in" in said
         )
-        state = model_io.load_model(str(tmp_path / "run"))[2]
+        state = models.load_model(str(tmp_path / "run"))[2]
         best = other["decoders"]["linear"]["thresholds"]["all"]["threshold_f1"]
         assert state["linear_share"] == share
         assert state["thresholds"] == {
@@ -431,7 +432,7 @@ class TestEvaluation:
             and "together" not in said.lower() + text
             and "share times" not in text
         )
-        assert "linear_share" not in model_io.load_model(str(tmp_path / "run"))[2]
+        assert "linear_share" not in models.load_model(str(tmp_path / "run"))[2]
         saved(tmp_path / "run", made, linear_share=0.2)
         assert "both" in run_evaluation(tmp_path, "again")[0]["decoders"]
 

@@ -16,9 +16,9 @@ from helpers import all_tests
 
 from histocc import export
 from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.model import model_io, published
 from histocc.model.canine import CanineConfig
 from histocc.predict.coder import Coder
+from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -52,7 +52,7 @@ TEXTS, LANGUAGES = ["smed", "wine merchant", "x" * 40], ["da", "en", "se"]
 
 def make_model(config: dict = CONFIG):
     torch.manual_seed(5)
-    model = model_io.build_model(config, FORMATTER, len(CODES)).eval()
+    model = models.build_model(config, FORMATTER, len(CODES)).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
         model.decoder.head.bias[PAD_IDX] -= 2
@@ -269,7 +269,7 @@ def test_a_changed_checkpoint_is_resumed_as_it_was_or_passed_over(tmp_path, part
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(tmp_path / "good", folder)
         what = mutate(folder / "last.bin", random.Random(f"{part} {number}"))
-        path, state, wrong = checkpoint.newest_good(str(folder), model_io.load_resumable)
+        path, state, wrong = checkpoint.newest_good(str(folder), models.load_resumable)
         assert len(wrong) == (not path.endswith("last.bin")), what
         expected = states[os.path.basename(path)]
         same = {name: state[name] for name in expected}
@@ -285,7 +285,7 @@ def test_a_flipped_bit_of_an_export_is_noticed(forms, tmp_path):
     for at in range(start, len(good), (len(good) - start) // 15):
         file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         with pytest.raises(UserError, match="not what its checksum says"):
-            published.load_content(str(file))
+            formats.load_content(str(file))
     file.write_bytes(good)
     for name, old, new in (("config.json", "0.3", "0.4"), ("key.json", "22222", "22223")):
         kept = (file.parent / name).read_text()
@@ -390,7 +390,7 @@ def put(state: dict, entry: str, value) -> None:
 def resumed_from(folder: Path) -> dict:
     """As a run does it."""
     asked = SimpleNamespace(save_path=str(folder), overwrite=False)
-    state = resume.find_resumable(asked, World(), model_io.load_resumable, lambda _: None, "abc")
+    state = resume.find_resumable(asked, World(), models.load_resumable, lambda _: None, "abc")
     assert state is not None
     threads = torch.get_num_threads()
     resume.set_threads(state, World())
@@ -504,7 +504,7 @@ def test_a_checkpoint_of_an_earlier_version_codes_as_it_did(decoder):
     data = Path(__file__).parent / "data"
     with open(data / "run_of_2026.csv", encoding="utf-8", newline="") as file:
         expected = [row for row in csv.DictReader(file) if row["decoder"] == decoder]
-    coder = Coder(*model_io.load_model(str(data / "run_of_2026.bin")))
+    coder = Coder(*models.load_model(str(data / "run_of_2026.bin")))
     coded = coder.code([row["occ1"] for row in expected], [row["lang"] for row in expected], decoder=decoder)
     for row, answer in zip(expected, coded, strict=True):
         assert "&".join(answer.codes) == row["codes"]

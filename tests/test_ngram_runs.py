@@ -28,9 +28,9 @@ from histocc import export
 from histocc.formatter import BlockyFormatter
 from histocc.job import build, initial_weights
 from histocc.job import data as job_data
-from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -610,7 +610,7 @@ class TestExport:
     @pytest.mark.parametrize("form", ["published", "safetensors"])
     def test_training_starts_from_it_as_from_the_run(self, runs, exported, tmp_path, form):
         model, config, _, _ = prepared(runs[2], tmp_path / "run", "--initial-checkpoint", exported[0][form])
-        best = model_io.load_model(str(runs[0] / "whole"))[0].state_dict()
+        best = models.load_model(str(runs[0] / "whole"))[0].state_dict()
         assert same(best, model.state_dict()) and config["ngrams"]
         args = [
             train_mixer.get_args_parser().parse_args(
@@ -679,8 +679,8 @@ def test_damaged_files_are_refused(runs, tmp_path, damage):
     state = checkpoint.load(runs[0] / "whole" / "last.bin")
     del state["checksum"]
     torch.save(state, tmp_path / "whole.bin")
-    model_io.load_model(str(tmp_path / "whole.bin"))  # as it is, it is read
+    models.load_model(str(tmp_path / "whole.bin"))  # as it is, it is read
     DAMAGED[damage](state)
     torch.save(state, tmp_path / "bad.bin")
     with pytest.raises(UserError, match="bad.bin: cannot be read as a checkpoint"):
-        model_io.load_model(str(tmp_path / "bad.bin"))
+        models.load_model(str(tmp_path / "bad.bin"))

@@ -7,10 +7,10 @@ from helpers import greatest_difference, run, run_inside, write_rows
 import train_mixer
 from histocc import export
 from histocc.formatter import hisco_blocky5
-from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.no_encoder import NoEncoder
 from histocc.predict.coder import Coder
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.text import encode
 
@@ -75,7 +75,7 @@ def test_runs_of_ngrams_alone(rows, tmp_path):
     losses = ("train_loss", "train_loss_linear", "train_loss_seq2seq", "val_loss")
     assert greatest_difference(one, two, losses) < 1e-9
     state = checkpoint.load(str(one / "last.bin"))
-    assert state["config"]["encoder"] is False and model_io.size_name(state["config"]) == "ngrams"
+    assert state["config"]["encoder"] is False and models.size_name(state["config"]) == "ngrams"
     coder = Coder.load(str(one))
     for decoder in ("flat", "topk"):
         assert [

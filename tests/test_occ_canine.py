@@ -11,8 +11,8 @@ from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of
 import finetune
 import histocc
 from histocc import occ_canine
-from histocc.model import model_io
 from histocc.occ_canine import OccCANINE, device_of, finetune_parser
+from histocc.published import models
 from histocc.runtime.errors import UserError
 from histocc.text import encode
 
@@ -343,7 +343,7 @@ def test_finetune_does_what_the_script_does(model, tmp_path, monkeypatch):  # no
         torch.equal(value, theirs["model"][name]) for name, value in ours["model"].items()
     )
     assert coder.predict("farmer no 3", "en")[0]["conf"] is not None
-    assert model_io.load_model(coder.file)[2]["step"] == ours["step"]
+    assert models.load_model(coder.file)[2]["step"] == ours["step"]
 
     for arguments, message in [
         ({"epochs_of": 3}, "'epochs_of': there is no such flag"),

@@ -26,14 +26,14 @@ from histocc.formatter import (
     hisco_key,
     occ1950_blocky2,
 )
-from histocc.model import model_io
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.published import Given
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
 from histocc.predict import output as coded_file
 from histocc.predict.coder import Coded, Coder
+from histocc.published import models
+from histocc.published.formats import Given
 from histocc.runtime import checkpoint, log, signals
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -306,7 +306,7 @@ def test_other_decoders(model, tmp_path, decoder):
     predict_here(
         *flags(model, source, tmp_path / "out.csv", "--decoder", decoder, "--k", 3, "--system", "mine", *more)
     )
-    rows, loaded = read(tmp_path / "out.csv"), model_io.load_model(model)[0]
+    rows, loaded = read(tmp_path / "out.csv"), models.load_model(model)[0]
     counts = set()
     for row in (row for row in rows if row["occ1"].strip()):
         language = row["lang"].strip() if row["lang"].strip() in ("en", "da") else "unk"
@@ -704,7 +704,7 @@ def test_damaged_published_models_are_said(tmp_path, damage):
     damage(weights, key)
     torch.save({"model": weights, "key": key}, tmp_path / "mixer.bin")
     with pytest.raises(UserError, match="mixer.bin"):
-        model_io.load_model(str(tmp_path / "mixer.bin"))
+        models.load_model(str(tmp_path / "mixer.bin"))
 
 
 def test_published_models_code(tmp_path):

@@ -12,8 +12,8 @@ from helpers import REPO, TINY, TRAIN_MIXER, run, write_rows
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_blocky5
 from histocc.job import initial_weights
-from histocc.model import model_io, published
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
+from histocc.published import formats, models
 from histocc.runtime.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -87,7 +87,7 @@ def folder(tmp_path_factory):
     ],
 )
 def test_every_form_is_read(folder, name, kind):
-    found = published.read(published.find_weights(str(folder / name)))
+    found = formats.read(formats.find_weights(str(folder / name)))
     assert found.kind == kind and found.key == ({} if kind == "encoder" else KEY)
     assert (
         found.config["hidden_size"] == 128
@@ -104,9 +104,9 @@ def test_every_form_is_read(folder, name, kind):
 
 
 def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
-    found = published.read(str(folder / "mixer.bin"))
+    found = formats.read(str(folder / "mixer.bin"))
     formatter = hisco_blocky5()
-    ours = model_io.build_model(
+    ours = models.build_model(
         {**found.config, "memory_mask": False, "target_mask": True}, formatter, 5
     ).eval()
     ours.load_state_dict(found.weights)
@@ -168,7 +168,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
 
     for form, name in (("published", "out.bin"), ("safetensors", "out.safetensors")):
         assert export.main([str(folder / "from mixer"), "--to", form, str(folder / "export" / name)]) == 0
-        back = published.read(str(folder / "export" / name))
+        back = formats.read(str(folder / "export" / name))
         assert back.kind == "mixer" and back.key == state["key"] and back.config["intermediate_size"] == 512
         model = Reference(model_config("tiny"), 19, len(state["key"]), 128).eval()
         model.load_state_dict(back.weights, strict=True)  # the names of transformers and torch, all of them
@@ -178,7 +178,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
             .long()
             .expand(3, -1)
         )
-        ours, _, _ = model_io.load_model(str(folder / "from mixer" / "last.bin"))
+        ours, _, _ = models.load_model(str(folder / "from mixer" / "last.bin"))
         with torch.no_grad():
             hidden = model.encoder(input_ids=ids * mask, attention_mask=mask.long())
             expected = (
@@ -198,10 +198,10 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
 def test_what_is_no_model_and_what_would_run_code_is_refused(folder, tmp_path):
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.bin")
     with pytest.raises(UserError, match="holds no weights of a CANINE model; it has weight"):
-        published.read(str(tmp_path / "other.bin"))
+        formats.read(str(tmp_path / "other.bin"))
     (tmp_path / "damaged.safetensors").write_bytes(b"1234567890")
     with pytest.raises(UserError, match="damaged.safetensors: cannot be read"):
-        published.read(str(tmp_path / "damaged.safetensors"))
+        formats.read(str(tmp_path / "damaged.safetensors"))
 
     class Evil:
         def __reduce__(self):
@@ -209,7 +209,7 @@ def test_what_is_no_model_and_what_would_run_code_is_refused(folder, tmp_path):
 
     torch.save({"model": {}, "x": Evil()}, tmp_path / "evil.bin")
     with pytest.raises(UserError, match="refused, since it holds objects that could run code"):
-        published.read(str(tmp_path / "evil.bin"))
+        formats.read(str(tmp_path / "evil.bin"))
     assert not (tmp_path / "ran").exists()
 
 

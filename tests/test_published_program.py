@@ -14,10 +14,10 @@ from helpers import REPO, write_csv
 from histocc import export
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.model import model_io
 from histocc.model.mixer import model_config
-from histocc.model.published import Given, checked_key, hub_name
 from histocc.predict.coder import Coder
+from histocc.published import models
+from histocc.published.formats import Given, checked_key, hub_name
 from histocc.runtime.errors import UserError
 
 pytest.importorskip("transformers")
@@ -235,7 +235,7 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
     ):
         export.export(path, "published", str(tmp_path / "no.bin"), for_published_program=True)
     assert not (tmp_path / "no.bin").exists()
-    monkeypatch.setattr(model_io, "has_size", lambda *_: True)  # else as large as the published ones
+    monkeypatch.setattr(models, "has_size", lambda *_: True)  # else as large as the published ones
     for kind, given in (
         ("mix", {}),
         ("seq2seq", {}),
@@ -385,7 +385,7 @@ def test_a_run_is_exported_and_read_back(tmp_path, made_up):
     for form, name in (("published", "model.bin"), ("safetensors", "model.safetensors")):
         export.export(str(tmp_path / "run.bin"), form, str(tmp_path / form / name))
         assert codes_of(tmp_path / form / name, made_up[:30]) == before and before["greedy"]
-        found = model_io.load_model(str(tmp_path / form / name))[2]
+        found = models.load_model(str(tmp_path / form / name))[2]
         assert (
             found["config"]["text"] == "as-is"
             and found["config"]["target_mask"] is True

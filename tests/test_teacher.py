@@ -19,10 +19,11 @@ from histocc.data.arrays import TEACHER_OUTPUTS, PreparedData, teacher_record
 from histocc.data.dataset import RowEncoding
 from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import teacher as asking
-from histocc.model import model_io
-from histocc.model.distillation import DistillationLoss, Teacher, spread
+from histocc.job.teacher import Teacher
+from histocc.model.distillation import DistillationLoss, spread
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.published import models
 from histocc.runtime import checkpoint
 
 COLUMNS = ["--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
@@ -134,7 +135,7 @@ def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher
     from histocc.predict.coder import Coder
 
     coder, texts, languages = Coder.load(str(teacher)), ["wine merchant no 1", "farmer no 2"], ["en", "da"]
-    model, formatter, state = model_io.load_model(str(teacher))
+    model, formatter, state = models.load_model(str(teacher))
     record = teacher_record(formatter.max_num_codes)
 
     def asked(state):
@@ -152,7 +153,7 @@ def test_a_teacher_that_ranks_by_one_decoder_answers_with_what_it_writes(teacher
 
 
 def test_a_teacher_is_not_believed_where_it_writes_more_codes_than_its_rows_had(teacher, files):
-    model, formatter, state = model_io.load_model(str(teacher))
+    model, formatter, state = models.load_model(str(teacher))
     record = teacher_record(formatter.max_num_codes)
     with open(files[0], encoding="utf-8", newline="") as file:
         texts = [row["occ1"] for row in csv.DictReader(file)]

@@ -41,14 +41,14 @@ from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
 from histocc.job import recipe
 from histocc.job.config import Losses
-from histocc.model import model_io
 from histocc.model.confidence import MIN_TEXTS, Confidence, Thresholds
 from histocc.model.decoding import greedy_from_memory, sets_of
 from histocc.model.int8 import to_int8
 from histocc.model.linear_loss import MEAN
 from histocc.model.loss import BEST_FIT
-from histocc.model.published import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.model.search import CodeSearch, CodeTrie
+from histocc.published import models
+from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.runtime import checkpoint, entrypoint, files
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
@@ -77,17 +77,17 @@ LOSS = {
 }
 
 
-def load(args: EvaluateConfig, file: str, world: World) -> model_io.Loaded:
+def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
     """The model, for which --key names numbers alone where it brings its own key and the columns hold
     numbers. Raises UserError.
     """
     content = load_content(file)
-    own = model_io.brings_settings(content)
+    own = models.brings_settings(content)
     with checkpoint.reading(file):
         trained = content.get(SETTINGS, content)["formatter"]["target_cols"] if own else None
     key = None if own and hold_numbers(args.target_cols or trained or ["-"]) else args.key
     given = Given(args.formatter, key_reader(key), args.target_cols, args.use_within_block_sep)
-    model, formatter, state = model_io.model_of(file, content, given)
+    model, formatter, state = models.model_of(file, content, given)
     stores = ["--fit-thresholds"] * args.fit_thresholds + ["--fit-confidence"] * args.fit_confidence
     if stores and (not own or file.endswith(".safetensors")):
         raise UserError(
@@ -278,7 +278,7 @@ def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData,
 
 
 def answers(
-    args: EvaluateConfig, world: World, loaded: model_io.Loaded, texts: TextRows, languages: list[str]
+    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, languages: list[str]
 ) -> tuple[dict, Outcomes]:
     """(what validation in training would log, the answers to this rank's rows). All ranks. Raises Stopped."""
     model, formatter, state = loaded
@@ -400,7 +400,7 @@ def store_thresholds(
 
 def run(args: EvaluateConfig, world: World) -> None:
     """All ranks."""
-    file = model_io.find_weights(args.model, args.model)
+    file = models.find_weights(args.model, args.model)
     beside = os.path.dirname(file) if os.path.exists(args.model) else ""
     output = args.output or os.path.join(beside, "evaluation")
     stores = args.fit_thresholds or args.fit_confidence
@@ -484,7 +484,7 @@ def fit_confidence(
     args: EvaluateConfig,
     file: str,
     evaluated: tuple[int, ...],
-    loaded: model_io.Loaded,
+    loaded: models.Loaded,
     texts: TextRows,
     text_hash: np.ndarray,
     world: World,

@@ -26,9 +26,9 @@ from histocc.job.config import JobConfig
 from histocc.job.ngram_fit import ngrams_of
 from histocc.job.recipe import make_loss
 from histocc.job.teacher import TaughtRows
-from histocc.model import model_io
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.published import models
 from histocc.runtime.device import Precision, compile_layers
 from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import derived_seed
@@ -60,9 +60,9 @@ def make_model(
     else:
         config = initial_weights.run_config(args, first) | {"text": data.clean_text}
         config["ngrams"], counted = new_model.ngram_config(args, first, world, data)
-    args = args.decide(model_size=model_io.size_name(config))
+    args = args.decide(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
-    model = model_io.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
+    model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     new_model.start_at_frequencies(model, data)
     if not resumed and model.ngrams:
         fit = partial(fit_of_ngrams, args, formatter, world, data, model) if first is None else None
@@ -194,7 +194,7 @@ def entries(
         "config": config,
         "formatter": formatter.to_dict(),
         "key": {code: i for i, code in enumerate(data.codes)},
-        "system": model_io.system_name(formatter),
+        "system": models.system_name(formatter),
         "languages": data.languages,
         "kept_codes": data.kept_codes,
         "hisco_numbers": data.hisco_numbers,

@@ -18,10 +18,11 @@ from histocc.data.dataset import TextRows
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.build import make_rows
 from histocc.job.config import JobConfig
-from histocc.model import confidence, metrics, model_io
+from histocc.model import confidence, metrics
 from histocc.model.confidence import MIN_TEXTS, Confidence, Ranked, Sequences, Thresholds, features, places
 from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
 from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -63,7 +64,7 @@ class AnswersTask:
 
     columns = ("loss",)
 
-    def __init__(self, loaded: model_io.Loaded, least: Tensor):
+    def __init__(self, loaded: models.Loaded, least: Tensor):
         model, self.formatter, state = loaded
         self.kind, self.thresholds, self.least = (
             state.get("kind", "mixer"),
@@ -199,7 +200,7 @@ def too_few(texts: int, remedy: str) -> str:
 
 
 def fit(
-    loaded: model_io.Loaded,
+    loaded: models.Loaded,
     rows: TextRows,
     text_hash: np.ndarray,
     world: World,
@@ -249,7 +250,7 @@ def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pre
         return
     precision = Precision.of(args, world.device)
     for files in steps.values():
-        model, own_formatter, state = model_io.load_model(files[0], world.device)
+        model, own_formatter, state = models.load_model(files[0], world.device)
         rows = make_rows(args, formatter, world, data, state["config"])[1]
         assert rows is not None
         size = min(args.samples_at_once, MAX_BATCH)

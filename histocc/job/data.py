@@ -14,7 +14,7 @@ from histocc.formatter import BlockyFormatter
 from histocc.job import initial_weights, teacher
 from histocc.job.config import FinetuneConfig, JobConfig
 from histocc.job.recipe import refuse_other_arguments
-from histocc.model import model_io
+from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.config import flag_of
 from histocc.runtime.errors import UserError
@@ -125,7 +125,7 @@ def _start(
         if args.teacher and not args.eval_only:
             return teacher.starts_from(args)
         if args.eval_only and (file := checkpoint.find(args.save_path)):
-            return initial_weights.resumes_from(model_io.load_model(file)[2])
+            return initial_weights.resumes_from(models.load_model(file)[2])
     except UserError as error:
         problems += [str(error)] if str(error) not in problems else []
     return StartsFrom()
@@ -156,7 +156,7 @@ def prepared(
         found = [*args.problems(), *found] + _problems_of_outputs(args, train_files + val_files)
         path, resumed = "", None
         if resumes(args) and not args.prepare_only:
-            path, resumed, _ = checkpoint.newest_good(args.save_path, model_io.load_resumable)
+            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_resumable)
         start = _start(args, resumed, found)
         columns = columns_of(args, train_files[0], found, default_formatter, naming)
         found += [each for each in teacher.problems(args, columns) if each not in found]

@@ -10,8 +10,8 @@ from histocc.data.rows import read_key
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.config import JobConfig
 from histocc.job.recipe import CHOICES
-from histocc.model import model_io, published
 from histocc.model.mixer import NGRAMS, Seq2SeqMixerOccCANINE, model_config
+from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -22,7 +22,7 @@ OF_CODES = ("linear_decoder.", "ngrams.linear.")  # tensors with a row for each 
 
 def initial_file(args: JobConfig) -> str:
     """The file that --initial-checkpoint names. Raises UserError."""
-    return model_io.find_weights(
+    return models.find_weights(
         args.initial_checkpoint or "", f"--initial-checkpoint {args.initial_checkpoint}"
     )
 
@@ -36,11 +36,11 @@ def initial_weights(args: JobConfig) -> dict:
     --memory-mask.
     """
     file = initial_file(args)
-    state = published.load_content(file)
+    state = formats.load_content(file)
     with checkpoint.reading(file):
-        if not model_io.brings_settings(state):
-            return _published_weights(args, file, published.read(file, state))
-        whole = model_io.own_model(file, state)[2]
+        if not models.brings_settings(state):
+            return _published_weights(args, file, formats.read(file, state))
+        whole = models.own_model(file, state)[2]
         formatter, config = whole["formatter"], whole["config"]
         # exported again: fine-tuning from it is as from the file itself
         if whole.get("source") == "published":
@@ -62,23 +62,23 @@ def initial_weights(args: JobConfig) -> dict:
         }
 
 
-def _published_weights(args: JobConfig, file: str, found: published.Published) -> dict:
+def _published_weights(args: JobConfig, file: str, found: formats.Published) -> dict:
     """The same of published weights. Fine-tuning masks PAD among the target tokens, unless
     --published-target-mask."""
     key = _published_key(args, file, found)
-    separated = model_io.are_separated(key)
+    separated = models.are_separated(key)
     return {
         "model": found.weights,
         "key": key,
         "config": {**found.config, "target_mask": True},
-        "what": published.KINDS[found.kind],
-        "formatter": None if found.kind == "encoder" else model_io.kind_of_formatter(found, list(key)),
+        "what": formats.KINDS[found.kind],
+        "formatter": None if found.kind == "encoder" else models.kind_of_formatter(found, list(key)),
         "chars": found.chars,
-        "blocks": (max(model_io.code_lengths(list(key), separated), default=0), separated),
+        "blocks": (max(models.code_lengths(list(key), separated), default=0), separated),
     }
 
 
-def _published_key(args: JobConfig, file: str, found: published.Published) -> dict[str, int]:
+def _published_key(args: JobConfig, file: str, found: formats.Published) -> dict[str, int]:
     """The key of published weights: that of --initial-key, their own, that of --key, or the HISCO key where
     it fits; {} where none is known.
 
@@ -89,9 +89,9 @@ def _published_key(args: JobConfig, file: str, found: published.Published) -> di
     named, said = list(found.key), f"the key of {file}"
     if args.initial_key:
         named, said = read_key(args.initial_key), f"--initial-key {args.initial_key}"
-    elif not named and args.key and (found.outputs is None or not model_io.is_hisco(found)):
+    elif not named and args.key and (found.outputs is None or not models.is_hisco(found)):
         named, said = read_key(args.key), f"--key {args.key}"
-    elif not named and model_io.is_hisco(found):
+    elif not named and models.is_hisco(found):
         named = list(hisco_key())
     if named and found.outputs is not None and len(named) != found.outputs:
         raise UserError(
@@ -140,7 +140,7 @@ def run_config(args: JobConfig, first: dict | None) -> dict:
         if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
             flag = "--only-encoder" if args.only_encoder else "--freeze-encoder"
             raise UserError(f"{flag}: {args.initial_checkpoint} has no encoder; leave the flag out")
-        if args.model_size and not model_io.has_size(encoder, args.model_size):
+        if args.model_size and not models.has_size(encoder, args.model_size):
             raise UserError(
                 f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another"
                 f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
@@ -224,11 +224,11 @@ def load_initial_weights(
         new = [name for name in new if not name.startswith("ngrams.")]
         world.print(f"  new: {len(model.ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
     if new:
-        world.print(f"  new, with random weights: {', '.join(model_io.by_part(new, model.state_dict()))}")
+        world.print(f"  new, with random weights: {', '.join(models.by_part(new, model.state_dict()))}")
     if unused:
         world.print(
             "  in the checkpoint, but of another name or shape: "
-            f"{', '.join(model_io.by_part(unused, first['model']))}"
+            f"{', '.join(models.by_part(unused, first['model']))}"
         )
     if not args.only_encoder:
         for note in notes_on_formatter(first, formatter):

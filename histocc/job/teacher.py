@@ -38,9 +38,9 @@ from histocc.data.prepare import build_folder
 from histocc.data.report import report_lines
 from histocc.data.rows import MAX_LANGUAGES
 from histocc.formatter import BlockyFormatter
+from histocc.job.answers import Teacher
 from histocc.job.config import JobConfig
-from histocc.model import model_io, published
-from histocc.model.distillation import Teacher
+from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -57,7 +57,7 @@ CHUNK = 1 << 16  # rows that are written at once
 
 def teacher_file(args: JobConfig) -> str:
     """The file of --teacher. Raises UserError."""
-    return model_io.find_weights(args.teacher or "", f"--teacher {args.teacher}")
+    return models.find_weights(args.teacher or "", f"--teacher {args.teacher}")
 
 
 def problems(args: JobConfig, columns: Columns) -> list[str]:
@@ -93,7 +93,7 @@ def starts_from(args: JobConfig) -> StartsFrom:
     """What the data of a student must know of its teacher: its codes are the first of its key. Raises
     UserError.
     """
-    _, formatter, state = model_io.load_model(teacher_file(args))
+    _, formatter, state = models.load_model(teacher_file(args))
     chars = formatter.to_dict().get("chars")
     return StartsFrom(state["config"]["text"], list(state["key"]), formatter.kind, chars)
 
@@ -254,7 +254,7 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
 def _digest(file: str) -> str:
     """Of the content of a file of weights, and of what lies beside it and says what they mean."""
     found = hashlib.sha256()
-    for path in (file, *(os.path.join(os.path.dirname(file), name) for name in published.BESIDE)):
+    for path in (file, *(os.path.join(os.path.dirname(file), name) for name in formats.BESIDE)):
         if os.path.isfile(path):
             with open(path, "rb") as opened:
                 found.update(hashlib.file_digest(opened, "sha256").digest())
@@ -301,7 +301,7 @@ def _ask(
     rank 0 has. Those ranks of a node that ask share the work, a CPU's with a process for each core.
     """
     file = teacher_file(args)
-    loaded = model_io.load_model(file, world.device)
+    loaded = models.load_model(file, world.device)
     if _digest(file) != digest:
         raise UserError(
             f"--teacher {args.teacher}: on rank {world.rank} it is not what rank 0 has read,"
@@ -309,7 +309,7 @@ def _ask(
         )
     teacher = Teacher(file, loaded, questions.data.codes, formatter, teacher_record(formatter.max_num_codes))
     if world.is_main:
-        size = model_io.size_name(teacher.state["config"])
+        size = models.size_name(teacher.state["config"])
         world.print(f"Teacher: {teacher.name} ({size}), asked for {len(questions):,} distinct texts")
         for line in teacher.notes(formatter):
             world.print(line)

@@ -17,7 +17,7 @@ from histocc.job.optimizer import fast_parameters, linear_rate
 from histocc.job.recipe import make_loss, refuse_other_arguments
 from histocc.job.teacher import with_teacher
 from histocc.job.validate import validate
-from histocc.model import model_io
+from histocc.published import models
 from histocc.runtime.world import World
 from histocc.trainer import resume, run
 
@@ -42,7 +42,7 @@ def train(args: JobConfig, read: PrepareSettings, world: World, data: PreparedDa
         # The model: from scratch, from published weights, or as the interrupted run left it.
         with run.memory_of_model(args, world, SMALLER_MODEL):
             refuse = partial(refuse_other_arguments, args)
-            reader = model_io.load_resumable
+            reader = models.load_resumable
             resumed = resume.find_resumable(args, world, reader, refuse, data.fingerprint)
             resume.set_threads(resumed, world)
             args, model, config = build.make_model(args, formatter, world, data, resumed)

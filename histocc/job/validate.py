@@ -8,8 +8,8 @@ from histocc.job import recipe
 from histocc.job.build import make_rows
 from histocc.job.config import JobConfig
 from histocc.job.recipe import make_loss
-from histocc.model import model_io, published
-from histocc.model.published import Given
+from histocc.published import formats, models
+from histocc.published.formats import Given
 from histocc.runtime.config import differing
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
@@ -24,13 +24,13 @@ def validate(args: JobConfig, read: PrepareSettings, world: World, data: Prepare
     """All ranks. Raises UserError."""
     formatter = BlockyFormatter.from_dict(read.formatter)
     named = args.initial_checkpoint or args.save_path
-    file = model_io.find_weights(named, named)
-    content = published.load_content(file)
+    file = models.find_weights(named, named)
+    content = formats.load_content(file)
     separated = formatter.within_block_sep is not None
     key = key_reader(args.initial_key or args.key)
     given = Given(formatter.kind, key, formatter.target_cols, separated)
-    model, own_formatter, state = model_io.model_of(
-        file, content, Given() if model_io.brings_settings(content) else given
+    model, own_formatter, state = models.model_of(
+        file, content, Given() if models.brings_settings(content) else given
     )
     rest = {"target_cols": None, "allow_short": None}
     if own_formatter.to_dict() | rest != formatter.to_dict() | rest:

@@ -25,11 +25,11 @@ from histocc.data.dataset import read_descriptions
 from histocc.data.rows import MISSING_WORDS, fill_dittos, key_reader, language_name, read_columns
 from histocc.data.tables import Chunk, column_problems, read_header, table_format
 from histocc.formatter import hisco_classes
-from histocc.model import model_io
-from histocc.model.published import Given
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.output import INPUT, PIECE, CodedFile, Scan, file_hash, fingerprint, save_pipe
+from histocc.published import models
+from histocc.published.formats import Given
 from histocc.runtime import entrypoint
 from histocc.runtime.config import deciding
 from histocc.runtime.device import Precision
@@ -87,7 +87,7 @@ class Coding:
             raw_confidence=args.raw_confidence,
             back_off=args.back_off,
         )
-        self.weights = model_io.find_weights(args.model, args.model)
+        self.weights = models.find_weights(args.model, args.model)
         self.decoder = coder.best_decoder if args.decoder == "auto" else args.decoder
         for decoder in (self.decoder, *(["full"] if args.back_off is not None else [])):
             coder.need(decoder)

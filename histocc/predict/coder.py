@@ -10,12 +10,13 @@ from torch import Tensor
 
 from histocc.data.rows import OTHER_NAMES, language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter, cut
-from histocc.model import decoding, model_io
+from histocc.model import decoding
 from histocc.model.confidence import Confidence, Thresholds, features
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.published import Given
 from histocc.model.search import CodeSearch, CodeTrie
+from histocc.published import models
+from histocc.published.formats import Given
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
@@ -99,7 +100,7 @@ def on_cpu(model: ModelT) -> ModelT:
 
 
 class Coder:
-    """A model with its formatter and key. model, formatter, state: as `model_io.load_model` gives them;
+    """A model with its formatter and key. model, formatter, state: as `models.load_model` gives them;
     batch_size: texts at once; check: called between batches, may raise to stop.
 
     Texts are cleaned by the model's rule, see `histocc.text`; one of blanks alone gets no code. Languages are
@@ -130,7 +131,7 @@ class Coder:
         self.device = next(model.parameters()).device
         self.codes = list(state["key"])
         self.languages = list(dict.fromkeys([*state["languages"], UNKNOWN_LANGUAGE]))
-        self.system = state.get("system") or model_io.system_name(formatter)
+        self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
         self.step: int | None = state.get("step")
         self.text_rule = state["config"]["text"]
@@ -166,7 +167,7 @@ class Coder:
         UserError.
         """
         world = world or World()
-        return cls(*model_io.load_model(path, world.device, given), **options)
+        return cls(*models.load_model(path, world.device, given), **options)
 
     def need(self, decoder: str) -> None:
         """Raises UserError where the model has no such decoder."""

@@ -8,7 +8,6 @@ from typing import Annotated
 from histocc.data.config import Delimiter, Encoding
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
-from histocc.model import published
 from histocc.predict.coder import DECODERS
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, Fraction, Parser, Positive, Processes, flag, number
@@ -203,15 +202,15 @@ class PredictConfig(Files, Decoding, Published, Machine):
             yield "--min-prob and --target-accuracy are mutually exclusive"
         if self.target_accuracy is not None and self.raw_confidence:
             yield "--target-accuracy is for the fitted confidence: leave --raw-confidence out"
-        formats = (self.bf16, self.fp16, self.int8, self.use_amp, self.float64, self.precision)
-        if sum(map(bool, formats)) > 1:
+        asked = (self.bf16, self.fp16, self.int8, self.use_amp, self.float64, self.precision)
+        if sum(map(bool, asked)) > 1:
             yield "--bf16, --fp16, --int8, --use-amp, --float64 and --precision are mutually exclusive"
         inputs = {
             self.input: "the input",
             self.descriptions: "the file of --descriptions",
             self.key: "the file of --key",
             self.known: "the file of --known",
-            **dict.fromkeys(published.files_of(self.model), "the model"),
+            **dict.fromkeys(formats.files_of(self.model), "the model"),
         }
         paths = [self.output, self.output + ".rejected.csv"] if self.output.strip() else [self.output]
         yield from files.problems(paths, inputs, self.overwrite)

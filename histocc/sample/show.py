@@ -11,8 +11,8 @@ from itertools import islice
 import numpy as np
 
 from histocc.model.confidence import calibration_error
-from histocc.model.model_io import load_model
 from histocc.predict.coder import Coder
+from histocc.published.models import load_model
 from histocc.runtime.entrypoint import run_command
 from histocc.sample.generate import demo_rows, read, rows
 

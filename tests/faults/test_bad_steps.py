@@ -5,9 +5,9 @@ import torch
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import PAD_IDX, hisco_blocky5
-from histocc.model import model_io
 from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
 from histocc.model.mixer import model_config
+from histocc.published import models
 from histocc.runtime.errors import TrainingError
 
 
@@ -44,7 +44,7 @@ def train(calls, steps=8, **options):
     config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).to_dict()
     config |= {"max_len": 128, "memory_mask": True, "target_mask": True, "text": "as-is"}
     config["decoder_dim_feedforward"] = config["hidden_size"]
-    model = model_io.build_model(config, hisco_blocky5(), 2)
+    model = models.build_model(config, hisco_blocky5(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows, weights, error = [], [], None
     try:

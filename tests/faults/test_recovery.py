@@ -41,9 +41,9 @@ REPLACED = """
 import os, sys
 sys.path.insert(0, {repo!r})
 import torch, train_mixer
-from histocc.model import model_io
+from histocc.published import models
 from histocc.runtime.world import World
-read, broadcast = model_io.load_resumable, World.broadcast
+read, broadcast = models.load_resumable, World.broadcast
 
 def load_resumable(path):
     if {replaced} and os.environ["RANK"] == "1":
@@ -56,7 +56,7 @@ def send(world, value, source):
         print("rank", world.rank, "sends it", flush=True)
     return broadcast(world, value, source)
 
-model_io.load_resumable, World.broadcast = load_resumable, send
+models.load_resumable, World.broadcast = load_resumable, send
 train_mixer.main()
 """
 

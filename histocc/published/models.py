@@ -15,11 +15,11 @@ from histocc.formatter import (
     hisco_key,
     make_formatter,
 )
-from histocc.model import published
 from histocc.model.canine import CanineConfig
 from histocc.model.confidence import PUBLISHED, Confidence, Thresholds
 from histocc.model.mixer import MODEL_SIZES, NGRAMS, Seq2SeqMixerOccCANINE, model_config
-from histocc.model.published import Given, Published
+from histocc.published import formats
+from histocc.published.formats import Given, Published
 from histocc.runtime import checkpoint
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import kind_of
@@ -102,17 +102,17 @@ def load_model(path: str, device: torch.device | str = "cpu", given: Given = Giv
     given: for published models alone. Raises UserError.
     """
     file = find_weights(path, path)
-    model, own, state = model_of(file, published.load_content(file), given)
+    model, own, state = model_of(file, formats.load_content(file), given)
     return model.to(device), own, state
 
 
 def brings_settings(state: dict) -> bool:
     """Whether a file of weights is a checkpoint or an export of histocc, which holds formatter and sizes."""
-    return "format" in state or "config" in state or published.SETTINGS in state
+    return "format" in state or "config" in state or formats.SETTINGS in state
 
 
 def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
-    """As `load_model`, of what `published.load_content` gave, on the CPU."""
+    """As `load_model`, of what `formats.load_content` gave, on the CPU."""
     if not brings_settings(content):
         with checkpoint.reading(file):
             return published_model(file, content, given)
@@ -125,14 +125,14 @@ def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
 def own_model(file: str, content: dict) -> Loaded:
     """As `model_of`, of a file of histocc, a run's or an exported one. Raises UserError."""
     with checkpoint.reading(file):
-        settings = content.get(published.SETTINGS, content)
+        settings = content.get(formats.SETTINGS, content)
         checkpoint.check_format(file, settings.get("format"))
         weights = content["model"]
         if settings is not content:
-            weights = published.tensors_of(file, content)
+            weights = formats.tensors_of(file, content)
             if settings["config"].get("encoder", True):
-                weights = published.with_our_names(file, weights)[1]
-        key = published.checked_key(file, content["key"])
+                weights = formats.with_our_names(file, weights)[1]
+        key = formats.checked_key(file, content["key"])
         columns = list(settings["formatter"]["target_cols"])
         formatter = BlockyFormatter.from_dict({**settings["formatter"], "target_cols": columns})
         kind = settings.get("kind", "mixer")
@@ -164,7 +164,7 @@ def published_model(file: str, content: dict, given: Given) -> Loaded:
     It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a
     seq2seq decoder looks too. Raises UserError.
     """
-    found = published.read(file, content)
+    found = formats.read(file, content)
     if found.kind == "encoder":
         raise UserError(
             f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint"
@@ -364,11 +364,11 @@ def find_weights(path: str, said: str, force_download: bool = False) -> str:
     """
     if kind_of(path) not in (None, "a file", "a folder"):
         raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")
-    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or published.find_weights(path)
+    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or formats.find_weights(path)
     if file is None and os.path.isdir(path):
         raise UserError(
             f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
-            f"{' nor '.join(published.WEIGHTS)})"
+            f"{' nor '.join(formats.WEIGHTS)})"
         )
     if (
         file is None
@@ -376,7 +376,7 @@ def find_weights(path: str, said: str, force_download: bool = False) -> str:
         and not path.startswith((".", "/", "~"))
         and not path.endswith((".bin", ".safetensors"))
     ):
-        file = published.find_weights(published.from_hub(path, force_download))
+        file = formats.find_weights(formats.from_hub(path, force_download))
     if file is None:
         raise UserError(
             f"{said}: no checkpoint there" + ("" if os.path.exists(path) else " (no such file or folder)")
