@@ -9,6 +9,7 @@ from histocc.data.config import Delimiter, Encoding
 from histocc.data.dataset import CODE_COLUMNS, TEXT_COLUMNS
 from histocc.formatter import CLASSES
 from histocc.predict.coder import DECODERS
+from histocc.published import formats
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, Fraction, Parser, Positive, Processes, flag, number
 
