@@ -100,8 +100,7 @@ def open_batches(folder: str, noise: bool, total: int, processes: int = 1, rank:
     from histocc.data.noise import Augmenter
     from histocc.data.rows import read_words
     from histocc.formatter import make_formatter
-    from histocc.trainer.batches import LENGTH_GROUP_ROWS, LENGTH_GROUPS, MicroBatches
-    from histocc.trainer.plan import BatchPlan
+    from histocc.trainer.batches import LENGTH_GROUP_ROWS, LENGTH_GROUPS, BatchPlan, MicroBatches
 
     data = PreparedData.open(folder)
     words = read_words(os.path.join(folder, "words.csv"))

@@ -4,7 +4,7 @@ import pytest
 
 from histocc.runtime.world import World
 from histocc.trainer.banner import notes
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchPlan
 
 
 @pytest.mark.parametrize(

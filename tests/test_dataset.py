@@ -14,8 +14,7 @@ from histocc.data.dataset import RowEncoding, TextChanges, TextRows, code_token_
 from histocc.data.noise import Augmenter
 from histocc.formatter import BlockyFormatter, make_formatter
 from histocc.text import padded_width
-from histocc.trainer.batches import BatchLoader, MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 ROWS = [
     (

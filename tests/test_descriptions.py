@@ -12,8 +12,7 @@ from histocc.data.config import PrepareSettings
 from histocc.data.dataset import RowEncoding, TextChanges, TextRows
 from histocc.formatter import make_formatter
 from histocc.runtime.errors import UserError
-from histocc.trainer.batches import MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchPlan, MicroBatches
 
 HISCO = make_formatter("hisco", ["hisco_1"])
 ROWS = [

@@ -30,8 +30,7 @@ from histocc.formatter import make_formatter
 from histocc.job import recipe
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.text import LANGUAGES
-from histocc.trainer.batches import BatchLoader, MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 HISCO = make_formatter("hisco", ["code_1", "code_2"])
 CODES = ("61110", "83110", "95410")

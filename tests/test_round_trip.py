@@ -20,8 +20,7 @@ from histocc.data.noise import Augmenter
 from histocc.data.tables import read_chunks
 from histocc.formatter import make_formatter
 from histocc.text import as_is
-from histocc.trainer.batches import BatchLoader, MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
 # Whatever a cell may hold; no NUL, which is rejected, and nothing that reads like rows of the table.

@@ -19,7 +19,7 @@ from histocc.runtime import world as distributed
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, launcher_environment, processes_here
-from histocc.trainer.loading import Loader
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 CODE = "from histocc.runtime import signals; signals.start_listening(); "
 CODE += "from histocc.runtime import config, entrypoint; "
@@ -155,23 +155,23 @@ def test_who_does_not_come_is_missing():
 # ---- batches
 
 
-class Rows(torch.utils.data.Dataset):
+class EightRows(Rows):
     def __init__(self, what):
         self.what = what
 
     def __len__(self):
         return 8
 
-    def __getitem__(self, number):
-        if number == 3 and self.what == "raises":
+    def batch(self, numbers, epoch):
+        if numbers[0] == 3 and self.what == "raises":
             raise IndexError("row 3 of 2")
-        if number == 3 and self.what == "dies":
+        if numbers[0] == 3 and self.what == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        if number == 3 and self.what == "exits":
+        if numbers[0] == 3 and self.what == "exits":
             os._exit(7)
-        if number == 3 and self.what == "hangs":
+        if numbers[0] == 3 and self.what == "hangs":
             time.sleep(1000)
-        return torch.full((3,), float(number))
+        return {"x": torch.from_numpy(numbers)}
 
 
 @pytest.fixture(autouse=True)
@@ -182,17 +182,14 @@ def no_wait_for_workers_at_the_end(monkeypatch):
     gc.collect()
 
 
-def loader(what, *, limit=60.0, alone=True, workers=2):
-    rows = Rows(what)
-    return Loader(rows, range(len(rows)), limit, alone, num_workers=workers)
+def loader(what, *, limit=60.0, processes=1, workers=2):
+    dataset = MicroBatches(EightRows(what), BatchPlan(8, 1), 0)
+    return BatchLoader(dataset, World(size=processes, time_limit=limit), num_workers=workers)
 
 
 def test_batches_come_in_order():
-    assert (
-        [int(batch[0]) for batch in loader("works")]
-        == list(range(8))
-        == [int(batch[0]) for batch in loader("works", workers=0)]
-    )
+    for workers in (0, 2):
+        assert [int(batch["x"][0]) for batch in loader("works", workers=workers)] == list(range(8))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +207,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_reason(what, words):
 
 
 def test_a_worker_that_never_answers(monkeypatch):
-    monkeypatch.setattr("histocc.trainer.loading.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("histocc.trainer.batches.POLL_SECONDS", 0.2)
     with pytest.raises(
         TrainingError, match=r"have not answered for .* \(--timeout-minutes\); --num-workers 0"
     ):
@@ -222,7 +219,7 @@ def test_a_worker_that_never_answers(monkeypatch):
         with pytest.raises(
             TrainingError, match="asked to stop while the processes that load data do not answer"
         ):
-            list(loader("hangs", alone=False))
+            list(loader("hangs", processes=2))
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounts a small /dev/shm")

@@ -391,7 +391,6 @@ class TextRows(Rows):
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
-        self.longest_language = max(map(len, data.languages))
         self.code_tokens = code_token_table(data.codes, formatter)
         # by characters
         self.positions = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
@@ -415,13 +414,6 @@ class TextRows(Rows):
             found[name] = found[name][:, :width]
         found["targets_seq2seq"] = self._shortened(found["targets_seq2seq"])
         return found
-
-    def widest(self, numbers: np.ndarray, limit: bool) -> dict[str, torch.Tensor]:
-        max_len = self.encoding.max_len
-        everyone = np.arange(len(self.rows))
-        longest = int(self.rows.lengths(everyone).max()) + self.longest_language + len("[SEP]")
-        width = max_len if limit else padded_width(min(longest, max_len - 2), max_len)
-        return self._encoded(self._read(numbers), self.encoding.fixed_width or width)
 
     def characters(self) -> np.ndarray:
         """Every character id that an input can hold, but for words from other files; sorted int64."""

@@ -58,8 +58,7 @@ from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
-from histocc.trainer.batches import BatchLoader, MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 # figures of a decoder that the model lacks
 NOT_OF_KIND = {

@@ -30,8 +30,7 @@ from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import multi_hot
 from histocc.trainer import loop
-from histocc.trainer.batches import BatchLoader, MicroBatches, Rows
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 MAX_TEXTS, MAX_ROWS = 2_000, 3_000  # that it is fitted on
 MAX_BATCH = 256  # rows

@@ -17,8 +17,7 @@ from histocc.runtime.errors import UserError
 from histocc.runtime.log import Stage
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.batches import MicroBatches
-from histocc.trainer.plan import BatchPlan
+from histocc.trainer.batches import BatchPlan, MicroBatches
 
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MOST_FOUND = 18  # 2^18 n-grams, since a step of the optimizer goes over all

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from histocc.model.layers import product
 from histocc.text import padded_width
-from histocc.trainer.plan import best_cuts
+from histocc.trainer.batches import best_cuts
 
 MOST_GROUPS = 4
 LEAST_ROWS = 12  # of a batch, for each group that it is cut into

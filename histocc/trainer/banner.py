@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from histocc.runtime.world import World
+from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import TrainConfig
-from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule, scaled_learning_rate
 
 PARALLEL = {

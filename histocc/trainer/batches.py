@@ -1,20 +1,45 @@
-"""Rows → micro-batches: each rank's share of every optimizer step, from any position on."""
+"""Rows → micro-batches: which rows an optimizer step takes, each rank's share of them, and their loading.
 
-from collections.abc import Iterator
+Which rows meet in a step is a pure function of (seed, epoch, batch number, total batch). Nothing knows about
+processes until the last step, where a rank takes its share of a global batch. So the same rows meet on any
+number of processes and after any number of restarts, every row comes exactly once in an epoch, and starting
+in the middle of an epoch costs nothing.
+
+Padding is saved within a step, not by choosing which rows meet in it: a share is cut into micro-batches of
+similar length, whose gradients add up to that of the whole, unless the model itself computes little for
+padding (`Rows.groups_in_model`). Batches of one length each would save as much, but cost accuracy (measured).
+"""
+
+import errno
+import multiprocessing.connection
+import multiprocessing.queues
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
+from histocc.runtime import stacks
 from histocc.runtime.device import by_kind
-from histocc.runtime.errors import UserError, too_few_open_files
-from histocc.runtime.rng import derived_seed
+from histocc.runtime.errors import (
+    SHARED_MEMORY_IS_FULL,
+    TrainingError,
+    UserError,
+    as_user_error,
+    too_few_open_files,
+)
+from histocc.runtime.rng import derived_seed, mix
+from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
 from histocc.runtime.world import World
 from histocc.trainer.config import TrainConfig
-from histocc.trainer.loading import Loader
-from histocc.trainer.plan import BatchPlan, BatchSampler, EpochOrder, WindowOrder, cut_by_width
 
 # Streams of random numbers of any run, numbered for `derived_seed`; the other numbers are for what is
 # trained.
@@ -22,15 +47,192 @@ WEIGHTS, ORDER, DROPOUT = 0, 1, 3
 
 LENGTH_GROUPS = 4
 LENGTH_GROUP_ROWS = {"cpu": 24, "cuda": 64}  # smaller ones cost more than padding does
+WINDOW = 64  # batches of a validation within which rows are sorted by length
+POLL_SECONDS = 2.0  # how often a wait for a worker's batch looks whether the run is to stop
+CANNOT_HAND_OVER = 75  # exit code of a worker that has no shared memory for its batch
+
+
+# ---- which rows
+
+
+def permuted(positions: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Where a seeded permutation of 0 … n−1 sends `positions` (int64 [k], each < n); int64 [k].
+
+    A Feistel network over the next power of four, walked until the value falls below n (Black and Rogaway,
+    2002, "Ciphers with arbitrary finite domains"). Any part of the permutation is computed alone: no array of
+    n.
+    """
+    half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    mask, shift = np.uint64((1 << half_bits) - 1), np.uint64(half_bits)
+    keys = [np.uint64(derived_seed(seed, i)) for i in range(6)]
+
+    def scramble(values: np.ndarray) -> np.ndarray:
+        left, right = values >> shift, values & mask
+        for key in keys:
+            left, right = right, left ^ (mix(right ^ key) & mask)
+        return (left << shift) | right
+
+    with np.errstate(over="ignore"):
+        result = scramble(np.asarray(positions).astype(np.uint64))
+        while len(outside := np.flatnonzero(result >= n)):  # fewer than four rounds on average
+            result[outside] = scramble(result[outside])
+    return result.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batch arithmetic of a run.
+
+    Args:
+        rows: samples of an epoch.
+        global_batch_size: samples of an optimizer step over all processes.
+        processes: that share them.
+        micro_batch_size: most samples that one process takes through the model at once; 0: its whole share.
+        groups: most micro-batches of similar length into which a share is cut for the sake of less padding.
+        group_rows: samples of a share from which it is cut in two; in more as often as they go into it.
+    """
+
+    rows: int
+    global_batch_size: int
+    processes: int = 1
+    micro_batch_size: int = 0
+    groups: int = 1
+    group_rows: int = 8
+
+    def __post_init__(self):
+        if self.micro_batch_size <= 0:
+            object.__setattr__(self, "micro_batch_size", -(-self.global_batch_size // self.processes))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch; no row is dropped, so it is rounded up."""
+        return -(-self.rows // self.global_batch_size)
+
+    def batch_rows(self, batch: int) -> int:
+        """Samples in global batch `batch` (0-based); fewer than `global_batch_size` in the last one."""
+        return min(self.global_batch_size, self.rows - batch * self.global_batch_size)
+
+    def largest_share(self, batch: int) -> int:
+        return -(-self.batch_rows(batch) // self.processes)
+
+    def accumulation(self, batch: int) -> int:
+        """Micro-batches of at most `micro_batch_size` that the largest share of a batch needs."""
+        return max(1, -(-self.largest_share(batch) // self.micro_batch_size))
+
+    def micro_batches(self, batch: int) -> int:
+        """Micro-batches of global batch `batch`: the same number on every rank, by the largest share."""
+        share = self.largest_share(batch)
+        groups = (
+            1 if share < self.group_rows else max(2, share // self.group_rows)
+        )  # the first cut saves most
+        return self.accumulation(batch) + min(self.groups, groups) - 1
+
+    def rank_positions(self, batch: int, rank: int) -> np.ndarray:
+        """Which places of a global batch `rank` takes; int64, possibly empty. Rows are sorted by length:
+        every n-th, so that each rank has its part of the long ones.
+        """
+        return np.arange(rank, self.batch_rows(batch), self.processes, dtype=np.int64)
+
+
+def epoch_rows(positions: np.ndarray, rows: int, seed: int, epoch: int) -> np.ndarray:
+    """Row numbers that stand at `positions` of the shuffled order of `epoch` (int64)."""
+    return permuted(positions, rows, derived_seed(seed, epoch))
+
+
+class BatchOrder:
+    """Rows of each global batch, sorted by length within the batch.
+
+    Args:
+        seed: of the order, another one in each epoch. None is for validation, where order does not matter:
+            that of the file, sorted by length within windows of `WINDOW` batches.
+        lengths: row numbers int64 [k] → their lengths [k]; None: nothing is sorted.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        seed: int | None = None,
+        lengths: Callable[[np.ndarray], np.ndarray] | None = None,
+    ):
+        self.plan, self.seed, self.lengths = plan, seed, lengths
+        self._window, self._rows = -1, np.zeros(0, dtype=np.int64)
+
+    def batch(self, epoch: int, batch: int) -> np.ndarray:
+        """Row numbers of global batch `batch` (0-based); int64 [batch_rows]."""
+        size = self.plan.global_batch_size
+        if self.seed is not None:
+            positions = np.arange(batch * size, batch * size + self.plan.batch_rows(batch))
+            return self._sorted(epoch_rows(positions, self.plan.rows, self.seed, epoch))
+        window, place = divmod(batch, WINDOW)
+        if window != self._window:
+            start = window * WINDOW * size
+            self._rows = self._sorted(np.arange(start, min(start + WINDOW * size, self.plan.rows)))
+            self._window = window
+        return self._rows[place * size : (place + 1) * size]
+
+    def _sorted(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self.lengths is None else rows[np.argsort(self.lengths(rows), kind="stable")]
+
+
+def cut_by_width(widths: np.ndarray, parts: int, micro: int) -> list[np.ndarray]:
+    """Cuts a share into micro-batches with as little padding as may be.
+
+    Args:
+        widths: positions that each of n samples needs, int64 [n], few different values.
+        parts: how many micro-batches.
+        micro: most samples in one.
+
+    Returns:
+        `parts` times indices int64 [k], narrow ones first, together each of 0 … n−1 once; empty if there are
+        too few.
+    """
+    order = np.argsort(widths, kind="stable")
+    distinct, counts = np.unique(widths, return_counts=True)
+    groups = max(1, parts + 1 - max(1, -(-len(widths) // micro)))
+    edges = [0, *np.cumsum(counts).tolist()]
+    bounds = [edges[i] for i in best_cuts(distinct.tolist(), edges, groups)]
+    pieces = [
+        piece
+        for begin, end in zip(bounds, bounds[1:])
+        for piece in np.array_split(order[begin:end], -(-(end - begin) // micro))
+    ]
+    while len(pieces) < parts:  # a cut more than padding asks for: where it costs least
+        largest = max(range(len(pieces)), key=lambda i: len(pieces[i]))
+        pieces[largest : largest + 1] = np.array_split(pieces[largest], 2)
+    return pieces
+
+
+def best_cuts(widths: list[int], edges: list[int], groups: int) -> list[int]:
+    """Which edges between widths bound at most `groups` groups with the fewest positions, padding and all.
+
+    Args:
+        widths: of samples, ascending; a group is as wide as its widest.
+        edges: edges[i] samples are narrower than widths[i].
+    """
+    best = {0: (0, [0])}  # widths covered → (positions, cuts)
+    for _ in range(groups):
+        more = dict(best)
+        for begin, (positions, cuts) in best.items():
+            for end in range(begin + 1, len(widths) + 1):
+                cost = positions + (edges[end] - edges[begin]) * widths[end - 1]
+                if end not in more or cost < more[end][0]:
+                    more[end] = (cost, [*cuts, end])
+        best = more
+    return best[len(widths)][1]
+
+
+# ---- their tensors
 
 
 class Rows:
     """What is trained or validated on: `len(rows)` rows, and tensors of any of them. The base of such
     classes; `__len__` and `batch` are theirs.
 
-    fingerprint: a text that other rows do not have; a run is resumed on the same rows alone. has_lengths:
-    whether `lengths` and `widths` say something. groups_in_model: kinds of device on which the model itself
-    computes little for padding, so that samples of similar width need no micro-batches of their own.
+    Attributes:
+        fingerprint: a text that other rows do not have; a run is resumed on the same rows alone.
+        has_lengths: whether `lengths` and `widths` say something.
+        groups_in_model: kinds of device on which the model itself computes little for padding, so that
+            samples of similar width need no micro-batches of their own.
     """
 
     fingerprint = ""
@@ -63,32 +265,18 @@ class Rows:
         """The rows `kept` int64 [b] of a batch, no wider than these need."""
         return {name: value[torch.from_numpy(kept)] for name, value in batch.items()}
 
-    def widest(self, numbers: np.ndarray, limit: bool) -> dict[str, Tensor]:
-        """Tensors of rows `numbers` int64 [B], as wide as the longest row asks for, or (`limit`) as any could
-        ever be: to see whether they fit into memory.
-        """
-        return self.batch(numbers, 0)
-
 
 class MicroBatches(Dataset[list[dict[str, Any]]]):
     """One rank's share of each global batch, asked for by (epoch, batch): a pure function of these and the
     arguments.
 
-    shuffle_seed: None is for validation, where order does not matter.
+    Args:
+        shuffle_seed: None is for validation, where order does not matter.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        plan: BatchPlan,
-        rank: int,
-        shuffle_seed: int | None = None,
-    ):
+    def __init__(self, rows: Rows, plan: BatchPlan, rank: int, shuffle_seed: int | None = None):
         self.rows, self.plan, self.rank = rows, plan, rank
-        lengths = rows.lengths if rows.has_lengths else None
-        self.order = (
-            WindowOrder(plan, lengths) if shuffle_seed is None else EpochOrder(plan, shuffle_seed, lengths)
-        )
+        self.order = BatchOrder(plan, shuffle_seed, rows.lengths if rows.has_lengths else None)
 
     def __len__(self) -> int:
         return self.plan.steps_per_epoch
@@ -105,57 +293,169 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
         share = rows[plan.rank_positions(batch, self.rank)]
         weight = 1.0 if len(share) else 0.0
         share = share if len(share) else rows[:1]
-        whole = self.rows.batch(share, epoch)
+        tensors = self.rows.batch(share, epoch)
         parts = plan.micro_batches(batch)
-        pieces = cut_by_width(self.rows.widths(whole), parts, plan.micro_batch_size)
-        return [
-            {
-                **self.rows.piece(whole, kept),
-                "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
-                "rows": torch.from_numpy(share[kept]),
-                "global_count": plan.batch_rows(batch),
-                "last_micro_batch": number == parts - 1,
-            }
-            for number, piece in enumerate(pieces)
-            for kept in [piece if len(piece) else np.zeros(1, dtype=np.int64)]
-        ]
+        pieces = cut_by_width(self.rows.widths(tensors), parts, plan.micro_batch_size)
+        micro_batches = []
+        for number, piece in enumerate(pieces):
+            kept = piece if len(piece) else np.zeros(1, dtype=np.int64)
+            micro_batches.append(
+                {
+                    **self.rows.piece(tensors, kept),
+                    "weights": torch.full((len(kept),), weight if len(piece) else 0.0),
+                    "rows": torch.from_numpy(share[kept]),
+                    "global_count": plan.batch_rows(batch),
+                    "last_micro_batch": number == parts - 1,
+                }
+            )
+        return micro_batches
 
 
-def widest(rows: Rows, number: int, limit: bool) -> dict[str, Any]:
-    """A micro-batch of `number` rows as wide as any; see `Rows.widest`."""
-    numbers = np.arange(min(number, len(rows)))
-    batch = rows.widest(numbers, limit)
-    return {
-        **rows.piece(batch, numbers),
-        "weights": torch.ones(len(numbers)),
-        "rows": torch.from_numpy(numbers),
-    }
+def widest(rows: Rows, number: int) -> dict[str, Any]:
+    """A micro-batch of the `number` longest rows, to see whether they fit into memory."""
+    numbers = np.argsort(-rows.lengths(np.arange(len(rows))), kind="stable")[:number]
+    weights = torch.ones(len(numbers))
+    return {**rows.batch(numbers, 0), "weights": weights, "rows": torch.from_numpy(numbers)}
+
+
+# ---- their loading
 
 
 class BatchLoader:
     """Iterates one rank's micro-batches from a position on: `for batch in loader.at(epoch, first_batch)`.
 
-    world: whose limit and signals end a wait for loading processes. Keyword arguments go to torch's
-    DataLoader (num_workers, prefetch_factor, pin_memory, persistent_workers).
+    Loading processes are waited for no longer than the time limit of `world`, and a request to stop ends a
+    wait, too: a process that is alone then raises Stopped, and everything can be saved. Others of a job
+    already wait for this step, so the process ends with TrainingError, as it does for a worker that fails,
+    dies or never answers.
+
+    Args:
+        loader_arguments: of torch's DataLoader (num_workers, prefetch_factor, pin_memory,
+            persistent_workers).
     """
 
     def __init__(self, dataset: MicroBatches, world: World | None = None, **loader_arguments: Any):
-        self.dataset, self.plan, world = dataset, dataset.plan, world or World()
-        self.sampler = BatchSampler(self.plan)
-        self.loader = Loader(dataset, self.sampler, world.time_limit, world.size == 1, **loader_arguments)
+        self.dataset, self.plan, self.world = dataset, dataset.plan, world or World()
+        self.position = Position(self.plan)
+        if loader_arguments.get("num_workers"):
+            loader_arguments["timeout"] = min(POLL_SECONDS, self.world.time_limit)
+        self.loader = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=self.position,
+            generator=torch.Generator(),
+            worker_init_fn=_begin_worker,
+            **loader_arguments,
+        )
 
     def at(self, epoch: int, first_batch: int = 0) -> "BatchLoader":
         """Sets where the next iteration starts. Workers, persistent or not, are told with each index."""
-        self.sampler.epoch, self.sampler.first_batch = epoch, first_batch
+        self.position.epoch, self.position.first_batch = epoch, first_batch
         return self
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for share in self.loader:
-            yield from share
 
     def __len__(self) -> int:
         """Optimizer steps from the position on."""
-        return len(self.sampler)
+        return len(self.position)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for share in self._shares():
+            yield from share
+
+    def _shares(self) -> Iterator[list[dict[str, Any]]]:
+        try:
+            shares = iter(self.loader)
+        except (OSError, RuntimeError) as error:  # no more processes, or open files
+            raise _worker_error(error) from error
+        if not self.loader.num_workers:
+            yield from shares
+            return
+        # torch's handler of SIGCHLD raises wherever the main thread happens to be; the wait for a batch sees
+        # a dead worker by itself.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        waiting_since = time.monotonic()
+        stacks.set_timer()
+        while True:
+            try:
+                share = next(shares)
+            except StopIteration:
+                return
+            except Exception as error:
+                if "timed out after" not in str(error):
+                    raise _worker_error(error, getattr(shares, "_workers", ())) from None
+                self._raise_if_too_long(time.monotonic() - waiting_since)
+            else:
+                stacks.set_timer()
+                yield share
+                stacks.set_timer()
+                waiting_since = time.monotonic()
+
+    def _raise_if_too_long(self, seconds: float) -> None:
+        if stop_asked() and self.world.size == 1:
+            raise Stopped
+        if stop_asked():
+            raise _error(
+                "asked to stop while the processes that load data do not answer. Nothing was saved since the "
+                "last checkpoint, from which the same command continues"
+            )
+        if seconds > self.world.time_limit:
+            files = stacks.written()
+            raise _error(
+                f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
+                "--num-workers 0 loads in the training process itself" + (files and f"; {files}")
+            )
+
+
+class Position:
+    """Yields (epoch, batch), what a data loader asks the dataset for, from a position on."""
+
+    def __init__(self, plan: BatchPlan):
+        self.plan, self.epoch, self.first_batch = plan, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for batch in range(self.first_batch, self.plan.steps_per_epoch):
+            yield self.epoch, batch
+
+    def __len__(self) -> int:
+        return max(0, self.plan.steps_per_epoch - self.first_batch)
+
+
+def _error(message: str) -> TrainingError:
+    return TrainingError(message, said_by_all=True)
+
+
+def _worker_error(error: Exception, processes: Iterable[Any] = ()) -> TrainingError:
+    """What became of a worker, by its exit code or its exception."""
+    if isinstance(error, ConnectionError | EOFError):  # one ended while it handed over a batch
+        multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0)
+    codes = [process.exitcode for process in processes if process.exitcode]
+    text = str(error).strip() or type(error).__name__
+    out_of_space = isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename
+    if out_of_space or {CANNOT_HAND_OVER, -signal.SIGBUS} & set(codes) or "Bus error" in text:
+        return _error(SHARED_MEMORY_IS_FULL)
+    if codes:
+        return _error(
+            f"a process that loads data ended (exit code {codes[0]}); --num-workers 0 shows why; if it was"
+            " killed (-9) for want of memory, fewer --num-workers need less"
+        )
+    if known := as_user_error(error):
+        return _error(str(known))
+    last = text.splitlines()[-1][:300]
+    return _error(f"a process that loads data failed: {last}; --num-workers 0 shows where")
+
+
+def _begin_worker(_) -> None:
+    leave_to_parent()
+    queue: Any = multiprocessing.queues.Queue
+    queue._on_queue_feeder_error = staticmethod(_not_handed_over)
+
+
+def _not_handed_over(error: Exception, _) -> None:
+    """A batch could not be put into shared memory. Python would print that and lose it, and the training
+    would wait for it for ever.
+    """
+    print(f"error: a process that loads data: {error}", file=sys.stderr, flush=True)
+    os._exit(CANNOT_HAND_OVER)
 
 
 def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
@@ -175,13 +475,12 @@ def make_loaders(
     args: TrainConfig, world: World, train_rows: Rows, val_rows: Rows | None, plan: BatchPlan
 ) -> dict[str, BatchLoader]:
     """Loaders of this rank's share of training and validation rows. All ranks. Raises UserError."""
-    order = derived_seed(args.seed, ORDER)
-    train = MicroBatches(train_rows, plan, world.rank, order)
+    train = MicroBatches(train_rows, plan, world.rank, derived_seed(args.seed, ORDER))
     loaders = {"train": BatchLoader(train, world, **worker_arguments(args))}
     if val_rows is not None:
         loaders["val"] = validation_loader(args, world, val_rows)
     if args.num_workers:
-        tensors = sum(isinstance(value, torch.Tensor) for batch in train[0, 0] for value in batch.values())
+        tensors = sum(isinstance(value, Tensor) for batch in train[0, 0] for value in batch.values())
         on_their_way = (args.prefetch_factor or 2) * tensors
         if short := list(filter(None, world.gather(too_few_open_files(args.num_workers, on_their_way)))):
             raise UserError(short[0])
@@ -197,7 +496,8 @@ def validation_loader(args: TrainConfig, world: World, rows: Rows) -> BatchLoade
 
 def worker_arguments(args: TrainConfig) -> dict[str, Any]:
     """As torch's DataLoader takes them."""
-    found: dict[str, Any] = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
+    arguments: dict[str, Any] = {"num_workers": args.num_workers, "pin_memory": args.pin_memory}
     if args.num_workers:
-        found |= {"prefetch_factor": args.prefetch_factor, "persistent_workers": args.persistent_workers}
-    return found
+        arguments["prefetch_factor"] = args.prefetch_factor
+        arguments["persistent_workers"] = args.persistent_workers
+    return arguments

@@ -54,7 +54,7 @@ def estimate(
     # A micro-batch as wide as the longest row: what takes the most memory may come late in an epoch.
     rows = -(-loader.plan.global_batch_size // (world.size * loader.plan.micro_batches(0)))
     for _ in range(2):
-        batch = loop.to_device(widest(loader.dataset.rows, rows, limit=False), world.device)
+        batch = loop.to_device(widest(loader.dataset.rows, rows), world.device)
         loop.forward_backward(run.model, run.task, batch, run.number_format)
     run.model.zero_grad(set_to_none=True)
 

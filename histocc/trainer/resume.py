@@ -15,8 +15,8 @@ from histocc.runtime.device import Precision
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.parallel import load_optimizer_state
 from histocc.runtime.world import World, launcher_id
+from histocc.trainer.batches import BatchPlan
 from histocc.trainer.config import TrainConfig
-from histocc.trainer.plan import BatchPlan
 from histocc.trainer.schedule import Schedule
 
 MAX_THREADS = 1024

@@ -26,6 +26,7 @@ from histocc.trainer.batch_size import find_batch_size, memory_advice, model_mem
 from histocc.trainer.batches import (
     DROPOUT,
     BatchLoader,
+    BatchPlan,
     MicroBatches,
     Rows,
     batch_plan,
@@ -35,7 +36,6 @@ from histocc.trainer.batches import (
 from histocc.trainer.config import AUTO, TrainConfig
 from histocc.trainer.estimate import estimate
 from histocc.trainer.log import LOG, STATUS, STOPPED, RunLog, log_columns
-from histocc.trainer.plan import BatchPlan
 from histocc.trainer.plot import CURVES, draw_run
 from histocc.trainer.schedule import Schedule, Steps, make_optimizer
 from histocc.trainer.trackers import OF_PROFILE, StepProfiler, Tracker, open_trackers
@@ -470,7 +470,7 @@ def choose_batch_size(
 
     def take(rows: int) -> None:  # a GPU must hold the widest
         if world.device.type == "cuda":
-            batch = widest(training.train, rows, limit=True)
+            batch = widest(training.train, rows)
         else:
             batch = MicroBatches(training.train, BatchPlan(len(training.train), rows), 0, 0)[0, 0][0]
         loop.forward_backward(model, training.task, loop.to_device(batch, world.device), precision)

@@ -1,0 +1,187 @@
+"""Which rows meet in which step: each once per epoch, the same on any number of processes, and micro-batches
+of similar length.
+"""
+
+import itertools
+
+import numpy as np
+import torch
+from helpers import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from histocc.text import padded_width
+from histocc.trainer.batches import (
+    BatchLoader,
+    BatchOrder,
+    BatchPlan,
+    MicroBatches,
+    Rows,
+    cut_by_width,
+    epoch_rows,
+    permuted,
+)
+
+plans = st.builds(
+    BatchPlan,
+    rows=st.integers(1, 300),
+    global_batch_size=st.integers(1, 90),
+    processes=st.integers(1, 9),
+    micro_batch_size=st.integers(0, 12),
+    groups=st.integers(1, 5),
+    group_rows=st.integers(1, 4),
+)
+
+
+def lengths_of(rows):
+    return (np.asarray(rows) * 7919) % 61 + 3
+
+
+class Numbers(Rows):
+    """Rows whose only tensor is their number."""
+
+    has_lengths = True
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def batch(self, numbers, epoch):
+        return {"x": torch.from_numpy(numbers)}
+
+    def lengths(self, numbers):
+        return lengths_of(numbers)
+
+
+def rows_of(plan, batch, rank, epoch=5):
+    """Rows that a rank takes in a batch."""
+    return BatchOrder(plan, 3, lengths_of).batch(epoch, batch)[plan.rank_positions(batch, rank)].tolist()
+
+
+@examples(200)
+@given(plans, plans)
+def test_every_row_once_in_the_same_steps_whatever_the_processes(plan, other):
+    other = BatchPlan(plan.rows, plan.global_batch_size, other.processes, other.micro_batch_size)
+    of_plan, of_other = (
+        [
+            sorted(itertools.chain(*(rows_of(p, batch, rank) for rank in range(p.processes))))
+            for batch in range(plan.steps_per_epoch)
+        ]
+        for p in (plan, other)
+    )
+    assert of_plan == of_other and sorted(itertools.chain(*of_plan)) == list(range(plan.rows))
+    assert [plan.batch_rows(batch) for batch in range(plan.steps_per_epoch)] == list(map(len, of_plan))
+    assert plan.steps_per_epoch == -(-plan.rows // plan.global_batch_size)
+
+
+@examples(200)
+@given(plans)
+def test_shares_are_even_and_micro_batches_few_and_small(plan):
+    for batch in range(plan.steps_per_epoch):
+        shares = [len(plan.rank_positions(batch, rank)) for rank in range(plan.processes)]
+        assert max(shares) - min(shares) <= 1
+        assert plan.accumulation(batch) == max(1, -(-max(shares) // plan.micro_batch_size))
+        assert plan.accumulation(batch) <= plan.micro_batches(batch) < plan.accumulation(batch) + plan.groups
+        whole = BatchPlan(plan.rows, plan.global_batch_size, plan.processes)
+        assert whole.micro_batches(batch) == 1  # unless it is asked for
+
+
+def test_ranks_have_equal_work_in_characters():
+    plan = BatchPlan(4000, 200, 4)
+    sums = np.array([[lengths_of(rows_of(plan, b, rank)).sum() for rank in range(4)] for b in range(20)])
+    assert (sums.max(axis=1) / sums.min(axis=1)).max() < 1.05
+
+
+@examples(60)
+@given(st.integers(1, 300), st.integers(1, 90), st.integers(0, 3), st.data())
+def test_starting_in_mid_epoch_gives_the_tail(rows, total, epoch, data):
+    loader = BatchLoader(MicroBatches(Numbers(rows), BatchPlan(rows, total), 0, 7))
+    first = data.draw(st.integers(0, loader.plan.steps_per_epoch))
+    whole = [batch["x"].tolist() for batch in loader.at(epoch)]
+    assert sorted(itertools.chain(*whole)) == list(range(rows))
+    assert [batch["x"].tolist() for batch in loader.at(epoch, first)] == whole[first:]
+    assert len(loader) == len(whole[first:])
+
+
+# ---- the order of an epoch
+
+
+@examples(150)
+@given(st.integers(1, 3000), st.integers(0, 2**63 - 1), st.data())
+def test_permutation(n, seed, data):
+    order = permuted(np.arange(n), n, seed)
+    assert order.dtype == np.int64 and sorted(order.tolist()) == list(range(n))
+    some = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=5)), dtype=np.int64)
+    assert (permuted(some, n, seed) == order[some]).all()
+
+
+def test_order_differs_by_epoch_and_seed_and_stays_from_version_to_version():
+    orders = [tuple(epoch_rows(np.arange(50), 50, seed, epoch)) for seed in range(10) for epoch in range(10)]
+    assert len(set(orders)) == 100
+    order = BatchOrder(BatchPlan(50, 3), 42, lengths_of)
+    assert [order.batch(0, b).tolist() for b in (0, 1, 16)] == [[25, 35, 34], [49, 24, 18], [0, 8]]
+
+
+def padding(shares):
+    """Share of positions beyond those that each row asks for."""
+    widths = [np.array([padded_width(int(n)) for n in lengths_of(share)]) for share in shares]
+    return 1 - sum(w.sum() for w in widths) / sum(w.max() * len(w) for w in widths)
+
+
+def test_a_share_is_cut_into_micro_batches_with_little_padding_and_batches_stay_random_samples():
+    plan = BatchPlan(64 * 50, 64, groups=4)
+    batches = [BatchOrder(plan, 1, lengths_of).batch(0, b) for b in range(50)]
+    widths = [np.array([padded_width(int(n)) for n in lengths_of(rows)]) for rows in batches]
+    cut = [
+        rows[piece]
+        for rows, w in zip(batches, widths)
+        for piece in cut_by_width(w, plan.micro_batches(0), plan.micro_batch_size)
+    ]
+    assert padding(cut) < 0.15 < 0.3 < padding(batches)
+    means = [lengths_of(rows).mean() for rows in batches]
+    assert np.std(means) < 2 * np.std(lengths_of(np.arange(61))) / 8
+
+
+@given(
+    st.lists(st.sampled_from([16, 24, 32, 40, 48, 64, 128]), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.integers(1, 5),
+)
+@examples(200)
+def test_cuts_hold_every_row_once_and_no_more_than_the_limit(widths, micro, groups):
+    parts = -(-len(widths) // micro) + groups - 1
+    pieces = cut_by_width(np.array(widths), parts, micro)
+    assert len(pieces) == parts and max(map(len, pieces)) <= micro
+    assert sorted(np.concatenate(pieces).tolist()) == list(range(len(widths)))
+
+
+@given(st.lists(st.sampled_from([16, 24, 32, 40, 64]), min_size=1, max_size=12), st.integers(1, 4))
+@examples(100)
+def test_no_other_cut_into_as_many_groups_has_less_padding(widths, groups):
+    ordered = np.sort(widths)
+
+    def cost(bounds):
+        return sum((b - a) * ordered[b - 1] for a, b in zip(bounds, bounds[1:]) if b > a)
+
+    best = min(
+        cost([0, *middle, len(widths)])
+        for middle in itertools.combinations_with_replacement(range(len(widths) + 1), groups - 1)
+    )
+    pieces = cut_by_width(np.array(widths), groups, len(widths))
+    assert sum(len(piece) * np.array(widths)[piece].max() for piece in pieces if len(piece)) == best
+
+
+@given(rows=st.integers(1, 3000), total=st.integers(1, 40))
+@examples(40)
+def test_validation_takes_every_row_once_in_batches_of_similar_length(rows, total):
+    plan = BatchPlan(rows, total)
+    order = BatchOrder(plan, lengths=lengths_of)
+    batches = [order.batch(0, b) for b in range(plan.steps_per_epoch)]
+    assert [len(batch) for batch in batches] == [plan.batch_rows(b) for b in range(plan.steps_per_epoch)]
+    assert sorted(np.concatenate(batches)) == list(range(rows))
+    middle = plan.steps_per_epoch // 2
+    assert np.array_equal(BatchOrder(plan, lengths=lengths_of).batch(3, middle), batches[middle])
+    if rows == 3000 and total == 40:
+        assert padding(batches) < 0.1
