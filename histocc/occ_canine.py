@@ -31,23 +31,18 @@ from histocc.job.call import dataset_file
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.predict import tables as coded_tables
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.tables import as_table, described, indexes_differ, texts_and_languages
+from histocc.predict.tables import (
+    as_table,
+    described,
+    indexes_differ,
+    is_count,
+    is_threshold,
+    require,
+    texts_and_languages,
+)
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
-from histocc.runtime.call_arguments import (
-    COLUMNS,
-    COUNT,
-    FLAG,
-    PATH,
-    TABLE,
-    TEXT,
-    checked,
-    either,
-    one_of,
-    optional,
-    thresholds,
-)
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped, listening
@@ -70,35 +65,6 @@ MODEL_TYPES = {
     "mixer": "mix",
     "seq2seq": "seq2seq",
     "flat": "flat",
-}
-
-# What the arguments of the constructor and of predict may be; the thresholds depend on the model.
-OF_THE_MODEL = {
-    "name": optional(PATH),
-    "batch_size": COUNT,
-    "verbose": FLAG,
-    "system": optional(TEXT),
-    "key": optional(PATH),
-    "descriptions": optional(either(PATH, TABLE)),
-    "classes": optional(COLUMNS),
-    "hf": optional(FLAG),
-    "force_download": FLAG,
-    "model_type": optional(one_of(*MODEL_TYPES.values())),
-    "use_within_block_sep": FLAG,
-    "target_cols": optional(COLUMNS),
-    "raw_confidence": FLAG,
-    "int8": FLAG,
-}
-OF_PREDICT = {
-    "what": either(one_of(*WHAT), COUNT),
-    "behavior": optional(one_of(*BEHAVIORS)),
-    "prediction_type": optional(one_of(*PREDICTION_TYPES)),
-    "k_pred": COUNT,
-    "deduplicate": FLAG,
-    "order_invariant_conf": FLAG,
-    "get_dict": FLAG,
-    "get_df": FLAG,
-    "concat_in": FLAG,
 }
 
 PAPER = (
@@ -166,42 +132,26 @@ class OccCANINE:
         raw_confidence: bool = False,
         int8: bool = False,
     ):
-        given = checked(
-            OF_THE_MODEL,
-            {
-                "name": name,
-                "batch_size": batch_size,
-                "verbose": verbose,
-                "system": system,
-                "key": key,
-                "descriptions": descriptions,
-                "classes": classes,
-                "hf": hf,
-                "force_download": force_download,
-                "target_cols": target_cols,
-                "model_type": model_type,
-                "use_within_block_sep": use_within_block_sep,
-                "raw_confidence": raw_confidence,
-                "int8": int8,
-            },
-        )
+        model_types = (None, *MODEL_TYPES.values())
+        require(model_type in model_types, "model_type", model_type, f"one of {model_types}")
         self._lock = threading.RLock()  # held while codes are computed or the model changes
-        self.name, self.device, self.verbose = given["name"] or HUB_NAME, device_of(device), given["verbose"]
-        self._batch_size, self._key_file, system = given["batch_size"], given["key"], given["system"]
-        self._said = {"descriptions": described(given["descriptions"]), "system": system}
-        self._classes = list(dict.fromkeys(given["classes"] or []))
+        self.name, self.device, self.verbose = os.fspath(name or HUB_NAME), device_of(device), verbose
+        self._key_file = None if key is None else os.fspath(key)
+        self._said = {"descriptions": described(descriptions), "system": system}
+        self._classes = list(dict.fromkeys([classes] if isinstance(classes, str) else classes or []))
         if set(self._classes) - set(CLASSES):
             raise ValueError(f"classes: found {self._classes}, expected some of {', '.join(CLASSES)}")
-        self._raw_confidence = given["raw_confidence"]
-        self._precision = Precision("int8" if given["int8"] else "float32", self.device)
+        self._raw_confidence = raw_confidence
+        self._precision = Precision("int8" if int8 else "float32", self.device)
+        self._batch_size = self._checked_batch_size(batch_size)
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
-            key_reader(given["key"]),
-            given["target_cols"],
-            given["use_within_block_sep"],
+            key_reader(self._key_file),
+            [target_cols] if isinstance(target_cols, str) else list(target_cols or []) or None,
+            use_within_block_sep,
             system,
         )
-        self._load(self._file(given["hf"], given["force_download"]), said)
+        self._load(self._file(hf, force_download), said)
         if model_type not in (None, self.model_type):
             warnings.warn(
                 f"model_type {model_type!r}: {self.name} is of type {self.model_type!r}", stacklevel=2
@@ -264,8 +214,9 @@ class OccCANINE:
         if isinstance(said, str):
             return read_descriptions(said, coder.codes, coder.formatter)
         if said is None:
-            beside = key and os.path.isfile(key)
-            found = read_descriptions(key, coder.codes, coder.formatter, required=False) if beside else {}
+            found = {}
+            if key and os.path.isfile(key):
+                found = read_descriptions(key, coder.codes, coder.formatter, required=False)
             return found or (hisco_classes()["title"] if coder.formatter.kind == "hisco" else {})
         found = {coder.formatter.repair(code)[0]: words for code, words in reversed(said)}
         if not set(coder.codes) & found.keys():
@@ -305,8 +256,12 @@ class OccCANINE:
 
     @batch_size.setter
     def batch_size(self, texts: int) -> None:
-        given = checked({"batch_size": COUNT}, {"batch_size": texts})
-        self._batch_size = self.coder.batch_size = given["batch_size"]
+        self._batch_size = self.coder.batch_size = self._checked_batch_size(texts)
+
+    @staticmethod
+    def _checked_batch_size(texts: int) -> int:
+        require(is_count(texts), "batch_size", texts, "a whole number of at least 1")
+        return int(texts)
 
     def predict(
         self,
@@ -361,55 +316,44 @@ class OccCANINE:
         -0001; occ1 is the text alone, without its language; an empty text has no code; several languages may
         have thresholds of their own in one call; a language that the model does not know is read as unk.
 
-        Raises ValueError for arguments that are not as above, all in one message, and UserError where the
+        Raises ValueError for arguments that are not as above, and UserError where the
         model has no such decoder.
         """
-        asked = checked(
-            {**OF_PREDICT, "threshold": thresholds(self.coder.languages)},
-            {
-                "what": what,
-                "behavior": behavior,
-                "prediction_type": prediction_type,
-                "k_pred": k_pred,
-                "deduplicate": deduplicate,
-                "order_invariant_conf": order_invariant_conf,
-                "get_dict": get_dict,
-                "get_df": get_df,
-                "concat_in": concat_in,
-                "threshold": threshold,
-            },
+        require(what in WHAT or is_count(what), "what", what, f"one of {WHAT}, or a number of codes")
+        require(behavior in (None, *BEHAVIORS), "behavior", behavior, f"one of {(*BEHAVIORS,)}")
+        kinds = (*PREDICTION_TYPES,)
+        require(
+            prediction_type in (None, *kinds), "prediction_type", prediction_type, f"None or one of {kinds}"
         )
+        require(is_count(k_pred), "k_pred", k_pred, "a whole number of at least 1")
+        languages = self.coder.languages
+        require(
+            is_threshold(threshold, languages),
+            "threshold",
+            threshold,
+            "a probability from 0 to 1, None, or a dict of probabilities by language (those that the model"
+            f" knows: {', '.join(languages)}; None stands for the others)",
+        )
+        threshold = None if threshold == {} else threshold
+        if not isinstance(what, str):
+            what, k_pred = "pred", what
         shown_as, texts, languages = texts_and_languages(occ1, lang)
         with self._lock:
-            self._warn(asked, occ1, lang, languages)
-            return self._predict(asked, shown_as, texts, languages)
-
-    def _predict(self, asked: dict, shown_as: list, texts: list[str], languages: list[str]):
-        """What `predict` gives for arguments that are checked."""
-        what, k_pred = asked["what"], asked["k_pred"]
-        if isinstance(what, int):
-            what, k_pred = "pred", what
-        get_dict = asked["get_dict"] or not asked["get_df"]
-        kind = self._kind(asked)
-        decoder = PREDICTION_TYPES[kind]
-        if what in ("probs", "logits", "embeddings"):
-            return self._numbers(what, shown_as, texts, languages, decoder, asked["deduplicate"], get_dict)
-        coded = self._coded(
-            texts,
-            languages,
-            decoder,
-            k_pred,
-            asked["threshold"],
-            asked["deduplicate"],
-            asked["order_invariant_conf"],
-        )
-        if what == "bin":
-            return as_table(coded_tables.binary(coded, self.codes, self.system), get_dict)
-        most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
-        columns = coded_tables.a_row_per_code if kind == "greedy-topk" else coded_tables.a_row_per_text
-        words = {"desc": self.key_desc} if self.key_desc else {}
-        words |= {name: hisco_classes()[name] for name in self._classes}
-        return as_table(columns(shown_as, languages, coded, most, self.system, words), get_dict)
+            kind = prediction_type or BEHAVIORS.get(behavior or "") or self.coder.best_decoder
+            self._warn(kind, what, threshold, behavior, occ1, lang, languages)
+            decoder, get_dict = PREDICTION_TYPES[kind], get_dict or not get_df
+            if what in ("probs", "logits", "embeddings"):
+                return self._numbers(what, shown_as, texts, languages, decoder, deduplicate, get_dict)
+            coded = self._coded(
+                texts, languages, decoder, k_pred, threshold, deduplicate, order_invariant_conf
+            )
+            if what == "bin":
+                return as_table(coded_tables.binary(coded, self.codes, self.system), get_dict)
+            most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
+            columns = coded_tables.a_row_per_code if kind == "greedy-topk" else coded_tables.a_row_per_text
+            words = {"desc": self.key_desc} if self.key_desc else {}
+            words |= {name: hisco_classes()[name] for name in self._classes}
+            return as_table(columns(shown_as, languages, coded, most, self.system, words), get_dict)
 
     def _coded(
         self,
@@ -464,33 +408,29 @@ class OccCANINE:
         )
         return as_table({"occ1": shown_as, **dict(enumerate(found.T))}, get_dict)
 
-    def _kind(self, asked: dict) -> str:
-        if asked["prediction_type"] or asked["behavior"]:
-            return asked["prediction_type"] or BEHAVIORS[asked["behavior"]]
-        return self.coder.best_decoder
-
-    def _warn(self, asked: dict, occ1: Any, lang: Any, languages: list[str]) -> None:
+    def _warn(
+        self, kind: str, what: str, threshold: Any, behavior: str | None, occ1: Any, lang: Any, languages
+    ) -> None:
         """Of arguments that have no effect, or perhaps not the one that was meant."""
-        kind = self._kind(asked)
         unknown = Counter(
             language for language in languages if self.coder.known(language) != language.strip()
         )
         names = ", ".join(f"{language!r} ({number:,})" for language, number in unknown.most_common(10))
         known = self.coder.known_for(unknown)
-        of_codes = asked["what"] in ("pred", "bin") or isinstance(asked["what"], int)
-        named = f"prediction_type {kind!r}" if of_codes else f"what={asked['what']!r}"
+        of_codes = what in ("pred", "bin")
+        named = f"prediction_type {kind!r}" if of_codes else f"what={what!r}"
         has_one = of_codes and kind in ("flat", "both", "full")
         for holds, message in (
             (unknown, f"languages that the model does not know, coded as unk: {names}; it knows {known}"),
             (
-                asked["threshold"] is not None and not has_one,
+                threshold is not None and not has_one,
                 (
                     f"threshold: has no effect on {named}, which has none; it is for the linear decoder "
                     "(behavior='fast', prediction_type='flat') and prediction_type='full'"
                 ),
             ),
             (
-                asked["behavior"] == "fast" and kind != "flat",
+                behavior == "fast" and kind != "flat",
                 f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise",
             ),
             (
@@ -503,7 +443,7 @@ class OccCANINE:
 
     def citation(self, BibTex: bool = False) -> None:
         """Prints what to cite where the models of the paper are used."""
-        print(BIBTEX if checked({"BibTex": FLAG}, {"BibTex": BibTex})["BibTex"] else PAPER)
+        print(BIBTEX if BibTex else PAPER)
 
     def finetune(
         self,

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from typing import Any
 
 from histocc.formatter import cut
-from histocc.predict.tables import column_of, names_of
-from histocc.runtime.call_arguments import COUNT, FLAG, TABLE, TEXT, checked, optional, shown
+from histocc.predict.tables import column_of, is_count, names_of, require
+from histocc.runtime.config import shown
 
 MEASURES = {
     "accuracy": lambda pred, true: float(pred == true),
@@ -16,20 +16,6 @@ MEASURES = {
     "recall": lambda pred, true: len(pred & true) / len(true) if true else 0.0,
     "f1": lambda pred, true: 2 * len(pred & true) / (len(pred) + len(true)) if pred or true else 0.0,
 }
-
-
-OF_AN_ENGINE = {
-    "ground_truth": TABLE,
-    "predicitons": TABLE,
-    "pred_col": TEXT,
-    "digits": optional(COUNT),
-    "group_col": TEXT,
-}
-
-
-def read_arguments(**given: Any) -> dict[str, Any]:
-    """Raises ValueError, see `checked`."""
-    return checked({name: OF_AN_ENGINE[name] for name in given}, given)
 
 
 class EvalEngine:
@@ -49,10 +35,12 @@ class EvalEngine:
     def __init__(
         self, model: Any, ground_truth: Any, predicitons: Any, pred_col: str, digits: int | None = None
     ):
-        given = read_arguments(pred_col=pred_col, digits=digits)
-        if not hasattr(model, "formatter"):
-            raise ValueError(f"model: found {shown(model)}, expected an OccCANINE")
-        self.formatter, self.pred_col, self.digits = model.formatter, given["pred_col"], given["digits"]
+        require(hasattr(model, "formatter"), "model", model, "an OccCANINE")
+        require(
+            isinstance(pred_col, str) and pred_col != "", "pred_col", pred_col, "how names of columns begin"
+        )
+        require(digits is None or is_count(digits), "digits", digits, "None or a number of digits")
+        self.formatter, self.pred_col, self.digits = model.formatter, pred_col, digits
         self.codes = frozenset(getattr(model, "codes", ()))
         self.update_data(ground_truth, predicitons)
 
@@ -64,7 +52,6 @@ class EvalEngine:
             raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
 
     def check(self, ground_truth: Any, predicitons: Any) -> None:
-        read_arguments(ground_truth=ground_truth, predicitons=predicitons)
         self.no_label = not self.columns(ground_truth)
         if not self.no_label and not self.columns(predicitons) and len(predicitons):
             raise ValueError(
@@ -101,9 +88,6 @@ class EvalEngine:
         return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
 
     def measured(self, measure: str, return_per_obs: bool) -> float | list[float]:
-        return_per_obs = checked({"return_per_obs": FLAG}, {"return_per_obs": return_per_obs})[
-            "return_per_obs"
-        ]
         if self.no_label:
             return [math.nan] * len(self.pred) if return_per_obs else math.nan
         values = [MEASURES[measure](pred, true) for pred, true in zip(self.pred, self.true)]
@@ -143,8 +127,7 @@ class TopKEvalEngine(EvalEngine):
         group_col: str = "rowid",
         digits: int | None = None,
     ):
-        given = read_arguments(ground_truth=ground_truth, predicitons=predicitons, group_col=group_col)
-        self.group_col = given["group_col"]
+        self.group_col = group_col
         positions = column_of("predictions", predicitons, "top-k-pos")
         if not all(isinstance(position, numbers.Real) and float(position) >= 0 for position in positions):
             raise ValueError("predictions: column 'top-k-pos' holds no positions from 0")

@@ -4,15 +4,6 @@ import string
 from collections.abc import Sequence
 
 from histocc.formatter import BlockyFormatter
-from histocc.runtime.call_arguments import COLUMNS, COUNT, Kind, checked, is_count, optional
-
-TOKENS = Kind(
-    "a text of characters, or a list of texts and numbers",
-    lambda value: (
-        isinstance(value, (str, list, tuple)) and all(isinstance(each, (str, int)) for each in value)
-    ),
-    list,
-)
 
 
 class BlockyHISCOFormatter(BlockyFormatter):
@@ -31,8 +22,8 @@ class BlockyOCC1950Formatter(BlockyFormatter):
     """The formatter "occ1950" with one code or two."""
 
     def __init__(self, max_num_codes: int = 2):
-        kind = Kind("1 or 2", lambda value: is_count(value) and value <= 2, int)
-        max_num_codes = checked({"max_num_codes": kind}, {"max_num_codes": max_num_codes})["max_num_codes"]
+        if max_num_codes not in (1, 2):
+            raise ValueError(f"max_num_codes: found {max_num_codes!r}, expected 1 or 2")
         super().__init__("occ1950", [f"OCC1950_{i}" for i in range(1, max_num_codes + 1)])
         self.max_num_codes = max_num_codes
         self.max_seq_len = max_num_codes * self.block_size + 2
@@ -50,9 +41,5 @@ def construct_finetune_formatter(
     """A general-purpose formatter of `chars`, digits and the hyphen by default. A code that is shorter than
     its block is filled with EOS, not with PAD as published, where such a code was lost when it was read
     back. Raises ValueError."""
-    read = checked(
-        {"block_size": COUNT, "target_cols": COLUMNS, "chars": optional(TOKENS)},
-        {"block_size": block_size, "target_cols": target_cols, "chars": chars},
-    )
-    tokens = read["chars"] or [*string.digits, "-"]
-    return BlockyFormatter("gpf", read["target_cols"], read["block_size"], allow_short=True, chars=tokens)
+    names = [target_cols] if isinstance(target_cols, str) else target_cols
+    return BlockyFormatter("gpf", names, block_size, allow_short=True, chars=chars or [*string.digits, "-"])

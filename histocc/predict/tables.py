@@ -4,6 +4,7 @@ package."""
 import decimal
 import math
 import numbers
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,11 +12,30 @@ import numpy as np
 
 from histocc.formatter import is_missing
 from histocc.predict.coder import Coded
-from histocc.runtime.call_arguments import is_no_list, plain, shown
+from histocc.runtime.config import shown
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE
 
 Words = dict[str, dict[str, str]]  # name of a column beside each code → code → text
+
+
+def require(holds: bool, name: str, value: Any, expected: str) -> None:
+    """Raises ValueError if an argument is not as it `holds`: its name, what it is and what is expected."""
+    if not holds:
+        raise ValueError(f"{name}: found {shown(value)}, expected {expected}")
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def is_threshold(value: Any, languages: list[str]) -> bool:
+    """Whether it is None, a probability, or a dict of them by language, None for all others."""
+    by_language = value if isinstance(value, Mapping) else {None: 0.5 if value is None else value}
+    return all(
+        (name is None or name in languages) and is_number(number) and 0 <= number <= 1
+        for name, number in by_language.items()
+    )
 
 
 def text_of(name: str, row: int | None, given: Any, kind: str = "text") -> str:
@@ -40,10 +60,11 @@ def rows_of(name: str, given: Any, kind: str) -> list | None:
         return None
     if hasattr(given, "columns") or isinstance(given, Mapping):
         raise ValueError(
-            f"{name}: found {shown(given)}, expected a {kind} or a column of them: of a table give a column, "
-            "predict(table['occ1'], lang=table['lang'])"
+            f"{name}: found a table ({type(given).__name__}), expected a {kind} or a column of them: of a"
+            " table give a column, predict(table['occ1'], lang=table['lang'])"
         )
-    if is_no_list(given) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
+    unordered = isinstance(given, (set, frozenset, bytes, bytearray, memoryview, type))
+    if unordered or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
         shape = getattr(given, "shape", None)
         size = "" if shape is None else f" of shape {tuple(shape)}"
         raise ValueError(
@@ -55,7 +76,10 @@ def rows_of(name: str, given: Any, kind: str) -> list | None:
 def texts_and_languages(occ1: Any, lang: Any) -> tuple[list, list[str], list[str]]:
     """(texts as they were given, as texts, the language of each) of one text or several and one language or
     as many. They are paired by position. Raises ValueError."""
-    occ1, lang = plain(occ1), plain(lang)
+    occ1, lang = (
+        given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
+        for given in (occ1, lang)
+    )
     shown_as = rows_of("occ1", occ1, "text")
     shown_as = [occ1] if shown_as is None else shown_as
     texts = [text_of("occ1", i, text) for i, text in enumerate(shown_as)]
@@ -78,10 +102,15 @@ def indexes_differ(occ1: Any, lang: Any) -> bool:
 
 
 def names_of(table: Any) -> list[str]:
-    """The columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them."""
+    """The columns of a DataFrame, a dict of columns or a list of dicts, whose first row names them. Raises
+    ValueError for anything else.
+    """
     if isinstance(table, (list, tuple)):
         table = table[0] if table else {}
-    return [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
+    if not isinstance(table, Mapping) and not hasattr(table, "columns"):
+        raise ValueError(f"found {shown(table)}, expected a DataFrame, a dict of columns or a list of dicts")
+    names: Any = getattr(table, "columns", table)
+    return [str(name) for name in names]
 
 
 def column_of(what: str, table: Any, name: str) -> list:
@@ -108,8 +137,10 @@ def column_of(what: str, table: Any, name: str) -> list:
 def described(given: Any) -> list[tuple[str, str]] | str | None:
     """The argument descriptions: a file, or (code, words) of a table's rows that have both. Raises UserError
     where a column is missing, ValueError for cells that cannot be paired."""
-    if given is None or isinstance(given, str):
-        return given
+    if given is None:
+        return None
+    if isinstance(given, (str, os.PathLike)):
+        return os.fspath(given)
     missing = [name for name in ("system_code", "desc") if name not in names_of(given)]
     if missing:
         raise UserError(f"descriptions: need columns system_code and desc; {' and '.join(missing)} missing")
