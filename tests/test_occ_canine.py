@@ -247,7 +247,7 @@ def test_the_calls_of_the_published_package(coder, capsys, tmp_path, monkeypatch
         OccCANINE(coder.file, device="cpu", classes=["class"])
     asked = []
     monkeypatch.setattr(
-        occ_canine.published, "from_hub", lambda name, force: asked.append((name, force)) or str(tmp_path)
+        occ_canine.formats, "from_hub", lambda name, force: asked.append((name, force)) or str(tmp_path)
     )
     with pytest.raises(UserError, match="no checkpoint there"):
         OccCANINE("OccCANINE_s2s_mix", hf=True, force_download=True)
