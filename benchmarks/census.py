@@ -1,243 +1,169 @@
-#!/usr/bin/env python3
-"""How long a census takes on this machine: 18 million rows, from measured rates; and a register of some
-million rows coded from end to end, killed twice on the way.
+"""How long a census takes on this machine: 18 million rows, from measured rates; and a register coded from
+end to end, killed twice on the way.
 
-    python benchmarks/census.py                                    # tiny and small, greedy; the register
-    python benchmarks/census.py --sizes base --register 0
-    python benchmarks/census.py --decoder flat --sizes tiny --register 0
+    python -m benchmarks.census                                    # tiny and small, greedy; the register
+    python -m benchmarks.census --sizes base --register 0 --rounds 1 --texts 8192
 
 Rates are those of `python -m histocc.predict` on distinct texts of the sample, with a model that was trained
-on the sample until it stops after a code: texts divided by the seconds of a run on all of them, less those of
-a run on a few (start, loading); the median of --rounds, in which all cases take turns. "one core" is
---processes 1 and one thread, "all cores" has no such flags. Hours are the distinct texts of the census
-divided by that rate, and all its rows by the rate at which rows whose codes are known already are read and
-written.
+on the sample until it stops after a code; the median of --rounds, in which all cases take turns. "one core"
+is --processes 1 and one thread, "all cores" has no such flags. Hours are the distinct texts of the census
+divided by that rate, and all its rows by the rate at which rows with known codes are read and written.
 
-The register has rows whose texts follow a Zipf law: the text of rank r occurs in proportion to 1 / r^s, at
-least once, with as many texts as --distinct says. s is that of the real rows where they are there. It is
-coded once, and once more by a command that is killed (SIGKILL, with all its processes) after a third and
-after two thirds of the time, and given again; the outputs must be equal.
-
-Prints tables and one JSON line.
+The register has rows whose texts follow a Zipf law: the text of rank r occurs in proportion to 1 / r^0.81, as
+in the real rows. It is coded once, and once more by a command that is killed (SIGKILL, with all its
+processes) after a third and after two thirds of the time, and given again; the outputs must be equal.
 """
 
-import argparse
-import contextlib
-import csv
 import filecmp
-import json
 import os
-import re
+import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
-
 import numpy as np
-from quality import REAL
-from search import train
 
-from histocc.data.tables import CHUNK
-from histocc.runtime.forked import usable_cores
-from histocc.sample.generate import rows
+from .coding import code, coding
+from .common import (
+    REPO,
+    arguments,
+    command,
+    environment,
+    finish,
+    read_csv,
+    run,
+    table,
+    trained,
+    write_csv,
+    write_sample,
+)
 
 CENSUS, SHARES = 18_000_000, (1.0, 0.38, 0.10)
-STEPS, BATCH = {"tiny": 200, "small": 200, "base": 60}, {"tiny": "64", "small": "64", "base": "16"}
-FEW = 512  # texts of the run that says what a start takes
-ZIPF = 0.81  # of the real rows
+STEPS, BATCH = {"tiny": 200, "small": 200, "base": 60}, {"tiny": 64, "small": 64, "base": 16}
+FORMATS = {"float32": "float32", "int8": "int8"}
+WAYS = {"one core": ("--processes 1", 1), "all cores": ("", None)}
+ZIPF = 0.81
 
 
-def zipf_exponent() -> float:
-    """Of the real rows: the slope of log count by log rank over texts that occur more than once."""
-    if not REAL.exists():
-        return ZIPF
-    with open(REAL, encoding="utf-8", newline="") as file:
-        counts = np.array(sorted(Counter(row["occ1"] for row in csv.DictReader(file)).values())[::-1])
-    often = counts[counts > 1]
-    return float(-np.polyfit(np.log(np.arange(1, len(often) + 1)), np.log(often), 1)[0])
+def distinct_texts(number: int, folder: str) -> list[tuple[str, str]]:
+    """(text, language) of the sample; if it has no more that differ, with a number behind."""
+    sample = read_csv(write_sample(f"{folder}/sample_{number}.csv", 4 * number))
+    texts = list(dict.fromkeys((row["occ1"], row["lang"]) for row in sample))[:number]
+    more = (texts[i % len(texts)] for i in range(number - len(texts)))
+    return texts + [(f"{text} {i}", language) for i, (text, language) in enumerate(more)]
 
 
-def zipf_counts(number: int, texts: int, exponent: float) -> np.ndarray:
-    """How often each of `texts` texts occurs in `number` rows, int64 [texts], the most frequent first."""
-    shape, low, high = np.arange(1, texts + 1) ** -exponent, 0.0, float(number)
-    for _ in range(200):  # the factor with which all rows are used up
-        factor = (low + high) / 2
-        if np.maximum(1, factor * shape).astype(np.int64).sum() > number:
-            high = factor
-        else:
-            low = factor
-    counts = np.maximum(1, low * shape).astype(np.int64)
-    counts[0] += number - counts.sum()
-    return counts
+def write_register(path: str, number: int, share: float, folder: str) -> str:
+    texts = distinct_texts(round(share * number), folder)
+    chances = np.arange(1, len(texts) + 1) ** -ZIPF
+    drawn = np.random.default_rng(1).choice(len(texts), number - len(texts), p=chances / chances.sum())
+    rows = texts + [texts[i] for i in drawn.tolist()]  # each text at least once
+    random.Random(1).shuffle(rows)
+    return write_csv(path, ("occ1", "lang"), rows)
 
 
-def distinct_texts(number: int, seed: int = 1) -> list[tuple[str, str]]:
-    """(text, language) of the sample's generator; where it has no more that differ, with a number behind."""
-    found: dict[tuple[str, str], None] = {}
-    for i, (text, language, *_) in enumerate(rows(8 * number, seed)):
-        found[(text if i < 4 * number or (text, language) not in found else f"{text} {i}", language)] = None
-        if len(found) == number:
-            break
-    return list(found)
-
-
-def write_texts(path: str, texts: list[tuple[str, str]]) -> None:
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("occ1", "lang"))
-        writer.writerows(texts)
-
-
-def write_register(path: str, number: int, share: float) -> None:
-    counts = zipf_counts(number, max(1, round(share * number)), zipf_exponent())
-    texts = distinct_texts(len(counts))
-    order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(counts)), counts))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("id", "occ1", "lang"))
-        writer.writerows((i, *texts[text]) for i, text in enumerate(order.tolist()))
-
-
-def command(model: str, source: str, output: str, flags: list[str]) -> list[str]:
-    found = [sys.executable, "-m", "histocc.predict", "--model", model, "--input", source, "--quiet"]
-    return [*found, "--column", "occ1", "--language-column", "lang", "--output", output, *flags]
-
-
-def environment(threads: int | None) -> dict[str, str]:
-    own = {"PYTHONPATH": str(REPO), "CUDA_VISIBLE_DEVICES": ""}
-    return os.environ | own | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
-
-
-def seconds(model: str, source: str, flags: list[str], threads: int | None) -> float:
-    """Of a whole run, from its start to its last line."""
-    with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        asked = command(model, source, os.path.join(folder, "out.csv"), flags)
-        done = subprocess.run(asked, env=environment(threads), capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
-        return time.perf_counter() - started
-
-
-def rates(args: argparse.Namespace, folder: str, size: str, model: str) -> dict[str, dict[str, float]]:
+def rates(args, folder: str, size: str, model: str) -> dict[str, dict[str, float]]:
     """Number format → "one core", "all cores" → distinct texts per second."""
     number = args.texts if size != "base" else max(1024, args.texts // 8)
-    few, many = os.path.join(folder, "few.csv"), os.path.join(folder, "many")
-    # a process takes CHUNK rows at once: with fewer, some would have none
-    numbers = {"one core": number, "all cores": max(number, CHUNK * usable_cores() - FEW)}
-    texts = distinct_texts(FEW + max(numbers.values()))
-    write_texts(few, texts[:FEW])
-    for cores, each in numbers.items():
-        write_texts(f"{many} {cores}.csv", texts[: FEW + each])
-    ways = {"one core": (["--processes", "1"], 1), "all cores": ([], None)}
-    taken: dict[tuple[str, str], list[float]] = {(name, cores): [] for name in args.formats for cores in ways}
+    numbers = {"one core": number, "all cores": max(number, 4096 * (os.cpu_count() or 1))}
+    sources = {
+        way: write_csv(f"{folder}/{way}.csv", ("occ1", "lang"), distinct_texts(number, folder))
+        for way, number in numbers.items()
+    }
+    measured: dict[tuple[str, str], list[float]] = {(name, way): [] for name in args.formats for way in WAYS}
     for _ in range(args.rounds):
-        for name, cores in taken:
-            more, threads = ways[cores]
-            flags = ["--decoder", args.decoder, "--precision", name, *more]
-            start, whole = (seconds(model, path, flags, threads) for path in (few, f"{many} {cores}.csv"))
-            taken[name, cores].append(whole - start)
-    found: dict[str, dict[str, float]] = {name: {} for name in args.formats}
-    for (name, cores), times in taken.items():
-        found[name][cores] = numbers[cores] / statistics.median(times)
-    return found
+        for (name, way), each in measured.items():
+            more, threads = WAYS[way]
+            flags = f"--decoder greedy --precision {name} {more}"
+            each.append(code(model, sources[way], flags, threads)["rows_per_sec"])
+    return {name: {way: statistics.median(measured[name, way]) for way in WAYS} for name in args.formats}
 
 
-def rows_per_second(model: str, folder: str) -> float:
-    """Of rows whose texts have their codes already."""
-    path, number = os.path.join(folder, "same.csv"), 400_000
-    write_texts(path, distinct_texts(100) * (number // 100))
-    flags = ["--decoder", "flat"]
-    few = os.path.join(folder, "hundred.csv")
-    write_texts(few, distinct_texts(100))
-    return number / (seconds(model, path, flags, None) - seconds(model, few, flags, None))
-
-
-def kill(process: subprocess.Popen) -> None:
-    """At once, with the processes that it has forked."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def whole_register(args: argparse.Namespace, folder: str, model: str) -> dict:
+def killed_twice(args, folder: str, model: str) -> dict:
     """A register coded at once, and by a command that is killed twice."""
-    source = os.path.join(folder, "register.csv")
-    write_register(source, args.register, args.distinct)
-    one, other = (os.path.join(folder, f"{name}.csv") for name in ("one", "other"))
-    flags = ["--decoder", args.decoder]
+    source = write_register(f"{folder}/register.csv", args.register, args.distinct, folder)
+    one, other = f"{folder}/one.csv", f"{folder}/other.csv"
     started = time.perf_counter()
-    done = subprocess.run(
-        command(model, source, one, flags), env=environment(None), capture_output=True, text=True
-    )
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    whole, said = time.perf_counter() - started, []
+    run(coding(model, source, one, "--decoder greedy --quiet"))
+    seconds, resumed = time.perf_counter() - started, 0
     for share in (1 / 3, 1 / 3, None):
-        with subprocess.Popen(
-            command(model, source, other, flags),
-            env=environment(None),
+        line = coding(model, source, other, "--decoder greedy --quiet")
+        process = subprocess.Popen(
+            command(line),
+            cwd=REPO,
+            env=environment(),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        ) as process:
-            if share is not None:
-                time.sleep(share * whole)
-                assert process.poll() is None, "it has ended before it was killed"
-                kill(process)
-            assert process.stdout is not None
-            said.append(process.stdout.read())
-    size, equal = os.path.getsize(one), filecmp.cmp(one, other, shallow=False)
-    resumed = sum("resuming" in text for text in said)
-    rate = float((re.search(r"([\d,]+) rows/s", done.stdout) or [0, "0"])[1].replace(",", ""))
-    print(
-        f"\nregister of {args.register:,} rows, {args.distinct:.0%} distinct texts: {whole:.0f} s"
-        f" ({rate:,.0f} rows/s); killed twice and given again ({resumed} times resumed): output of"
-        f" {size / 1e6:.0f} MB {'equal' if equal else 'NOT EQUAL'}"
+        )
+        if share is not None:
+            time.sleep(share * seconds)
+            assert process.poll() is None, "it has ended before it was killed"
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has forked
+        resumed += "resuming" in process.communicate()[0]
+    equal = filecmp.cmp(one, other, shallow=False)
+    found = {"rows": args.register, "seconds": seconds, "rows_per_sec": args.register / seconds}
+    return {**found, "equal": equal, "resumed": resumed}
+
+
+def words(parts: list[dict]) -> str:
+    """Everything on the page."""
+    part = parts[0]
+    by_size = {size: (formats, each) for each in parts for size, formats in each["rates"].items()}
+    gains = [
+        each["all cores"] / each["one core"] for formats, _ in by_size.values() for each in formats.values()
+    ]
+    rows = []
+    for size, (formats, each) in by_size.items():
+        for form, ways in formats.items():
+            for way, rate in ways.items():
+                hours = [CENSUS * (share / rate + 1 / each["known_rows_per_sec"]) / 3600 for share in SHARES]
+                cells = [f"{hour:.1f} h" for hour in hours]
+                rows.append([f"{size}, {FORMATS[form]}, {way}", f"{rate:,.0f}", *cells])
+    register = next((each["register"] for each in parts if each["register"]), None)
+    above = (
+        "Hours for a census of 18 million rows on this machine, digit by digit, by division from measured"
+        " rates of `python -m histocc.predict` on distinct texts, for several shares of distinct texts among"
+        " the rows: equal texts are coded once, and rows whose text is known are read and written at"
+        f" {part['known_rows_per_sec']:,.0f} rows/s. One core is `--processes 1` with one thread; all cores,"
+        f" the default, does {min(gains):.2f} to {max(gains):.2f} times as much on its {part['cores']} cores."
     )
-    return {"rows": args.register, "seconds": whole, "rows_per_sec": rate, "equal": equal, "resumed": resumed}
+    below = ""
+    if register is not None:
+        below = (
+            f"\n\nA register of {register['rows']:,} rows, whose texts follow Zipf's law, was coded at size"
+            f" tiny in {register['seconds']:,.0f} s ({register['rows_per_sec']:,.0f} rows/s); killed twice on"
+            f" the way and given again, the command resumed {register['resumed']} times, and its output was"
+            f" {'the same to the byte' if register['equal'] else 'another one'}."
+        )
+    heads = ("", "texts/s", *(f"{100 * share:.0f} % distinct" for share in SHARES))
+    return f"{above}\n\n{table(heads, rows)}{below}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = arguments(__doc__)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "small"], choices=STEPS)
-    parser.add_argument("--formats", nargs="+", default=["float32", "int8"])
-    parser.add_argument("--decoder", default="greedy", choices=("greedy", "flat"))
-    parser.add_argument(
-        "--texts", type=int, default=16_384, help="of a measurement; of base an eighth on one core"
-    )
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--texts", type=int, default=16_384, help="of a measurement; of base an eighth")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--register", type=int, default=2_000_000, help="rows; 0: none")
     parser.add_argument("--distinct", type=float, default=0.38, help="share of the register's texts")
     args = parser.parse_args()
-    found: dict[str, dict] = {}
-    register: dict = {}
-    for i, size in enumerate(args.sizes):
+    found: dict = {"rates": {}, "register": {}, "cores": len(os.sched_getaffinity(0))}
+    for size in args.sizes:
         with tempfile.TemporaryDirectory() as folder:
-            model = train(folder, size, STEPS[size], "--batch-size", BATCH[size])
-            if not i:
-                known = rows_per_second(model, folder)
-                if args.register:
-                    register = whole_register(args, folder, model)
-            found[size] = rates(args, folder, size, model)
-    heads = " ".join(f"{f'{share:.0%} distinct':>14}" for share in SHARES)
-    print(f"\n{args.decoder}, hours for {CENSUS:,} rows, on {usable_cores()} cores\n")
-    print(f"{'size':6} {'format':8} {'cores':10} {'texts/s':>9} {heads}")
-    for size, formats in found.items():
-        for name, by_cores in formats.items():
-            for cores, rate in by_cores.items():
-                hours = [(share * CENSUS / rate + CENSUS / known) / 3600 for share in SHARES]
-                cells = " ".join(f"{each:14.1f}" for each in hours)
-                print(f"{size:6} {name:8} {cores:10} {rate:9,.0f} {cells}")
-    result = {"decoder": args.decoder, "rates": found, "known_rows_per_sec": known, "register": register}
-    print(json.dumps({**result, "zipf": zipf_exponent(), "cores": usable_cores()}))
+            model = trained(folder, size, STEPS[size], f"--batch-size {BATCH[size]}")
+            if not found["rates"]:
+                same = distinct_texts(100, folder) * 4_000
+                source = write_csv(Path(folder) / "same.csv", ("occ1", "lang"), same)
+                rate = code(model, source, "--decoder flat", None)["rows_per_sec"]
+                found["known_rows_per_sec"] = rate
+                found["register"] = killed_twice(args, folder, model) if args.register else {}
+            found["rates"][size] = rates(args, folder, size, model)
+    finish(found, words([found]))
 
 
 if __name__ == "__main__":

@@ -11,23 +11,23 @@ import math
 import torch
 from torch import Tensor, nn
 
-UNK, PAD, BOS, EOS, SEP = range(5)
-POSITIONS, CLS_ID, SEP_ID = 128, 0xE000, 0xE001
-THRESHOLDS = {
-    "unk": 0.31,
-    "ca": 0.30,
-    "da": 0.24,
-    "ge": 0.21,
-    "en": 0.26,
-    "es": 0.30,
-    "fr": 0.21,
-    "gr": 0.19,
-    "is": 0.17,
-    "it": 0.20,
-    "nl": 0.22,
-    "no": 0.34,
-    "pt": 0.27,
-    "se": 0.26,
+from .reference_model import BOS, PAD, POSITIONS, Decoder
+
+EOS, SEP = 3, 4
+CLS_ID, SEP_ID = 0xE000, 0xE001
+THRESHOLDS = {"unk": 0.31, "ca": 0.30, "da": 0.24, "ge": 0.21, "en": 0.26, "es": 0.30, "fr": 0.21}
+THRESHOLDS |= {"gr": 0.19, "is": 0.17, "it": 0.20, "nl": 0.22, "no": 0.34, "pt": 0.27, "se": 0.26}
+# Standard deviations of `spread`, times the square root of what a weight sums over, by parts of the names; 1
+# of all others.
+SPREAD = {
+    "Embedder": 3.0,
+    "linear_decoder": 5.0,
+    "head": 6.0,
+    "token_emb": 0.3,
+    "self_attn.out_proj": 0.1,
+    "in_proj": 1.6,
+    "multihead_attn.out_proj": 0.6,
+    "decoder.decoder": 0.8,
 }
 
 
@@ -46,67 +46,19 @@ def encoded(texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
     return ids, (ids != 0).long()
 
 
-# Standard deviations of `spread`, times the square root of what a weight sums over, by parts of the names; 1
-# of all others.
-SPREAD = {
-    "Embedder": 3.0,
-    "linear_decoder": 5.0,
-    "head": 6.0,
-    "token_emb": 0.3,
-    "self_attn.out_proj": 0.1,
-    "in_proj": 1.6,
-    "multihead_attn.out_proj": 0.6,
-    "decoder.decoder": 0.8,
-}
-
-
-class TokenEmbedding(nn.Module):
-    def __init__(self, vocabulary: int, width: int):
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
-
-
-class Positions(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        angle = torch.arange(POSITIONS)[:, None] * torch.exp(
-            -torch.arange(0, width, 2) * math.log(10000) / width
-        )
-        self.register_buffer(
-            "pos_embedding", torch.stack([angle.sin(), angle.cos()], dim=2).reshape(POSITIONS, 1, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:  # [T, B, H]
-        return x + self.pos_embedding[: len(x)]
-
-
-class Decoder(nn.Module):
-    def __init__(self, vocabulary: int, width: int):
-        super().__init__()
-        self.token_emb = TokenEmbedding(vocabulary, width)
-        self.positional_encoding = Positions(width)
-        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(width, 8, width, dropout=0.0), 3)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, memory: Tensor, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
-        """memory [B, S, H], tokens [B, T]; padding float [B, T], added to the scores, as in the published
-        training → [B, T, V]."""
-        later = torch.full((tokens.shape[1],) * 2, float("-inf"), dtype=memory.dtype).triu(1)
-        x = self.positional_encoding(self.token_emb(tokens.T))
-        return self.head(
-            self.decoder(x, memory.transpose(0, 1), tgt_mask=later, tgt_key_padding_mask=padding).transpose(
-                0, 1
-            )
-        )
-
-
 class PublishedProgram(nn.Module):
-    """tokens: of the formatter in the order of their ids, from 5 on; key: codes of the linear outputs;
-    blocks, size: of a sequence; kind: mix, seq2seq or flat; sizes: of the encoder, by `transformers`'
-    names."""
+    """A published model, and how its program codes with it.
+
+    Args:
+        tokens: of the formatter in the order of their ids, from 5 on.
+        key: codes of the linear outputs.
+        blocks: of a sequence.
+        size: tokens of a block.
+        hisco: whether the formatter is that of HISCO.
+        separator: between the tokens of a code.
+        kind: mix, seq2seq or flat.
+        sizes: of the encoder, by `transformers`' names.
+    """
 
     def __init__(
         self,
@@ -127,7 +79,7 @@ class PublishedProgram(nn.Module):
         self.hisco, self.separator = hisco, separator
         self.encoder = CanineModel(CanineConfig(**sizes))
         width = self.encoder.config.hidden_size
-        self.decoder = Decoder(len(tokens) + 6, width) if kind != "flat" else None
+        self.decoder = Decoder(len(tokens) + 6, width, width) if kind != "flat" else None
         self.linear_decoder = nn.Linear(width, len(key)) if kind != "seq2seq" else None
         self.eval()
 
@@ -139,11 +91,8 @@ class PublishedProgram(nn.Module):
             for name, value in self.named_parameters():
                 scale = next((scale for part, scale in SPREAD.items() if part in name), 1.0)
                 if value.dim() > 1:
-                    value.copy_(
-                        torch.randn(value.shape, generator=generator)
-                        * scale
-                        / math.sqrt(value.shape[1:].numel())
-                    )
+                    scale /= math.sqrt(value.shape[1:].numel())
+                    value.copy_(torch.randn(value.shape, generator=generator) * scale)
             if self.linear_decoder is not None:
                 self.linear_decoder.bias.fill_(-4.0)
         return self
@@ -152,8 +101,8 @@ class PublishedProgram(nn.Module):
     def encode(self, texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
         """(memory [B, 128, H], pooled [B, H])."""
         ids, mask = encoded(texts, languages)
-        found = self.encoder(input_ids=ids, attention_mask=mask)
-        return found.last_hidden_state, found.pooler_output
+        output = self.encoder(input_ids=ids, attention_mask=mask)
+        return output.last_hidden_state, output.pooler_output
 
     @torch.no_grad()
     def greedy(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,39 +142,27 @@ class PublishedProgram(nn.Module):
         least = torch.tensor([THRESHOLDS.get(language, 0.31) for language in languages])
         best = self.linear_decoder(pooled).sigmoid().topk(most + 1)
         margin = torch.minimum(-best.values.diff(dim=1).amax(1), (best.values - least[:, None]).abs().amin(1))
-        codes = [
-            [self.key[place] for prob, place in zip(*row) if prob > above]
-            for *row, above in zip(
-                best.values[:, :most].tolist(), best.indices[:, :most].tolist(), least.tolist()
-            )
-        ]
+        rows = zip(best.values[:, :most].tolist(), best.indices[:, :most].tolist(), least.tolist())
+        codes = [[self.key[i] for p, i in zip(probs, places) if p > above] for probs, places, above in rows]
         return codes, margin
 
     @torch.no_grad()
     def full(self, memory: Tensor, ids: list[list[int]]) -> Tensor:
         """Probability of each code, whose tokens are `ids`, as the first one of each text, [B, codes]."""
-        ids = torch.tensor(ids)  # [C, size]
-        before = torch.cat([torch.full((len(ids), 1), BOS), ids[:, :-1]], dim=1)
-        rows = [
-            self.decoder(row.expand(len(ids), -1, -1), before)
-            .log_softmax(-1)
-            .gather(2, ids[..., None])[..., 0]
-            .sum(1)
-            .exp()
-            for row in memory
-        ]
-        return torch.stack(rows)
+        codes = torch.tensor(ids)  # [C, size]
+        before = torch.cat([torch.full((len(codes), 1), BOS), codes[:, :-1]], dim=1)
+
+        def of_a_text(row: Tensor) -> Tensor:
+            log_probs = self.decoder(row.expand(len(codes), -1, -1), before).log_softmax(-1)
+            return log_probs.gather(2, codes[..., None])[..., 0].sum(1).exp()
+
+        return torch.stack([of_a_text(row) for row in memory])
 
     def published(self) -> dict:
         """The weights under the published names, as a published `.bin` of this kind holds them."""
         weights = {name: value.clone() for name, value in self.state_dict().items()}
-        if self.decoder is None:
-            return {
-                (
-                    name.replace("encoder.", "basemodel.", 1)
-                    if name.startswith("encoder.")
-                    else name.replace("linear_decoder.", "out.", 1)
-                ): value
-                for name, value in weights.items()
-            }
-        return {"model": weights, "key": {code: i for i, code in enumerate(self.key)}, "step": 1}
+        if self.decoder is not None:
+            return {"model": weights, "key": {code: i for i, code in enumerate(self.key)}, "step": 1}
+        names = {"encoder": "basemodel", "linear_decoder": "out"}
+        parts = {name: name.split(".", 1) for name in weights}
+        return {f"{names[parts[name][0]]}.{parts[name][1]}": value for name, value in weights.items()}

@@ -12,74 +12,90 @@ import torch
 from torch import Tensor, nn
 
 PAD, BOS = 1, 2
+POSITIONS = 128
 
 
 class TokenEmbedding(nn.Module):
-    def __init__(self, vocab_size: int, width: int):
+    def __init__(self, vocabulary: int, width: int):
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width)
+        self.embedding = nn.Embedding(vocabulary, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
 
 
-class PositionalEncoding(nn.Module):
-    def __init__(self, width: int, positions: int = 128):
+class Positions(nn.Module):
+    def __init__(self, width: int):
         super().__init__()
-        self.register_buffer("pos_embedding", torch.zeros(positions, 1, width))  # comes with the weights
+        rates = torch.exp(-torch.arange(0, width, 2) * math.log(10000) / width)
+        angle = torch.arange(POSITIONS)[:, None] * rates
+        table = torch.stack([angle.sin(), angle.cos()], dim=2).reshape(POSITIONS, 1, width)
+        self.register_buffer("pos_embedding", table)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.pos_embedding[: x.shape[1], 0]
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, H]
+        return x + self.get_buffer("pos_embedding")[: x.shape[1], 0]
 
 
 class Decoder(nn.Module):
-    def __init__(self, vocab_size: int, width: int, feedforward: int, heads: int = 8, layers: int = 3):
+    def __init__(self, vocabulary: int, width: int, feedforward: int):
         super().__init__()
-        self.token_emb = TokenEmbedding(vocab_size, width)
-        self.positional_encoding = PositionalEncoding(width)
-        layer = nn.TransformerDecoderLayer(width, heads, feedforward, dropout=0.0, batch_first=True)
-        self.decoder = nn.TransformerDecoder(layer, layers)
-        self.head = nn.Linear(width, vocab_size)
+        self.token_emb = TokenEmbedding(vocabulary, width)
+        self.positional_encoding = Positions(width)
+        layer = nn.TransformerDecoderLayer(width, 8, feedforward, dropout=0.0, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 3)
+        self.head = nn.Linear(width, vocabulary)
 
-    def forward(self, memory: Tensor, target: Tensor, memory_padding: Tensor) -> Tensor:
-        later = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
-        x = self.positional_encoding(self.token_emb(target))
-        return self.head(
-            self.decoder(
-                x,
-                memory,
-                tgt_mask=later,
-                tgt_key_padding_mask=target == PAD,
-                memory_key_padding_mask=memory_padding,
-            )
+    def forward(
+        self,
+        memory: Tensor,
+        tokens: Tensor,
+        padding: Tensor | None = None,
+        memory_padding: Tensor | None = None,
+    ) -> Tensor:
+        """Logits of the next token [B, T, V].
+
+        Args:
+            memory: float [B, S, H].
+            tokens: int64 [B, T].
+            padding: [B, T], bool, or float as in the published training, which adds it to the scores.
+            memory_padding: bool [B, S].
+        """
+        later = torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device).triu(1).bool()
+        if padding is not None and padding.is_floating_point():
+            later = torch.zeros_like(later, dtype=padding.dtype).masked_fill(later, float("-inf"))
+        x = self.positional_encoding(self.token_emb(tokens))
+        x = self.decoder(
+            x,
+            memory,
+            tgt_mask=later,
+            tgt_key_padding_mask=padding,
+            memory_key_padding_mask=memory_padding,
         )
+        return self.head(x)
 
 
 class Reference(nn.Module):
     """config: a `CanineConfig` of ours, whose fields have the published names."""
 
-    def __init__(self, config, vocab_size: int, codes: int, feedforward: int):
+    def __init__(self, config, vocabulary: int, codes: int, feedforward: int):
         super().__init__()
         from transformers import CanineConfig, CanineModel
 
         self.encoder = CanineModel(CanineConfig(**config.to_dict()))
-        self.decoder = Decoder(vocab_size, config.hidden_size, feedforward)
+        self.decoder = Decoder(vocabulary, config.hidden_size, feedforward)
         self.linear_decoder = nn.Linear(config.hidden_size, codes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids, attention_mask [B, 128], target [B, T] → (logits [B, T, V], [B, codes])."""
-        found = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
-        return (
-            self.decoder(found.last_hidden_state, target, attention_mask == 0),
-            self.linear_decoder(found.pooler_output),
-        )
+        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        logits = self.decoder(encoded.last_hidden_state, target, target == PAD, attention_mask == 0)
+        return logits, self.linear_decoder(encoded.pooler_output)
 
     @torch.no_grad()
     def flat(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Probabilities of the codes, [B, codes]."""
-        return self.linear_decoder(
-            self.encoder(input_ids=input_ids, attention_mask=attention_mask).pooler_output
-        ).sigmoid()
+        encoded = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        return self.linear_decoder(encoded.pooler_output).sigmoid()
 
     @torch.no_grad()
     def greedy(self, input_ids: Tensor, attention_mask: Tensor, tokens: int) -> Tensor:
@@ -87,6 +103,6 @@ class Reference(nn.Module):
         memory = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         sequence = torch.full((len(input_ids), 1), BOS, device=input_ids.device)
         for _ in range(tokens):
-            best = self.decoder(memory, sequence, attention_mask == 0)[:, -1].argmax(-1, keepdim=True)
-            sequence = torch.cat([sequence, best], dim=1)
+            logits = self.decoder(memory, sequence, sequence == PAD, attention_mask == 0)
+            sequence = torch.cat([sequence, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
         return sequence[:, 1:]

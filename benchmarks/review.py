@@ -1,67 +1,24 @@
-#!/usr/bin/env python3
 """What a person's decisions are worth: accuracy of a coded file against the number of texts decided, where
 the texts come in the order of `histocc.review make`, and at random.
 
-    python benchmarks/review.py --model ./output --data held_out.csv --target-cols hisco_1
-    python benchmarks/review.py --model a b c --data held_out.csv --target-cols hisco_1 hisco_2 --decoder flat
+    python -m benchmarks.review --model ./output --data held_out.csv --target-cols hisco_1
+    python -m benchmarks.review --model a b c --data held_out.csv --target-cols hisco_1 hisco_2 --decoder flat
 
-The data have the right codes, which stand for the person; the model was not trained on them. Prints a table
-and one JSON line: rows that are right after so many decisions, in %, and rows put right for each decision.
-Random: the mean over 20 orders of the texts. Doubt alone: the least sure texts first, whatever their rows.
+The data (columns occ1, lang and the codes) have the right codes, which stand for the person; the model was
+not trained on them. Random: the mean over 20 orders of the texts. Doubt alone: the least sure texts first,
+whatever their rows.
 """
 
-import argparse
-import csv
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
-
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
 
 import numpy as np
 
-from histocc.data.tables import read_chunks
 from histocc.review.sheet import CodedFile, Key, key_of
 
+from .coding import coding
+from .common import arguments, finish, read_csv, run, table, write_csv
+
 ORDERS = 20
-
-
-def coded(args: argparse.Namespace, model: str, folder: str) -> CodedFile:
-    """The data, coded by the model with the commands."""
-    names = [args.column, args.language_column]
-    source, target = os.path.join(folder, "new.csv"), os.path.join(folder, "coded.csv")
-    with open(source, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["occ1", "lang"])
-        for chunk in read_chunks(args.data, names):
-            writer.writerows(zip(*chunk.columns))
-    command = [
-        sys.executable,
-        "-m",
-        "histocc.predict",
-        "--model",
-        model,
-        "--input",
-        source,
-        "--output",
-        target,
-    ]
-    command += ["--language-column", "lang", "--decoder", args.decoder, "--device", "cpu", "--overwrite"]
-    subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
-    return CodedFile(target, "occ1", "lang")
-
-
-def truth(args: argparse.Namespace) -> dict[Key, list[set[str]]]:
-    """The codes of each row of each text."""
-    found: dict[Key, list[set[str]]] = {}
-    for chunk in read_chunks(args.data, [args.column, args.language_column, *args.target_cols]):
-        for text, language, *codes in zip(*chunk.columns):
-            found.setdefault(key_of(text, language), []).append({code for code in codes if code})
-    return found
 
 
 def curves(file: CodedFile, true: dict[Key, list[set[str]]], decisions: list[int]) -> dict[str, list[float]]:
@@ -76,51 +33,45 @@ def curves(file: CodedFile, true: dict[Key, list[set[str]]], decisions: list[int
         before[i] = sum(bool(answer & each) if file.alternatives else answer == each for each in sets)
         after[i] = max(before[i], sets.count(best))
     texts = [file.texts[key] for key in keys]
-    ours = np.array(sorted(range(len(keys)), key=lambda i: (-texts[i].doubt, -texts[i].rows, texts[i].id)))
-    doubt = np.array(sorted(range(len(keys)), key=lambda i: (-texts[i].doubt / texts[i].rows, texts[i].id)))
+    review = sorted(range(len(keys)), key=lambda i: (-texts[i].doubt, -texts[i].rows, texts[i].id))
+    doubt = sorted(range(len(keys)), key=lambda i: (-texts[i].doubt / texts[i].rows, texts[i].id))
     draw = np.random.default_rng(1)
-
-    def right(orders: list[np.ndarray]) -> list[float]:
-        gains = np.mean(
-            [np.concatenate([[0], np.cumsum((after - before)[order])]) for order in orders], axis=0
-        )
-        return [float(before.sum() + gains[min(number, len(keys))]) for number in decisions]
-
-    return {
-        "review": right([ours]),
-        "doubt alone": right([doubt]),
-        "random": right([draw.permutation(len(keys)) for _ in range(ORDERS)]),
-    }
+    drawn = [draw.permutation(len(keys)).tolist() for _ in range(ORDERS)]
+    orders = {"review": [review], "doubt alone": [doubt], "random": drawn}
+    found = {}
+    for name, each in orders.items():
+        gains = [np.concatenate([[0], np.cumsum((after - before)[order])]) for order in each]
+        mean = before.sum() + np.mean(gains, axis=0)
+        found[name] = [float(mean[min(number, len(keys))]) for number in decisions]
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = arguments(__doc__)
     parser.add_argument("--model", nargs="+", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--target-cols", nargs="+", required=True)
-    parser.add_argument("--column", default="occ1")
-    parser.add_argument("--language-column", default="lang")
     parser.add_argument("--decoder", default="topk")
     parser.add_argument("--decisions", type=int, nargs="+", default=[0, 50, 100, 200, 300, 500])
     args = parser.parse_args()
-    true, found = truth(args), []
-    rows = sum(map(len, true.values()))
-    print(
-        f"{'model':30} {'order':12} "
-        + " ".join(f"{number:>8}" for number in args.decisions)
-        + "  rows per decision"
-    )
+    true: dict[Key, list[set[str]]] = {}
+    for row in read_csv(args.data):
+        codes = {row[column] for column in args.target_cols if row[column]}
+        true.setdefault(key_of(row["occ1"], row["lang"]), []).append(codes)
+    found, lines, rows = [], [], sum(map(len, true.values()))
     for model in args.model:
         with tempfile.TemporaryDirectory() as folder:
-            result = curves(coded(args, model, folder), true, args.decisions)
+            texts = ((row["occ1"], row["lang"]) for row in read_csv(args.data))
+            source = write_csv(f"{folder}/new.csv", ("occ1", "lang"), texts)
+            run(coding(model, source, f"{folder}/coded.csv", f"--decoder {args.decoder} --device cpu"))
+            result = curves(CodedFile(f"{folder}/coded.csv", "occ1", "lang"), true, args.decisions)
         for name, right in result.items():
-            shares = " ".join(f"{100 * each / rows:8.1f}" for each in right)
-            each = [(b - right[0]) / n for b, n in zip(right[1:], args.decisions[1:])]
-            print(f"{model[-30:]:30} {name:12} {shares}  " + " ".join(f"{value:.2f}" for value in each))
-        found.append(
-            {"model": model, "rows": rows, "texts": len(true), "decisions": args.decisions, "right": result}
-        )
-    print(json.dumps(found))
+            gains = [(b - right[0]) / n for b, n in zip(right[1:], args.decisions[1:])]
+            shares = [f"{100 * each / rows:.1f}" for each in right]
+            lines.append([model, name, *shares, ", ".join(f"{gain:.2f}" for gain in gains)])
+        found.append({"model": model, "rows": rows, "decisions": args.decisions, "right": result})
+    heads = ("model", "order", *args.decisions, "rows put right by a decision")
+    finish({"models": found}, table(heads, lines))
 
 
 if __name__ == "__main__":

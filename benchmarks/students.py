@@ -1,183 +1,148 @@
-#!/usr/bin/env python3
 """What a small model learns from a larger one: accuracy and speed of a teacher, of students, and of the same
-models without a teacher after the same seconds.
+models without a teacher after the same time.
 
-    python benchmarks/students.py               # a teacher of size small, 20 minutes; students, 4 minutes
-    python benchmarks/students.py --teacher ./output --sizes tiny --seeds 1    # a folder of a training
+    python -m benchmarks.students               # a teacher of size small, 20 minutes; students, 4 minutes
+    python -m benchmarks.students --teacher ./output --sizes tiny --seeds 1    # a folder of a training
+    python -m benchmarks.students --teacher ./output --labelled 1000           # of the rows, for students
 
-Rows: the real ones, or the sample; a tenth of the texts is held out. The teacher is trained on the
-others. Students have the same rows and --texts unlabelled ones, made out of them and of the sample:
-misspelled texts, beginnings of some with ends of others, two with "and" between them, and English texts
-of the sample. None of them is held out (a teacher that is given must not know the held-out texts,
-either). A student alone has the rows without these. --labelled N gives students, with a teacher or alone,
-N of the labelled rows, and the texts of the others are among the unlabelled ones. Both kinds are trained
-for --minutes, which count the fit of n-grams and the training; steps follow from the rate of some steps
-before. What the teacher takes to answer is said apart: it is done once, for all students.
+A tenth of the texts is held out. The teacher is trained on the others; one that is given must not know the
+held-out texts, either. Students have the same rows and --texts unlabelled ones, made out of them and of the
+sample: misspelled texts, beginnings of some with ends of others, two with "and" between them, and English
+texts of the sample. A student alone has the rows without these. With --labelled the texts of the other rows
+are among the unlabelled ones. --minutes count the fit of n-grams and the training, and not the teacher's
+answers, which are made once for all students.
 
 Accuracy: % of distinct held-out texts whose set of codes is right, mean and half the range over --seeds.
-Texts per second: of the coder on held-out texts, one thread. Prints a table and one JSON line.
+Texts per second: of coding held-out texts, one thread.
 """
 
-import argparse
-import json
 import os
 import random
-import shlex
 import shutil
-import statistics
-import sys
 import tempfile
-import time
-from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
-
-import torch
-from quality import DataSet, Run, data_flags, spread
-
-from histocc.evaluate import baseline
 from histocc.predict.coder import Coder
-from histocc.sample.files import write
-from histocc.sample.generate import rows
+
+from .common import arguments, data_flags, finish, in_turns, read_csv, spread, table, write_csv, write_sample
+from .quality import DECODERS, DataSet, Run
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CODING = ("flat", "greedy")
 
 
 def misspelled(text: str, draw: random.Random) -> str:
     """One letter replaced, left out, or swapped with the next."""
     at = draw.randrange(len(text))
-    kind = draw.randrange(3)
-    if kind == 0:
-        return text[:at] + draw.choice(LETTERS) + text[at + 1 :]
-    if kind == 1:
-        return text[:at] + text[at + 1 :]
-    return text[:at] + text[at + 1 : at + 2] + text[at] + text[at + 2 :]
+    before, letter, after = text[:at], text[at], text[at + 1 :]
+    return before + draw.choice([draw.choice(LETTERS) + after, after, after[:1] + letter + after[1:]])
 
 
-def unlabelled(texts: list[str], number: int, seed: int = 1) -> list[str]:
+def unlabelled(texts: list[str], number: int, sample: list[str]) -> list[str]:
     """`number` different texts like those of a register, from the texts of rows."""
-    draw, found = random.Random(seed), {}
-    sample = [text for text, language, *_ in rows(4 * number, 5) if language == "en"]
+    draw, found = random.Random(1), {}
     while len(found) < number:
         one, other = draw.choice(texts), draw.choice(texts)
-        kind = len(found) % 4
-        if kind == 0:
-            text = misspelled(one, draw)
-        elif kind == 1:
-            words, more = one.split(), other.split()
-            text = " ".join([*words[: draw.randint(1, len(words))], *more[draw.randrange(len(more)) :]])
-        elif kind == 2:
-            text = f"{one} and {other}"
-        else:
-            text = draw.choice(sample)
+        words, more = one.split(), other.split()
+        joined = [*words[: draw.randint(1, len(words))], *more[draw.randrange(len(more)) :]]
+        kinds = (misspelled(one, draw), " ".join(joined), f"{one} and {other}", draw.choice(sample))
+        text = kinds[len(found) % 4]
         if text.strip():
             found[text] = None
     return list(found)
 
 
-def write_texts(path: str, texts: list[str]) -> None:
-    write([(text, "en", "", "", "") for text in texts], path)
-
-
-def speed(model: str, texts: list[str], languages: list[str]) -> dict[str, float]:
-    """Texts per second of both decoders."""
-    coder, found = Coder.load(model), {}
-    for decoder in ("flat", "greedy"):
-        coder.code(texts[:64], languages[:64], decoder)
-        rates = []
-        for _ in range(3):
-            started = time.perf_counter()
-            coder.code(texts, languages, decoder, deduplicate=False)
-            rates.append(len(texts) / (time.perf_counter() - started))
-        found[decoder] = statistics.median(rates)
-    return found
-
-
-class Table:
-    """Lines of results, printed as they come."""
-
-    def __init__(self, data: DataSet, texts: int):
-        val = data.prepared.val
-        self.texts = baseline.texts_of(val)[:texts]
-        self.languages = [data.prepared.languages[number] for number in val.language[:texts]]
-        self.found: list[dict] = []
-        print(
-            f"{'':24} {'steps':>6} {'seconds':>8} {'writing':>13} {'linear':>13} {'both':>13}"
-            f" {'flat, texts/s':>14} {'greedy':>7}"
+def entry(name: str, model: Run, results: list[dict]) -> dict:
+    """A line of the table. The texts per second of both decoders are those of the last training."""
+    coder, rows = Coder.load(f"{model.folder}/last.bin"), model.data.val[:1024]
+    texts, languages = [row.text for row in rows], [row.language for row in rows]
+    sides = {
+        decoder: lambda some, decoder=decoder: coder.code(
+            texts[: 64 * some], languages[: 64 * some], decoder, deduplicate=False
         )
+        for decoder in CODING
+    }
+    taken = in_turns(sides, 3, -(-len(texts) // 64))
+    rates = {decoder: len(texts) / seconds for decoder, seconds in taken.items()}
+    print(name, results, rates, flush=True)
+    return {"name": name, "results": results, "texts_per_sec": rates}
 
-    def add(self, name: str, run: Run, results: list[dict]) -> None:
-        rates = speed(os.path.join(run.folder, "last.bin"), self.texts, self.languages)
-        cells = " ".join(
-            f"{spread([each[part]['all'] for each in results]) if part in results[0] else '':>13}"
-            for part in ("seq2seq", "linear", "both")
+
+def words(parts: list[dict]) -> str:
+    """Everything on the page."""
+    part = parts[0]
+    if part["labelled"]:
+        above = (
+            f"As above, with {part['labelled']:,} labelled rows for the students, alone or with the teacher,"
+            f" which has learned from all of them, planned for {60 * part['minutes']:.0f} seconds; the texts"
+            " of the other rows are among the unlabelled ones, as the texts of a register of which a part was"
+            " coded by hand."
         )
-        seconds = statistics.mean(each["seconds"] for each in results)
-        print(
-            f"{name:24} {results[0]['steps']:6} {seconds:8.0f} {cells} {rates['flat']:14,.0f}"
-            f" {rates['greedy']:7,.0f}",
-            flush=True,
+    else:
+        seeds = max(len(each["results"]) for each in part["found"])
+        above = (
+            f"A student learns from the labelled rows and {part['texts']:,} unlabelled texts what its teacher"
+            " answers; the same model alone has the labelled rows. Both are trained for the steps that fit"
+            f" into the same {60 * part['minutes']:.0f} seconds, behind the fit of the n-grams. Figures are %"
+            f" of distinct held-out texts whose set of codes is right, mean and half the range over {seeds}"
+            f" seeds (the teacher: one), and distinct texts per second of one core in float32."
         )
-        self.found.append({"name": name, "results": results, "texts_per_sec": rates})
+    rows = []
+    for each in part["found"]:
+        results = each["results"]
+        cells = [
+            spread([result[name]["all"] for result in results]) if name in results[0] else "–"
+            for name in DECODERS
+        ]
+        seconds = sum(result["seconds"] for result in results) / len(results)
+        rates = [f"{each['texts_per_sec'][name]:,.0f}" for name in CODING]
+        rows.append([each["name"], f"{seconds:.0f}", *cells, *rates])
+    heads = ["", "seconds", "writing decoder", "linear decoder", "both"]
+    return f"{above}{part.get('note', '')}\n\n" + table(
+        [*heads, "texts/s, linear", "texts/s, digit by digit"], rows
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--data", default="real", choices=("real", "sample"))
-    parser.add_argument("--teacher", default=None, metavar="RUN", help="its folder, instead of training one")
+    parser = arguments(__doc__)
+    parser.add_argument("--teacher", metavar="RUN", help="its folder, instead of training one")
     parser.add_argument("--teacher-minutes", type=float, default=20)
     parser.add_argument("--teacher-size", default="small")
-    parser.add_argument("--teacher-flags", default="", help="more of finetune.py for the teacher")
-    parser.add_argument("--keep-teacher", default=None, metavar="FOLDER", help="leave it there")
     parser.add_argument("--sizes", nargs="+", default=["tiny", "ngrams"])
-    parser.add_argument("--without-alone", action="store_true", help="students with the teacher only")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--texts", type=int, default=40_000, help="unlabelled")
-    parser.add_argument("--labelled", type=int, default=None, metavar="N", help="rows of the students")
+    parser.add_argument("--labelled", type=int, metavar="N", help="rows of the students")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--flags", default="", help="more of finetune.py for students with a teacher")
-    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--probe", type=int, default=20)
     args = parser.parse_args()
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        flags = data_flags(args.data, folder) or data_flags("sample", folder) or []
-        os.makedirs(os.path.join(folder, "whole"))
-        data = DataSet(flags, os.path.join(folder, "whole"), False)
-        texts = os.path.join(folder, "texts.csv")
-        known = baseline.texts_of(data.prepared.train)
-        write_texts(texts, unlabelled(known, args.texts) + (known if args.labelled else []))
-        table, own = Table(data, 1024), data
-        teacher = args.teacher and os.path.abspath(args.teacher)
-        if args.labelled:
-            os.makedirs(os.path.join(folder, "fewer"))
-            own = data.fewer(args.labelled, os.path.join(folder, "fewer"), False)
-        args.size = args.teacher_size
-        run = Run(args, data, args.teacher_flags, args.keep_teacher or os.path.join(folder, "teacher"))
-        if teacher is None:
-            steps = run.steps_of(60 * args.teacher_minutes, run.rate())
-            table.add(f"teacher, {args.teacher_size}", run, [run.accuracy(steps, 1)])
-            teacher = run.folder
-        else:
-            os.makedirs(run.folder)
+        data = DataSet(data_flags("real", folder), f"{folder}/whole")
+        sample = [
+            row["occ1"]
+            for row in read_csv(write_sample(f"{folder}/more.csv", 4 * args.texts, seed=5))
+            if row["lang"] == "en"
+        ]
+        known = [row.text for row in data.train]
+        texts = unlabelled(known, args.texts, sample) + (known if args.labelled else [])
+        write_csv(f"{folder}/texts.csv", ("occ1", "lang"), ((text, "en") for text in texts))
+        own = data.fewer(args.labelled, f"{folder}/fewer") if args.labelled else data
+        teacher = Run(data, f"--model-size {args.teacher_size}", f"{folder}/teacher", args.threads)
+        if args.teacher:
+            os.makedirs(teacher.folder)
             for name in ("last.bin", "logs.csv"):
-                shutil.copy(os.path.join(teacher, name), run.folder)
-            table.add("teacher", run, [run.result(1)])
-        taught = f"--teacher {shlex.quote(teacher)} --unlabelled {shlex.quote(texts)} {args.flags}"
-        kinds = ({} if args.without_alone else {"alone": ""}) | {"with the teacher": taught}
+                shutil.copy(os.path.join(args.teacher, name), teacher.folder)
+            results = [teacher.result()]
+        else:
+            results = [teacher.accuracy(teacher.steps_in(args.teacher_minutes), 1)]
+        found = [entry("teacher" if args.teacher else f"teacher, {args.teacher_size}", teacher, results)]
+        taught = f"--teacher {teacher.folder} --unlabelled {folder}/texts.csv"
         for size in args.sizes:
-            for name, more in kinds.items():
-                args.size = size
-                run = Run(args, own, more, os.path.join(folder, f"{size}_{len(more)}"))
-                started = time.perf_counter()
-                rate = run.rate()
-                print(f"  ({time.perf_counter() - started:.0f} s before: answers, a first fit, some steps)")
-                steps = run.steps_of(60 * args.minutes, rate)
-                table.add(f"{size} {name}", run, [run.accuracy(steps, seed) for seed in args.seeds])
-    result = {"data": args.data, "texts": args.texts, "labelled": args.labelled, "minutes": args.minutes}
-    print(json.dumps({**result, "found": table.found}))
+            for name, more in {"alone": "", "with the teacher": taught}.items():
+                model = Run(own, f"--model-size {size} {more}", f"{folder}/student", args.threads)
+                steps = model.steps_in(args.minutes)
+                results = [model.accuracy(steps, seed) for seed in args.seeds]
+                found.append(entry(f"{size} {name}", model, results))
+    result = {name: getattr(args, name) for name in ("texts", "labelled", "minutes")} | {"found": found}
+    finish(result, words([result]))
 
 
 if __name__ == "__main__":

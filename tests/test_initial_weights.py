@@ -3,11 +3,10 @@ resumed.
 """
 
 import json
-import sys
 
 import pytest
 import torch
-from helpers import FINETUNE, REPO, TRAIN_MIXER, run, run_inside, write_csv, write_rows
+from helpers import FINETUNE, TRAIN_MIXER, run, run_inside, write_csv, write_rows
 
 import finetune
 from histocc import export
@@ -383,9 +382,8 @@ def test_the_published_target_mask_is_the_float_that_torch_adds():
     """In training the published decoder adds 1 to the score of PAD; in decoding it masks nothing but what
     comes later.
     """
-    sys.path.append(str(REPO / "benchmarks"))
     pytest.importorskip("transformers")
-    from parity import hisco_program
+    from benchmarks.parity import hisco_program
 
     program = hisco_program("tiny")
     ours = Seq2SeqMixerOccCANINE(

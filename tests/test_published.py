@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from helpers import REPO, TINY, TRAIN_MIXER, run, write_rows
+from helpers import TINY, TRAIN_MIXER, run, write_rows
 
 from histocc import export
 from histocc.formatter import BlockyFormatter, hisco_blocky5
@@ -17,8 +17,7 @@ from histocc.published import formats, models
 from histocc.runtime.errors import UserError
 
 transformers = pytest.importorskip("transformers")
-sys.path.append(str(REPO / "benchmarks"))
-from reference_model import Reference  # noqa: E402
+from benchmarks.reference_model import Reference
 
 
 def reference(codes: int = 5, vocabulary: int = 19) -> Reference:

@@ -4,7 +4,6 @@ every form of weights.
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,8 @@ from histocc.runtime.errors import UserError
 
 pytest.importorskip("transformers")
 pytest.importorskip("unidecode")
-sys.path.append(str(REPO / "benchmarks"))
-from parity import compared, hisco_program, rows_to_code  # noqa: E402
-from published_program import PublishedProgram  # noqa: E402
+from benchmarks.parity import compared, hisco_program, rows_to_code
+from benchmarks.published_program import PublishedProgram
 
 REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
 TINY = model_config("tiny").to_dict()

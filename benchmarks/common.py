@@ -1,0 +1,142 @@
+"""What the benchmarks share: rows, commands that are run, sides that take turns, tables."""
+
+import argparse
+import csv
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+REPO = Path(__file__).resolve().parents[1]
+REAL = Path(os.environ.get("HISTOCC_REAL_DATA") or REPO.parent / "shared" / "data") / "occupations_en.csv"
+COLUMNS = "--formatter hisco --language-col lang"
+SAMPLE_ROWS, HELD_OUT = 12_000, 1_200  # of the sample, unless more are asked for
+NEVER = 10**9  # steps between validations, and between checkpoints
+
+
+def command(line: str) -> list[str]:
+    """A command of the repository for `subprocess`: Python with the words of a line, as a shell has them."""
+    return [sys.executable, *shlex.split(line)]
+
+
+def environment(threads: int | None = None) -> dict[str, str]:
+    """That of a command on CPUs; threads: None leaves their number to it."""
+    found = os.environ | {"PYTHONPATH": str(REPO), "CUDA_VISIBLE_DEVICES": ""}
+    return found if threads is None else found | {"OMP_NUM_THREADS": str(threads)}
+
+
+def run(line: str, threads: int | None = None) -> str:
+    """What a command printed. One that fails ends this program with its output."""
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command(line), cwd=REPO, env=environment(threads), **both)
+    if done.returncode:
+        sys.exit(f"{line} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def script(name: str, processes: int = 1) -> str:
+    """A training script on several processes, or on one."""
+    torchrun = f"-m torch.distributed.run --standalone --nproc_per_node={processes}"
+    return f"{torchrun} {name} --distributed" if processes > 1 else name
+
+
+def write_sample(path: str | Path, rows: int, seed: int = 1) -> str:
+    """The path of a file with so many rows of the sample: occ1, lang, hisco_1 to hisco_3."""
+    if not os.path.exists(path):
+        run(f"-m histocc.sample --rows {rows} --seed {seed} --output {shlex.quote(str(path))}")
+    return str(path)
+
+
+def read_csv(path: str | Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence]) -> str:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(path)
+
+
+def data_flags(name: str, folder: str, rows: int = 0) -> str:
+    """Flags of the real rows, if they are there, or of at least so many of the sample; a tenth of their texts
+    is held out.
+    """
+    if name == "real" and REAL.exists():
+        return f"--dataset {shlex.quote(str(REAL))} --target-cols hisco_1 --share-val 0.1 {COLUMNS}"
+    number = max(SAMPLE_ROWS, rows * 102 // 100 + HELD_OUT)
+    path = write_sample(Path(folder) / "sample.csv", number)
+    flags = f"--target-cols hisco_1 hisco_2 hisco_3 --share-val {HELD_OUT / number:.4g} {COLUMNS}"
+    return f"--dataset {shlex.quote(path)} {flags}"
+
+
+def train(flags: str, steps: int, folder: str, threads: int | None = None) -> str:
+    """Trains so many steps, which are the schedule; returns what finetune.py printed."""
+    length = f"--max-steps {steps} --schedule-steps {steps} --num-epochs 1000"
+    quiet = f"--eval-interval {NEVER} --save-interval {NEVER} --device cpu --overwrite"
+    return run(f"finetune.py {flags} {length} {quiet} --save-path {shlex.quote(folder)}", threads)
+
+
+def trained(folder: str, size: str, steps: int, more: str = "") -> str:
+    """The folder of a model without n-grams that has learned from the sample to stop after a code."""
+    path, output = write_sample(Path(folder) / "learned.csv", 20_000), str(Path(folder) / f"run_{size}")
+    flags = f"--dataset {shlex.quote(path)} --target-cols hisco_1 hisco_2 hisco_3 {COLUMNS} --share-val 0.02"
+    train(f"{flags} --model-size {size} --learning-rate 5e-4 --ngrams none {more}", steps, output)
+    return output
+
+
+def seconds(work: Callable[[], object], device: torch.device | None = None) -> float:
+    """How long some work takes, on a GPU until it is done there."""
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[int], object]], rounds: int, size: int, device: torch.device | None = None
+) -> dict[str, float]:
+    """Median seconds of each side's work of `size`. In a turn it first does work of size 1, untimed, so that
+    it is as warm as it is alone; the order alternates, and the first round does not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in sorted(sides, reverse=number % 2 == 1):
+            sides[name](1)
+            times[name].append(seconds(lambda name=name: sides[name](size), device))
+    return {name: statistics.median(each[1:]) for name, each in times.items()}
+
+
+def spread(values: Sequence[float]) -> str:
+    """Fractions as %: their mean, and half the way from the lowest to the highest if there are several."""
+    mean = f"{100 * statistics.mean(values):.1f}"
+    return mean if len(values) == 1 else f"{mean} ± {50 * (max(values) - min(values)):.1f}"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """In Markdown."""
+    first, *lines = (f"| {' | '.join(map(str, line))} |" for line in [heads, *rows])
+    return "\n".join([first, "|---" * len(heads) + "|", *lines])
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser for the script with this docstring."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+
+
+def finish(found: dict, text: str) -> None:
+    """The end of a script: what it measured in words, and as a line of JSON for results.json."""
+    print(f"\n{text}\n{json.dumps(found)}")
