@@ -124,7 +124,6 @@ class Bench:
             self.scheduler,
             self.step,
             log_interval=None,
-            stop_step=self.step + steps,
             precision=Precision(precision, self.device),
         )
 
