@@ -40,11 +40,11 @@ LONG = {
     "recovery 30": "recovery --every 30",
 }
 # Of --quick: too small to mean anything, with one thread, because it runs beside other tests.
-TINY = "--size tiny --rounds 1 --threads 1 --batch 8"
+TINY = "--size tiny --rounds 1 --threads 1 --batch 8 --steps 1 --rows 8 --decode-batch 8 --learn 2"
 QUICK = {
-    "small": f"speed {TINY} --steps 1 --learn 2 --rows 8 --decode-batch 8",
-    "base": f"speed {TINY} --steps 1 --learn 2 --rows 8 --decode-batch 8",
-    "length": f"speed --by length --values 8 32 {TINY} --rows 16 --learn 2",
+    "small": f"speed {TINY}",
+    "base": f"speed {TINY}",
+    "length": f"speed --by length --values 8 32 {TINY}",
     "batch": f"speed --by batch --values 8 16 {TINY}",
     "processes": "processes --size tiny --batch 8 --rounds 1 --steps 3",
     **{f"data {rows}": f"data --rows {rows} --seconds 0.5" for rows in (1_000, 4_000)},

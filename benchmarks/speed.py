@@ -263,10 +263,11 @@ def measure_by(args: argparse.Namespace) -> dict:
     """Rates by length of the texts or samples of a step."""
     matmul_rates(args.precisions, torch.device(args.device))
     found = {name: getattr(args, name) for name in ("by", "size", "threads", "device")} | {"rates": {}}
+    steps = args.steps
     for value in args.values or VALUES[args.by]:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
             args.batch = value if args.by == "batch" else args.batch
-            args.steps = max(1, 128 // args.batch)
+            args.steps = steps or max(1, 128 // args.batch)
             bench = Bench(args, folder, rows_of_length(value, folder) if args.by == "length" else None)
             rates = {f"train {name}": rate for name, rate in bench.training_rates(args.precisions).items()}
             if args.by == "length":
@@ -377,7 +378,9 @@ def main() -> None:
     parser.add_argument("--decode-batch", type=int, default=64)
     parser.add_argument("--rows", type=int, default=256, help="distinct texts to code")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
+    parser.add_argument(
+        "--steps", type=int, help="timed steps of a turn (default: 4; with --by those of 128 samples)"
+    )
     parser.add_argument("--learn", type=int, default=60, help="steps before coding: models stop after a code")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
@@ -393,6 +396,7 @@ def main() -> None:
             [value, *(f"{rate:.1f}" for rate in rates.values())] for value, rates in found["rates"].items()
         ]
         return finish(found, f"{table(heads, rows)}\n\n{words_by(found)}")
+    args.steps = args.steps or 4
     found = measure(args)
     finish(found, f"{ratios([found])}\n\n{words([found])}")
 
