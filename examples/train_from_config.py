@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Train any model that a file names: model, task and rows by import path, and the flags of any script.
 
-    python examples/train_from_config.py --config configs/debug_config.toml
-    scripts/train_multi_gpu.sh configs/base_config.toml 4
+    python examples/train_from_config.py --config configs/scenes.toml
+    scripts/train_multi_gpu.sh configs/scenes.toml 4
 
 The file has the tables model, task, train and, where there is something to validate on, val: each with
 name = "package.module:name", a class or a function, and its arguments. Modules are looked for in the current

@@ -8,8 +8,8 @@
 #SBATCH --signal=B:USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=logs/train_%j.out
-#SBATCH --error=logs/train_%j.err
+#SBATCH --output=train_%j.out
+#SBATCH --error=train_%j.err
 ##SBATCH --partition=gpu
 #
 # What stands above can be changed here or on the command line of sbatch.
@@ -23,7 +23,7 @@
 #
 # Trains on all nodes of a SLURM job: one torchrun per node, one process per GPU. Submit it in
 # the folder of histocc. Data, code and save folder must lie where all nodes see them. Output:
-# logs/train_JOBID.out and .err. Nodes, GPUs and time: the lines at the top of the script.
+# train_JOBID.out and .err there. Nodes, GPUs and time: the lines at the top of the script.
 #
 #   NUM           number of processes of a node (default: its GPUs; without GPUs two)
 #   DATA          a CSV or Parquet file, which finetune.py splits into training and
@@ -33,7 +33,7 @@
 #   -- FLAGS      flags of the training script, as for launch_training.sh
 #
 # Three minutes before the time limit the training saves, ends, and the job goes back into the
-# queue; started again, it continues from there, also where FLAGS hold --overwrite. In an array
+# queue; started again, it continues from there, also if FLAGS hold --overwrite. In an array
 # each task needs its own save folder: %a in a flag is the task's number.
 
 [ -n "${BASH_VERSION:-}" ] || exec bash -- "$0" "$@"  # started with another shell

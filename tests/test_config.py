@@ -43,9 +43,9 @@ def test_a_file_says_what_the_command_line_says(tmp_path):
     args = PARSE(["--config", file])
     assert args.values() == PARSE(line.split()).values() | {"config": file}
     assert args.bf16 and args.batch_size == 7 and args.memory_mask is False
-    for name in ("base.toml", "debug.toml"):  # those of the repository fit both scripts
-        for parse, needed in ((PARSE, ["--dataset", "a.csv"]), (PARSE_MIXER, FILES)):
-            assert parse([*needed, "--config", str(REPO / "configs" / name)]).model_size
+    fits_both = ["--config", str(REPO / "configs" / "published_size.toml")]
+    assert PARSE(["--dataset", "a.csv", *fits_both]).model_size == "base"
+    assert PARSE_MIXER([*FILES, *fits_both]).model_size == "base"
 
 
 def test_the_command_line_wins_and_switches_off(tmp_path):

@@ -369,8 +369,8 @@ def test_another_run_in_the_folder_is_named(whole_runs, corpus):
         ),
         (
             ("scripts/train_multi_gpu.sh", ""),
-            [REPO / "configs" / "debug_config.toml", 2],
-            f"examples/train_from_config.py --distributed --config {REPO}/configs/debug_config.toml",
+            [REPO / "configs" / "scenes.toml", 2],
+            f"examples/train_from_config.py --distributed --config {REPO}/configs/scenes.toml",
         ),
     ],
 )

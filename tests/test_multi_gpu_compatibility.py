@@ -119,7 +119,11 @@ def test_every_flag_takes_hyphens_or_underscores():
             fraction = action.type is not None and isinstance(action.default, float)
             value = ["0.7"] if fraction else ["7"]
             value = [] if action.nargs == 0 else [action.choices[-1]] if action.choices else value
-            of_a_kind = {"config": str(REPO / "configs" / "debug.toml"), "encoding": "cp850", "recode": "1=2"}
+            of_a_kind = {
+                "config": str(REPO / "configs" / "published_size.toml"),
+                "encoding": "cp850",
+                "recode": "1=2",
+            }
             value = [of_a_kind[action.dest]] if action.dest in of_a_kind else value
             for flag in action.option_strings:
                 assert flag in parser.format_help() and action.help

@@ -199,7 +199,7 @@ def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tm
     [
         ("train_llada.py", "docs", ["--val-windows", 2]),
         ("train_prs_med.py", "", ["--scenes", 40, "--val-scenes", 8, "--width", 16]),
-        ("train_from_config.py", "configs/debug_config.toml", []),
+        ("train_from_config.py", "configs/scenes.toml", []),
     ],
 )
 def test_a_script_of_another_model_on_two_nodes(slurm, tmp_path, script, data, flags):
