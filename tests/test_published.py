@@ -115,7 +115,7 @@ def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
     with torch.no_grad():
         output = model.encoder(input_ids=ids * mask, attention_mask=mask.long())
         expected = (
-            model.decoder(output.last_hidden_state, target, torch.zeros_like(mask)),
+            model.decoder(output.last_hidden_state, target, target == 1),
             model.linear_decoder(output.pooler_output),
         )
         got = ours(ids * mask, mask, target)
@@ -181,7 +181,7 @@ def test_training_starts_from_them_and_their_weights_come_out_again(folder):
         with torch.no_grad():
             hidden = model.encoder(input_ids=ids * mask, attention_mask=mask.long())
             expected = (
-                model.decoder(hidden.last_hidden_state, target, torch.zeros_like(mask)),
+                model.decoder(hidden.last_hidden_state, target, target == 1),
                 model.linear_decoder(hidden.pooler_output),
             )
             assert (
