@@ -37,8 +37,8 @@ def get_args_parser():
 def run(args, world):
     """Data, then the run. All ranks."""
     train_files, val_files = job_data.dataset_files(args.dataset)
-    args, read, data = job_data.prepared(args, world, train_files, val_files)
-    train.train(args, read, world, data)
+    args, settings, data, read = job_data.prepared(args, world, train_files, val_files)
+    train.train(args, settings, world, data, read)
 
 
 def main(argv=None):

@@ -32,10 +32,10 @@ def get_args_parser():
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    args, read, data = job_data.prepared(
+    args, settings, data, read = job_data.prepared(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.train(args, read, world, data)
+    train.train(args, settings, world, data, read)
 
 
 def main(argv=None):

@@ -39,7 +39,7 @@ def prepared(path: str, folder: str, more: str = ""):
     flags += f" --save-path {shlex.quote(folder)} --batch-size 512 --device cpu {more}"
     with contextlib.redirect_stdout(None):
         args = finetune.get_args_parser().parse_args(shlex.split(flags))
-        args, read, data = job_data.prepared(args, World(), [path], [])
+        args, read, data, _ = job_data.prepared(args, World(), [path], [])
     return args, BlockyFormatter.from_dict(read.formatter), data
 
 

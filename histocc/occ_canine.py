@@ -27,8 +27,8 @@ from histocc.data.rows import key_reader
 from histocc.formatter import CLASSES, hisco_classes
 from histocc.job import data as job_data
 from histocc.job import train
-from histocc.job.call import dataset_file
 from histocc.job.config import FinetuneConfig, finetune_parser
+from histocc.job.data import dataset_file
 from histocc.predict import tables as coded_tables
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.tables import (
@@ -505,8 +505,8 @@ class OccCANINE:
                     torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
                 ):
                     train_files, val_files = job_data.dataset_files(args.dataset)
-                    args, read, data = job_data.prepared(args, world, train_files, val_files)
-                    train.train(args, read, world, data)
+                    args, settings, data, read = job_data.prepared(args, world, train_files, val_files)
+                    train.train(args, settings, world, data, read)
             except Stopped:
                 stop.acted = True
             finally:

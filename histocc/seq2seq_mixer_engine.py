@@ -31,7 +31,6 @@ from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World, current_world
 from histocc.trainer import loop
 from histocc.trainer.log import RunLog, log_columns
-from histocc.trainer.schedule import Steps
 
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
@@ -198,27 +197,16 @@ def train_one_epoch(
         options: as for `histocc.trainer.loop.Run`: seed, precision, stop, step_done, max_bad_steps, …
     """
     world = world or _world(device, distributed)
-    length = len(data_loader) if isinstance(data_loader, Sized) else 0
     task = MixerTask(loss_fn, model=unwrap(model))
-    steps = Steps(stop_step or current_step + length, current_step)
-    log = RunLog(None, steps, log_columns(task.columns), world.is_main and is_main_process, bar=False)
-    run = loop.Run(
-        model,
-        task,
-        optimizer,
-        world,
-        scheduler=scheduler,
-        flops=task.flops,
-        stop_step=stop_step,
-        log_interval=log_interval,
-        log=log.row,
-        **options,
+    last = stop_step or current_step + (len(data_loader) if isinstance(data_loader, Sized) else 0)
+    log = RunLog(
+        None, log_columns(task.columns), last, current_step, is_main=world.is_main and is_main_process
     )
+    options |= {"scheduler": scheduler, "flops": task.flops, "stop_step": stop_step}
+    run = loop.Run(model, task, optimizer, world, log_interval=log_interval, log=log.row, **options)
     state = loop.State(current_step)
-    state.time_training(model, world.device)
     with contextlib.suppress(Stopped):
         loop.train_one_epoch(run, data_loader, state, epoch)
-    state.peers.close()
     return state.step
 
 
@@ -254,6 +242,7 @@ def train(
     save_interval: int | None = 1000,
     *,
     formatter: BlockyFormatter | None = None,
+    task: MixerTask | None = None,
     log: Callable[[dict], None] | None = None,
     save_each_epoch: bool = False,
     distributed: bool = False,
@@ -267,12 +256,13 @@ def train(
     Args:
         data_loaders: "data_loader_train" and, if there is something to validate on, "data_loader_val".
         loss_fn, scheduler, current_step: as in `train_one_epoch`.
+        task: made of `loss_fn` and `formatter` already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.
         options: as for `histocc.trainer.loop.Run`: save, stop_step, steps_per_epoch, seed, precision,
             schedule, stop, step_done, …
     """
     world = world or _world(device, distributed)
-    task = MixerTask(loss_fn, formatter, model=unwrap(model))
+    task = task or MixerTask(loss_fn, formatter, model=unwrap(model))
     if save_each_epoch:
         options["epoch_name"] = checkpoint.EPOCH
     run = loop.Run(

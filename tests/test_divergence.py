@@ -16,8 +16,6 @@ from histocc.runtime.files import OwnFiles
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.trainer import loop
-from histocc.trainer.batch_size import memory_advice, model_memory_advice
-from histocc.trainer.config import ScriptConfig
 from histocc.trainer.run import way_back
 
 NAN = math.nan
@@ -219,25 +217,9 @@ def test_one_bad_step_does_not_keep_from_saving_nor_any_at_the_end(tmp_path):
 @pytest.mark.full
 def test_a_learning_rate_that_is_far_too_high(tmp_path):
     data = write_rows(tmp_path / "rows.csv", 40)
-    flags = [
-        "--dataset",
-        data,
-        *TINY,
-        "--formatter",
-        "hisco",
-        "--save-path",
-        tmp_path / "run",
-        "--batch-size",
-        4,
-        "--log-interval",
-        2,
-        "--eval-interval",
-        2,
-        "--save-interval",
-        1,
-        "--warmup-pct",
-        0,
-    ]
+    flags = ["--dataset", data, *TINY, "--formatter", "hisco", "--save-path", tmp_path / "run"]
+    flags += ["--batch-size", 4, "--log-interval", 2, "--eval-interval", 2, "--save-interval", 1]
+    flags += ["--warmup-pct", 0]
     output = run(FINETUNE, *flags, "--learning-rate", 1e9, processes=2, code=1)
     assert (
         output.count(
@@ -248,19 +230,3 @@ def test_a_learning_rate_that_is_far_too_high(tmp_path):
     )
     assert not (tmp_path / "run" / "best.bin").exists()
     assert [row["step"] for row in read_logs(tmp_path / "run")] == [2, 4]
-
-
-def test_batch_advice_is_for_steps_alone():
-    args, world = ScriptConfig(batch_size=8), World()
-    for advice, expected in (
-        (
-            lambda: model_memory_advice("ddp", False, world),
-            "out of memory, on this machine .rank 0., for the model itself",
-        ),
-        (lambda: memory_advice(args, world), "Give --batch-size 4 --accumulate-steps 2"),
-    ):
-        with pytest.raises(TrainingError, match=expected) as said, advice():
-            raise MemoryError
-        assert ("--batch-size" in expected) == ("--batch-size" in str(said.value)) and said.value.said_by_all
-        with suppress(KeyError), advice():
-            raise KeyError

@@ -1,16 +1,14 @@
-"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory, its profile."""
+"""What only runs with GPUs, held against a CUDA of the tests' own: its clock, its memory."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import DeviceType
 
 from histocc.runtime import device
 from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World, choose_device
-from histocc.trainer import batch_size
-from histocc.trainer.trackers import PHASES, phase_lines
+from histocc.trainer.estimate import find_batch_size
 
 GPU = torch.device("cuda", 0)
 
@@ -95,27 +93,9 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
     world = World(device=GPU)
 
     def find(**more):
-        return batch_size.find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
+        return find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
 
     assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
-
-
-def test_a_profile_counts_the_hosts_phases():
-    def event(key, device, seconds):
-        return SimpleNamespace(key=key, device_type=device, cpu_time_total=1e6 * seconds)
-
-    events = [
-        event("forward", DeviceType.CPU, 2.0),
-        event("backward", DeviceType.CPU, 6.0),
-        event("forward", DeviceType.CUDA, 1.5),
-        event("nccl:all_reduce", DeviceType.CPU, 0.1),
-    ]
-    lines = phase_lines(events, 2)
-    assert lines[0] == "Profile of 2 steps of rank 0, 4.0000 s each:" and len(lines) == len(PHASES) + 1
-    assert [line.split()[1:] for line in lines if line.split()[0] in ("forward", "backward")] == [
-        ["1.0000", "s", "25%"],
-        ["3.0000", "s", "75%"],
-    ]
 
 
 def test_cudnns_attention_is_off_on_gpus(monkeypatch):

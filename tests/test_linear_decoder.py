@@ -11,7 +11,7 @@ import finetune
 from histocc.formatter import BlockyFormatter
 from histocc.job import build
 from histocc.job import data as job_data
-from histocc.job.optimizer import LinearRate, fast_parameters
+from histocc.job.recipe import LinearRate, fast_parameters
 from histocc.runtime.world import World
 from histocc.trainer.schedule import linear_factor, make_optimizer, set_learning_rate
 
@@ -33,7 +33,7 @@ def setup(tmp_path_factory):
             str(folder / "run"),
         ]
     )
-    args, read, data = job_data.prepared(args, World(), [args.dataset], [])
+    args, read, data, _ = job_data.prepared(args, World(), [args.dataset], [])
     formatter = BlockyFormatter.from_dict(read.formatter)
     return data, build.make_model(args, formatter, World(), data, None)[1]
 

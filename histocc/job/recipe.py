@@ -1,9 +1,10 @@
-"""What a run does where its arguments leave it open: a model from scratch has other needs than one that
-starts from trained weights.
+"""What a run does if its arguments leave it open: a model from scratch has other needs than one that starts
+from trained weights.
 
 The choice is made once, when the initial weights are, and is kept in the checkpoint.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from histocc.data.arrays import PreparedData
@@ -13,7 +14,9 @@ from histocc.model.confidence import USUAL
 from histocc.model.distillation import DistillationLoss
 from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
 from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
-from histocc.trainer import resume
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.runtime import checkpoint
+from histocc.trainer import run
 
 EQUAL_SHARE = 0.5
 # the wider the encoder the lower; measured for tiny
@@ -23,6 +26,10 @@ SCRATCH_RATES = {
     "base": 1.5e-4,
     "ngrams": 1e-3,
 }
+# In benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next to nothing at the rate
+# of the rest, and what was fitted already becomes worse at it.
+NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
+FITTED_LINEAR_LR_FACTOR = 0.1
 # dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
 CHOICES = {
     "learning_rate": (SCRATCH_RATES, 2e-5),
@@ -69,7 +76,7 @@ def refuse_other_arguments(args: JobConfig, state: dict) -> None:
     """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
     before, teaches = state["args"].get("teacher"), bool(args.teacher)
     other_teacher = [f"--teacher was {before}, now it is {args.teacher}"] * (teaches != bool(before))
-    resume.refuse_other_arguments(args, state, other_teacher, of_run(state))
+    run.refuse_other_arguments(args, state, other_teacher, of_run(state))
 
 
 def make_loss(args: Losses, formatter: BlockyFormatter, temperature: float = 1.0) -> LossMixer:
@@ -101,3 +108,48 @@ def coding_entries(
             "at_most": most,
         }
     return found
+
+
+@dataclass(frozen=True)
+class LinearRate:
+    """The learning rate of the linear decoder and its n-grams, as a multiple of the rest's; ngrams_alone: of
+    these alone; fitted: whether they were fitted before the first step.
+    """
+
+    factor: float = 1.0
+    ngrams_alone: bool = False
+    fitted: bool = False
+
+    def in_words(self, model: Seq2SeqMixerOccCANINE) -> str:
+        """What has another learning rate than the rest, behind that of the rest."""
+        names = ["the linear decoder"] * (not self.ngrams_alone) + ["the n-grams"] * bool(model.ngrams)
+        return f", of {' and '.join(names)} {self.factor:g} times that" if self.factor != 1 else ""
+
+
+def linear_rate(args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None) -> LinearRate:
+    """For decided settings, and a model with the weights that it starts from; a resumed run keeps its own."""
+    ngrams, given = model.ngrams, args.linear_lr_factor
+    if resumed:
+        own = list(ngrams.parameters()) if ngrams else []
+        with checkpoint.reading(resumed["path"]):
+            groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
+            alone = bool(own) and len(groups) == 2 and len(groups[1]["params"]) == len(own)
+            return LinearRate(rates[-1] / rates[0], alone)
+    new = not model.linear_decoder.weight.any()
+    fitted = new and ngrams is not None and args.ngram_passes > 0
+    if fitted and not args.initial_checkpoint:
+        return LinearRate(given or FITTED_LINEAR_LR_FACTOR, fitted=True)
+    new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
+    is_new = new_ngrams if ngrams is not None else new
+    usual = NEW_LINEAR_LR_FACTOR[args.linear_loss or "mean"] if is_new else 1.0
+    return LinearRate(given or usual, ngrams_alone=new_ngrams and not new and given is None)
+
+
+def fast_parameters(model: Seq2SeqMixerOccCANINE, linear: LinearRate) -> tuple[list[str], float]:
+    """Names of what has a learning rate of its own, and its factor: the linear decoder with its n-grams, or
+    these alone.
+    """
+    apart = [] if linear.ngrams_alone else ["linear_decoder"]
+    apart += ["ngrams"] if model.ngrams else []
+    fast = [f"{part}.{name}" for part in apart for name, _ in model.get_submodule(part).named_parameters()]
+    return fast if linear.factor != 1 else [], linear.factor

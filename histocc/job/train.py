@@ -3,79 +3,101 @@ common.
 """
 
 import contextlib
-import os
+from collections.abc import Callable
 from functools import partial
 
 from histocc import seq2seq_mixer_engine as engine
 from histocc.data.arrays import PreparedData
 from histocc.data.config import PrepareSettings
-from histocc.data.prepare import LISTS
+from histocc.data.prepare import copy_lists
+from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter
-from histocc.job import banner, build, confidence
+from histocc.job import build, confidence, recipe
 from histocc.job.config import JobConfig
-from histocc.job.optimizer import fast_parameters, linear_rate
-from histocc.job.recipe import make_loss, refuse_other_arguments
 from histocc.job.teacher import with_teacher
-from histocc.job.validate import validate
-from histocc.published import models
+from histocc.model.canine import CanineEncoder
+from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.published import formats, models
+from histocc.published.formats import Given
+from histocc.runtime.config import differing
+from histocc.runtime.errors import UserError
+from histocc.runtime.files import OwnFiles
 from histocc.runtime.world import World
-from histocc.trainer import resume, run
+from histocc.text import AS_IS
+from histocc.trainer import loop, run
+from histocc.trainer.batches import validation_loader
+from histocc.trainer.estimate import memory_advice
+from histocc.trainer.log import validation_line
 
 SMALLER_MODEL = "a smaller --model-size or --max-len, or --freeze-encoder"
 
 
-def train(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> None:
+def train(
+    args: JobConfig,
+    settings: PrepareSettings,
+    world: World,
+    data: PreparedData,
+    read: Callable[[str], dict] = models.load_resumable,
+) -> None:
     """Trains, or continues training, on prepared data, as the arguments ask: nothing more than to prepare, a
-    validation, a dry run, or the run. All ranks. Raises UserError, TrainingError.
+    validation, a dry run, or the run. All ranks.
+
+    Args:
+        settings: how the data were read.
+        read: a checkpoint to resume from.
+
+    Raises:
+        UserError, TrainingError
     """
-    formatter = BlockyFormatter.from_dict(read.formatter)
-    data = with_teacher(args, read, world, data)
+    formatter = BlockyFormatter.from_dict(settings.formatter)
+    data = with_teacher(args, settings, world, data)
     if args.prepare_only:
         return
     if args.eval_only:
-        return validate(args, read, world, data)
+        return validate(args, formatter, world, data)
     precision = run.number_format(args, world)
     with contextlib.ExitStack() as held:
         if not args.dry_run:
             held.enter_context(run.held_folder(args, world))
 
         # The model: from scratch, from published weights, or as the interrupted run left it.
-        with run.memory_of_model(args, world, SMALLER_MODEL):
-            refuse = partial(refuse_other_arguments, args)
-            reader = models.load_resumable
-            resumed = resume.find_resumable(args, world, reader, refuse, data.fingerprint)
-            resume.set_threads(resumed, world)
+        with memory_advice(args, world, SMALLER_MODEL, of_steps=False):
+            refuse = partial(recipe.refuse_other_arguments, args)
+            resumed = run.find_resumable(args, world, read, refuse, data.fingerprint)
+            run.set_threads(resumed, world)
             args, model, config = build.make_model(args, formatter, world, data, resumed)
         train_rows, val_rows = build.make_rows(args, formatter, world, data, config)
         build.train_seen_characters(model, train_rows, config, args.freeze_encoder)
 
         # What is trained: the losses of both decoders, each with its own learning rate.
-        linear = linear_rate(args, model, resumed)
+        linear = recipe.linear_rate(args, model, resumed)
         args = args.decide(linear_lr_factor=linear.factor)
-        loss_fn = make_loss(args, formatter, args.distillation_temperature)
+        loss_fn = recipe.make_loss(args, formatter, args.distillation_temperature)
+        task = engine.MixerTask(loss_fn, formatter, model=model)
         training = run.Training(
             model,
-            engine.MixerTask(loss_fn, formatter, model=model),
+            task,
             train_rows,
             val_rows,
             entries=build.entries(args, formatter, data, config, model.ngrams is not None),
             fingerprint=data.fingerprint,
             files=build.checksums_of_files(args),
-            fast=fast_parameters(model, linear),
-            about=banner.about(args, read, data, model),
-            about_rate=banner.about_rate(linear, model),
-            lists=[os.path.join(data.folder, name) for name in LISTS],
+            fast=recipe.fast_parameters(model, linear),
+            about=about(args, settings, data, model),
+            about_rate=linear.in_words(model),
             fitted_before="the n-grams" if linear.fitted else "",
             smaller_model=SMALLER_MODEL,
+            # Probabilities that say how often they are right.
             finish=lambda _: confidence.fit_run(args, formatter, world, data),
         )
+        if not args.dry_run:
+            own = OwnFiles(args.save_path, args.overwrite)
+            world.run_on_main("lists", lambda: copy_lists(data.folder, own, keep=resumed is not None))
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.
-        ready = run.set_up(args, world, precision, training, resumed)
-        del resumed
-        if ready:
-            with run.outputs(ready) as calls:
+        with run.ready(args, world, precision, training, resumed) as ready:
+            if ready:
                 engine.train(
                     ready.model,
                     ready.loaders,
@@ -83,11 +105,67 @@ def train(args: JobConfig, read: PrepareSettings, world: World, data: PreparedDa
                     ready.optimizer,
                     world.device,
                     scheduler=None,
-                    formatter=formatter,
+                    task=task,
                     state=ready.state,
                     **ready.options,
-                    **calls,
                 )
 
-        # Probabilities that say how often they are right.
-        run.finish(training, args, world, ready)
+
+def about(
+    args: JobConfig, settings: PrepareSettings, data: PreparedData, model: Seq2SeqMixerOccCANINE
+) -> list[str]:
+    """What is said of data and model before the start, a line each."""
+    encoder, columns = model.encoder.config, ", ".join(settings.target_cols or [])
+    has_encoder = isinstance(model.encoder, CanineEncoder)
+    kept = ""
+    if data.kept_codes:
+        source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
+        kept = f", the first {data.kept_codes:,} those of {source} (--shrink-key: those of the data alone)"
+    return [
+        f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
+        f" {len(data.val):,} for validation)",
+        f"Model: {args.model_size} ({'' if has_encoder else 'no encoder, '}width {encoder.hidden_size},"
+        f" {encoder.num_hidden_layers} layers)",
+        f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
+        f"Vocabulary size: {model.vocab_size}",
+        f"Codes: {len(data.codes):,} ({settings.formatter['kind']}, columns {columns}){kept}",
+        *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
+        *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
+    ]
+
+
+def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
+    """--eval-only: validates a checkpoint on the validation rows and prints the figures; writes nothing. All
+    ranks. Raises UserError.
+    """
+    named = args.initial_checkpoint or args.save_path
+    file = models.find_weights(named, named)
+    content = formats.load_content(file)
+    given = Given()
+    if not models.brings_settings(content):
+        key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
+        given = Given(formatter.kind, key, formatter.target_cols, separated)
+    model, own_formatter, state = models.model_of(file, content, given)
+    rest = {"target_cols": None, "allow_short": None}
+    if own_formatter.to_dict() | rest != formatter.to_dict() | rest:
+        raise UserError(
+            f"the checkpoint was trained with the formatter {own_formatter.to_dict()}, "
+            f"these arguments make {formatter.to_dict()}"
+        )
+    if list(state["key"]) != data.codes:
+        raise UserError(
+            "the checkpoint knows other codes than the data; pass --key with the key.csv of its run"
+        )
+    before = state["args"] | recipe.of_run(state) if "args" in state else {}
+    if other := differing(type(args), args.values(), before, only_kept=True):
+        world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
+    args = recipe.decide(args, state)
+    rows = build.make_rows(args, formatter, world, data, state["config"])[1]
+    if rows is None:
+        raise UserError("--eval-only needs rows to validate on; raise --share-val")
+    precision = run.number_format(args, world)
+    model.to(world.device, precision.dtype)
+    task = engine.MixerTask(recipe.make_loss(args, formatter), formatter)
+    loader = validation_loader(args, world, rows)
+    values = loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
+    world.print(validation_line({"step": state.get("step") or 0, **values}, engine.COLUMNS))

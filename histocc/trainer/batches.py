@@ -250,15 +250,11 @@ class Rows:
         raise NotImplementedError
 
     def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        """Lengths [B] of rows `numbers` int64 [B], by which those of a step are sorted before they are shared
-        out.
-        """
+        """Of rows `numbers` int64 [B], [B]: those of a step are sorted by it before they are shared out."""
         return np.zeros(len(numbers), dtype=np.int64)
 
     def widths(self, batch: dict[str, Tensor]) -> np.ndarray:
-        """Positions that each row of a batch needs, int64 [B], few different values: those of similar width
-        go into one micro-batch.
-        """
+        """Positions that each row of a batch needs, int64 [B]: similar ones go into one micro-batch."""
         return np.zeros(len(next(iter(batch.values()))), dtype=np.int64)
 
     def piece(self, batch: dict[str, Tensor], kept: np.ndarray) -> dict[str, Tensor]:
@@ -271,7 +267,7 @@ class MicroBatches(Dataset[list[dict[str, Any]]]):
     arguments.
 
     Args:
-        shuffle_seed: None is for validation, where order does not matter.
+        shuffle_seed: see `BatchOrder`.
     """
 
     def __init__(self, rows: Rows, plan: BatchPlan, rank: int, shuffle_seed: int | None = None):

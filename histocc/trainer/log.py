@@ -1,37 +1,48 @@
-"""What a run says while it trains: a console line per row of the log, `logs.csv`, `status.json`, and a
-progress bar on a terminal.
+"""What a run says: the banner before it starts; then a console line per row of the log, `logs.csv`,
+`status.json`, and a progress bar on a terminal.
 """
 
 import contextlib
 import csv
 import io
 import json
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write, opened
 from histocc.runtime.log import Stage, duration
-from histocc.trainer.schedule import Steps
+from histocc.runtime.world import World
+from histocc.trainer.batches import BatchPlan
+from histocc.trainer.config import TrainConfig
+from histocc.trainer.schedule import Schedule, scaled_learning_rate
 from histocc.trainer.trackers import Tracker, close_trackers
 
 LOG, STATUS, RUNNING, STOPPED = "logs.csv", "status.json", "running", "stopped"
 MAX_COUNT = 2.0**53  # from here on floats do not count one by one
-FLOP_UNITS = ("", "k", "M", "G", "T", "P", "E")
 FIRST_ESTIMATE = 5  # steps after which the time is estimated for the first time
 # Share of the time that goes into waiting for data, and in how many rows in a row, before it is remarked on.
 WAITING_SHARE, WAITING_ROWS = 0.15, 3
 
+# A new column of logs.csv that is summed over optimizer steps is one line here: what a step adds to it, a 0-d
+# tensor that is the same on all ranks, out of its `histocc.trainer.loop.StepResult`.
+SUMMED_COLUMNS: dict[str, Callable[[Any], Tensor]] = {
+    "skipped_steps": lambda result: result.bad,
+}
 COUNTS = ("step", "epoch", "samples")
 MEASURED = ("grad_norm", "lr", "samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")  # 6 digits
-SUMMED_COLUMNS = ("skipped_steps",)  # sums that the loop adds up, see `State.add`
 OWN_COLUMNS = (*COUNTS, *MEASURED, *SUMMED_COLUMNS)  # of the trainer itself
 
 
-def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.task`."""
+def log_columns(task_columns: Iterable[str]) -> tuple[str, ...]:
+    """Columns of logs.csv, in order, for a task with these columns; see `histocc.trainer.loop`."""
+    task_columns = tuple(task_columns)
     losses = [name for name in task_columns if name.startswith("loss")]
     return (
         *COUNTS,
@@ -44,6 +55,9 @@ def log_columns(task_columns: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+# ---- logs.csv
+
+
 def format_value(name: str, value: Any) -> str:
     """Losses have 12 significant digits."""
     if value is None:
@@ -51,31 +65,29 @@ def format_value(name: str, value: Any) -> str:
     return f"{value:.{6 if name in MEASURED else 12}g}" if isinstance(value, float) else str(value)
 
 
+def csv_lines(rows: Iterable[list[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
 def read_rows(path: str) -> tuple[list[dict[str, str]], int]:
     """Complete rows of a logs.csv, and how many lines are damaged, or half-written. Raises UserError."""
     with opened(path) as file:
         lines = file.read().decode(errors="replace").splitlines(keepends=True)
-    reader = csv.reader(line.replace("\0", "") for line in lines if line.endswith("\n"))
-    rows: list[dict[str, str]] = []
-    columns: list[str] = []
+    rows = []
     with contextlib.suppress(csv.Error):  # a cell without an end
-        columns = next(reader, [])
-        for cells in reader:
-            row = dict(zip(columns, cells))
-            with contextlib.suppress(ValueError, KeyError):
-                if len(cells) == len(columns) and is_row({name: number(row[name]) for name in columns}):
+        for row in csv.DictReader(line.replace("\0", "") for line in lines if line.endswith("\n")):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # more cells, fewer, or no numbers
+                values = {name: number(cell) for name, cell in row.items()}
+                counts = [float(row["step"]), *(values.get(name) or 0 for name in COUNTS)]
+                if all(0 <= count < MAX_COUNT for count in counts):
                     rows.append(row)
-    return rows, max(0, len(lines) - ("step" in columns) - len(rows))
+    return rows, max(0, len(lines) - 1 - len(rows))
 
 
 def number(cell: str) -> float | None:
-    return float(cell) if cell else None
-
-
-def is_row(values: dict[str, float | None]) -> bool:
-    """Whether a row has a countable place."""
-    counts = [values.get(name) for name in COUNTS]
-    return counts[0] is not None and all(count is None or 0 <= count < MAX_COUNT for count in counts)
+    return None if cell == "" else float(cell)
 
 
 def read_numbers(path: str) -> list[dict[str, float | None]]:
@@ -86,14 +98,17 @@ def read_numbers(path: str) -> list[dict[str, float | None]]:
     return []
 
 
+# ---- lines
+
+
 def flops_in_words(rate: float, share: float | None) -> str:
     """As "41.3 GFLOP/s (23% of matmul)": floating point operations per second, and their share of the rate
     of matrix products if that was measured.
     """
-    at = 0
-    while rate >= 999.5 and at < len(FLOP_UNITS) - 1:
-        rate, at = rate / 1000, at + 1
-    text = f"{rate:.3g} {FLOP_UNITS[at]}FLOP/s"
+    units = list(" kMGTPE")
+    while rate >= 999.5 and len(units) > 1:
+        rate, units = rate / 1000, units[1:]
+    text = f"{rate:.3g} {units[0].strip()}FLOP/s"
     return text if share is None else f"{text} ({share:.0%} of matmul)"
 
 
@@ -113,10 +128,11 @@ class RunLog:
 
     Args:
         own: files of the run: logs.csv, and status.json for whoever watches it; None writes no file.
-        steps: a resumed run's `start` drops rows after it, or from it on with `again`: its row is still to be
-            written.
         columns: of logs.csv; see `log_columns`.
-        bar: whether to show a progress bar, if progress is shown.
+        total_steps: of the run.
+        start: steps done; rows after it are dropped, or from it on with `again`: its row is still to be
+            written.
+        stop_step: where this start ends.
         workers: loading processes per process, for the note on waiting for data.
         trackers: get each row, too.
     """
@@ -124,32 +140,34 @@ class RunLog:
     def __init__(
         self,
         own: OwnFiles | None,
-        steps: Steps,
         columns: tuple[str, ...],
-        is_main: bool = True,
+        total_steps: int = 0,
+        start: int = 0,
+        stop_step: int | None = None,
         *,
-        bar: bool = True,
+        is_main: bool = True,
         again: bool = False,
         workers: int = 0,
         trackers: Iterable[Tracker] = (),
     ):
         self.own, self.columns, self.is_main = own if is_main else None, columns, is_main
-        self.total_steps, self.first_step, self.stop = steps.total or 0, steps.start, steps.last or 0
+        self.total_steps, self.first_step = total_steps, start
+        self.stop_step = total_steps if stop_step is None else min(stop_step, total_steps or stop_step)
         self.started, self.steps = time.monotonic(), 0
-        self.workers, self.rows_waiting, self.waiting_noted = workers, 0, False
+        self.workers, self.rows_waiting = workers, 0
         self.trackers = list(trackers)
         self.unwritten: list[list[str]] = []
         self.status = {
             "state": RUNNING,
-            "step": self.first_step,
-            "first_step": self.first_step,
-            "stop_step": self.stop,
-            "total_steps": self.total_steps,
+            "step": start,
+            "first_step": start,
+            "stop_step": self.stop_step,
+            "total_steps": total_steps,
             "warning": "",
         }
         if self.own is not None:
             path, _ = self.own.claim(LOG, STATUS)
-            rows, last = [], self.first_step - again
+            rows, last = [], start - again
             if last and os.path.isfile(path):
                 rows, damaged = read_rows(path)
                 if damaged:
@@ -159,10 +177,7 @@ class RunLog:
                 file.write(csv_lines([list(columns), *kept]))
             self._write_status()
         # without a terminal the rows of the log say how far it is
-        stage = (
-            Stage("training", self.stop, "steps", self.first_step, lines=False) if is_main and bar else None
-        )
-        self.bar = stage and stage.bar
+        self.bar = Stage("training", self.stop_step, "steps", start, lines=False).bar if is_main else None
 
     def say(self, *words: object) -> None:
         if not self.is_main:
@@ -179,18 +194,17 @@ class RunLog:
         """Counts a step. After a few of them says how long the rest will take: the first row may be minutes
         away.
         """
+        self.steps += 1
         if self.bar is not None:
             self.bar.update(1)
-            return
-        self.steps += 1
-        if self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.stop:
+        elif self.steps == FIRST_ESTIMATE and self.first_step + self.steps < self.stop_step:
             self.say(
                 f"{self.steps} steps took {duration(time.monotonic() - self.started)}: "
                 f"about {duration(self._seconds_left(self.first_step + self.steps))} left"
             )
 
     def _seconds_left(self, step: int) -> float:
-        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop - step)
+        return (time.monotonic() - self.started) / max(step - self.first_step, 1) * (self.stop_step - step)
 
     def row(self, values: dict[str, Any]) -> None:
         """One row of logs.csv, and its lines on the console. `values` may hold any of the columns."""
@@ -213,26 +227,25 @@ class RunLog:
                 f"epoch {values['epoch'] + 1}",
                 f"loss {values['train_loss']:.4f}",
                 f"lr {values['lr']:.2e}",
+                f"{values['samples_per_sec']:,.0f} samples/s",
             ]
-            if values.get("samples_per_sec"):
-                parts.append(f"{values['samples_per_sec']:,.0f} samples/s")
-                if values.get("model_flops_per_sec"):
-                    parts.append(flops_in_words(values["model_flops_per_sec"], values.get("mfu")))
-                parts.append(f"waiting for data {values['data_share']:.0%}")
-            if values.get("peer_share") is not None:
-                parts.append(f"for other processes {values['peer_share']:.0%}")
-            self.say(" · ".join([*parts, f"{duration(self._seconds_left(step))} left"]))
+            if values.get("model_flops_per_sec"):
+                parts.append(flops_in_words(values["model_flops_per_sec"], values.get("mfu")))
+            parts += [
+                f"waiting for data {values['data_share']:.0%}",
+                f"{duration(self._seconds_left(step))} left",
+            ]
+            self.say(" · ".join(parts))
         if values.get("val_loss") is not None:
             self.say(validation_line(values, self.columns))
         share = values.get("data_share") or 0.0
-        self.rows_waiting = self.rows_waiting + 1 if share > WAITING_SHARE else 0
-        if self.rows_waiting == WAITING_ROWS and not self.waiting_noted:
-            self.waiting_noted = True
-            self.say(
-                f"Note: {share:.0%} of the time goes into waiting for data: --num-workers"
-                f" {max(2, 2 * self.workers)} instead of {self.workers} (per process), or a faster disk for"
-                " the data"
-            )
+        if self.rows_waiting < WAITING_ROWS:  # said once
+            self.rows_waiting = self.rows_waiting + 1 if share > WAITING_SHARE else 0
+            if self.rows_waiting == WAITING_ROWS:
+                self.say(
+                    f"Note: {share:.0%} of the time goes into waiting for data: --num-workers"
+                    f" {max(2, 2 * self.workers)} instead of {self.workers} (per process), or a faster disk"
+                )
 
     def _append(self) -> None:
         """Rows that cannot be written (no space left, the folder gone) wait for the next one, or for the
@@ -252,35 +265,138 @@ class RunLog:
                     raise
             self.unwritten.clear()
         except OSError as error:
-            self.say(
-                f"WARNING: {path} could not be written: {error.strerror}. Its rows are kept and tried again."
-            )
+            self.say(f"WARNING: {path} could not be written: {error.strerror}. Its rows are kept for later.")
 
     def _write_status(self, **values: Any) -> None:
         """Brings status.json up to date, as far as it can be written."""
-        if self.own is None:
-            return
         self.status |= {**values, "updated": time.time()}
-        with (
-            contextlib.suppress(OSError),
-            atomic_write(self.own.path(STATUS), durable=False) as file,
-        ):
-            file.write(json.dumps(self.status).encode())
+        with contextlib.suppress(OSError):
+            if self.own is not None:
+                with atomic_write(self.own.path(STATUS), durable=False) as file:
+                    file.write(json.dumps(self.status).encode())
 
     def close(self, state: str = "ended") -> None:
         """state: what became of the run, in a word or two. Once; later calls do nothing."""
         if self.status["state"] != RUNNING:
             return
-        self.status["state"] = state
-        self._write_status()
+        self._write_status(state=state)
         self._append()
         close_trackers(self.trackers, stopped=state == STOPPED)
         if self.bar is not None:
             self.bar.close()
 
 
-def csv_lines(rows: Iterable[list[str]]) -> bytes:
-    """Rows as lines of CSV."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+# ---- before the start
+
+PARALLEL = {
+    "ddp": "DDP (each process holds the whole model)",
+    "fsdp": "FSDP (each process holds a share of weights, gradients and optimizer state)",
+}
+
+
+def banner(
+    args: TrainConfig,
+    world: World,
+    about: list[str],
+    about_rate: str,
+    plan: BatchPlan,
+    schedule: Schedule,
+    precision: str,
+) -> str:
+    """What is about to run, with the labels that users of the guides look for.
+
+    Args:
+        about: lines on data and model.
+        about_rate: on learning rates other than that of the schedule.
+        precision: its name.
+    """
+    kind, none = world.device.type, "none (one process)"
+    gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    name = f" ({torch.cuda.get_device_name(world.device)})" if gpus else ""
+    environment = "SINGLE" if world.size == 1 else "MULTI_GPU" if gpus else "MULTI_CPU"
+    lines = ["=" * 72]
+    if kind == "cpu":
+        why = "torch sees none; nvidia-smi, CUDA_VISIBLE_DEVICES and python -m histocc.doctor tell more"
+        if args.device == "cpu":
+            why = "--device cpu"
+        elif torch.version.cuda is None:
+            why = "this torch is made for CPUs"
+        lines.append(f"TRAINING ON CPUs, NO GPU IS USED: {why}")
+    lines += [
+        f"Distributed environment: {environment}",
+        f"Number of processes: {world.size}",
+        f"Number of GPUs: {world.size if gpus else 0}",
+        f"Nodes: {world.nodes}",
+        f"Backend: {world.backend or none}",
+        f"Parallel: {PARALLEL[args.parallel] if world.backend else none}",
+        f"Available GPUs: {gpus}{name}",
+        f"Threads per process: {torch.get_num_threads()}",
+    ]
+    lines += about
+
+    # The batch arithmetic.
+    accumulation, total, at_once = plan.accumulation(0), plan.global_batch_size, args.samples_at_once
+    shares = f"{at_once} × {devices(world)} × {accumulation} accumulation step{'s' * (accumulation > 1)}"
+    exact = total == at_once * world.size * accumulation
+    shares = (
+        f"{shares} = Total batch size: {total}" if exact else f"at most {shares}; Total batch size: {total}"
+    )
+    lines.append(f"Batch size per {kind_of(world)}: {shares}")
+    if plan.micro_batches(0) > accumulation:
+        lines.append(f"Micro-batches of similar length: {plan.micro_batches(0)} per step, for less padding")
+    ends = f"; stops at step {schedule.stop:,}, --max-steps" if schedule.stop < schedule.total else ""
+
+    # The learning rate, and how it came from the one that was asked for.
+    rate = args.learning_rate or 0.0
+    scaling = {
+        "none": "not scaled",
+        "linear": f"{rate:g} × {world.size} processes, linear scaling",
+        "sqrt": f"{rate:g} × √{world.size} processes, square-root scaling",
+    }[args.lr_scaling]
+    if not math.isclose(schedule.rate, scaled_learning_rate(rate, args.lr_scaling, world.size)):
+        scaling = "as at the first start of the run"
+    warmup = f"warm-up over {schedule.warmup:,} step{'s' * (schedule.warmup != 1)}"
+    lines += [
+        f"Steps per epoch: {plan.steps_per_epoch:,}",
+        f"Epochs: {args.num_epochs} ({schedule.total:,} steps{ends})",
+        f"Learning rate: {schedule.rate:g} ({scaling}; {warmup}){about_rate}",
+        *schedule.warnings(),
+        f"Precision: {precision}",
+        *([f"Configuration: {args.config}"] if args.config else []),
+        f"Save directory: {args.save_path}",
+        "=" * 72,
+    ]
+    if gpus > world.local_size:
+        lines.append(
+            f"Note: {gpus} GPUs are here and {world.local_size} used: torchrun --nproc_per_node={gpus} …"
+            " --distributed uses all"
+        )
+    if plan.rows < total:
+        lines.append(
+            f"Note: a step takes all {plan.rows:,} rows, fewer than the total batch of {total:,}: a smaller"
+            " --batch-size learns more often"
+        )
+    return "\n".join(lines)
+
+
+def kind_of(world: World) -> str:
+    return {"cuda": "GPU", "cpu": "CPU process"}.get(world.device.type, f"{world.device.type} process")
+
+
+def devices(world: World) -> str:
+    plural = "s" if world.device.type == "cuda" else "es"
+    return f"{world.size} {kind_of(world)}{plural if world.size > 1 else ''}"
+
+
+def start_lines(epochs: int, world: World, resumed: dict[str, Any] | None, plan: BatchPlan) -> str:
+    """resumed: what the run continues from, or None."""
+    name, lines = f"{epochs} epoch{'s' * (epochs > 1)}", []
+    if resumed:
+        step, before = resumed["step"], resumed["args"]["num_epochs"]
+        epoch, batch = divmod(step, plan.steps_per_epoch)
+        more = f"; {epochs} epochs instead of {before}, with the longer schedule" if epochs > before else ""
+        if resumed["position"].get("unfinished"):
+            more += "; first the validation that was interrupted"
+        lines.append(f"Resuming from step {step:,} (epoch {epoch + 1}, batch {batch:,}){more}")
+    verb = "Continuing the training of" if resumed else "Starting training for"
+    return "\n".join([*lines, f"{verb} {name}", f"Training on {devices(world)}"])

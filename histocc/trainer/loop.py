@@ -1,13 +1,32 @@
 """The training loop, for any model: `train`, `train_one_epoch`, `evaluate`.
 
-What is trained is a task, and what a batch is: see `histocc.trainer.task`.
+What is trained is a task, any object with
+
+    columns: names of what it computes, in the order of logs.csv. Names that begin with "loss" are losses:
+        they are trained and validated (train_loss, val_loss); the others are figures of validation.
+    losses(model, batch) -> {name: [B]}: "loss" is the one that is trained. The model is the one that was
+        wrapped (DDP, FSDP), under autocast.
+    metrics(model, batch) -> {name: [B] or (sums [B], counts [B])}: one value for each column, in
+        validation: the bare model, in evaluation mode, without gradients, under autocast. The losses are
+        among them, so that one forward pass serves both. A pair stands for a ratio: the figure is the sum
+        of all sums divided by that of all counts.
+
+Values are per sample, never means: that is what makes the mean exact on any number of processes.
+
+A batch is a dict of what the model needs, with tensors of B samples, and three entries of the loop, each
+with a default for plain loaders:
+
+    weights [B]: of the samples (1); 0 for one that only fills a batch up.
+    global_count: sum of the weights of the whole optimizer step, on all ranks (B × ranks); needed if a step
+        has several micro-batches.
+    last_micro_batch: whether the optimizer's step comes after this batch (True).
 """
 
 import math
 import time
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +35,31 @@ from histocc.runtime import checkpoint
 from histocc.runtime.device import DeviceClock, Precision, matmul_rate
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.log import Stage
-from histocc.runtime.parallel import (
-    StragglerTimer,
-    evaluating,
-    full_tensor,
-    no_sync,
-    unwrap,
-    whole_weights,
-)
+from histocc.runtime.parallel import evaluating, full_tensor, no_sync, unwrap, whole_weights
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.trainer.log import SUMMED_COLUMNS
+from histocc.trainer.log import SUMMED_COLUMNS, log_columns
 from histocc.trainer.schedule import set_learning_rate
-from histocc.trainer.task import Task, check_columns, checked_samples, global_count, steps_of_loader
-from histocc.trainer.trackers import phase
 
-CLIP_NORM = 1.0
+CLIP_NORM = 1.0  # largest norm of the gradient of a step
 COUNT = " count"  # follows the name of a figure: what its sum is divided by
 GPU_CHECK_INTERVAL = 10  # steps; looking at a value waits for the device
 MAX_BAD_VALIDATIONS = 2  # in a row without a finite loss; then the run ends
 MIN_DOUBTFUL_STEPS = 2  # in a row without a finite gradient; a single one may be due to a damaged row
+
+
+class Task(Protocol):
+    """What is trained; see the module's docstring."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    def losses(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Tensor]: ...
+
+    def metrics(
+        self, model: nn.Module, batch: dict[str, Any]
+    ) -> dict[str, Tensor | tuple[Tensor, Tensor]]: ...
 
 
 class Diverged(TrainingError):
@@ -47,29 +70,31 @@ class Diverged(TrainingError):
         self.good_step = good_step
 
 
+class StepResult(NamedTuple):
+    """What an optimizer step came to, 0-d tensors on the device, the same on all ranks."""
+
+    grad_norm: Tensor  # before clipping
+    taken: Tensor  # whether the weights were changed
+    bad: Tensor  # not finite, and not because the scaler of fp16 is still looking for its scale
+
+
 @dataclass(frozen=True)
 class Run:
     """What is trained, with what, for how long, and what happens between two steps.
 
     Args:
         model: as `histocc.runtime.parallel.wrap` returns it.
-        task: what is computed of a batch; see `histocc.trainer.task`.
         optimizer: its groups have an "initial_lr" if there is a `schedule`.
-        world: the processes.
-        precision: the number format; float32 if None.
         seed: makes dropout a function of (seed, step, rank), so that only the step has to be known to resume;
             None leaves torch's generators alone.
         schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
         scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
-        clip_norm: largest norm of the gradient of a step.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
         flops: floating point operations of a micro-batch's forward and backward pass, as the loader gave it;
             for the columns model_flops_per_sec and mfu.
-        total_steps: optimizer steps of the whole run.
-        stop_step: where it ends before that.
+        total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
         steps_per_epoch: None: as many as the loader has batches.
-        log_interval, eval_interval, save_interval: optimizer steps between rows of the log, validations and
-            checkpoints; None: never.
+        log_interval, eval_interval, save_interval: in optimizer steps; None: never.
         epoch_name: name of the checkpoint of each epoch, with {} for its number; "": none.
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
             run takes up; returns the error, the same on all ranks, "" or None if there is none.
@@ -83,11 +108,10 @@ class Run:
     task: Task
     optimizer: torch.optim.Optimizer
     world: World
-    precision: Precision | None = None
+    precision: Precision = field(default_factory=lambda: Precision("float32"))
     seed: int | None = None
     schedule: Callable[[int], float] | None = None
     scheduler: Any = None
-    clip_norm: float = CLIP_NORM
     max_bad_steps: int = 20
     flops: Callable[[dict[str, Any]], float] | None = None
     total_steps: int | None = None
@@ -107,10 +131,6 @@ class Run:
     def last_step(self) -> int | None:
         return min((step for step in (self.total_steps, self.stop_step) if step is not None), default=None)
 
-    @property
-    def number_format(self) -> Precision:
-        return self.precision or Precision("float32", self.world.device)
-
 
 @dataclass
 class State:
@@ -129,62 +149,54 @@ class State:
     finite_step: int | None = None  # of the last validation with a finite loss
     unfinished: bool = False  # the run was stopped inside the validation of this step
     stopped: bool = False
+    data: DeviceClock = field(default_factory=DeviceClock)  # waiting for batches
+    started: float | None = field(default_factory=time.perf_counter)  # None while nothing is trained
+    matmul_rate: float = 0.0  # of all ranks, once it is measured
 
-    def __post_init__(self):
-        self.time_training(None, torch.device("cpu"))
+    KEPT: ClassVar = (
+        "samples",
+        "grad_norm",
+        "best_val_loss",
+        "bad_steps",
+        "bad_validations",
+        "finite_step",
+        "unfinished",
+    )
 
     @classmethod
     def resumed(cls, step: int, position: dict[str, Any], world: World) -> "State":
         """Of a run that continues from a checkpoint. On another number of ranks the first takes all sums."""
         of_ranks: list[dict[str, float]] = position["sums"]
-        names = of_ranks[0]
         if len(of_ranks) == world.size:
             sums = of_ranks[world.rank]
         else:
-            sums = {name: world.is_main * sum(part[name] for part in of_ranks) for name in names}
-            for name in ("seconds", "seconds_data", "seconds_peers"):  # these are means over the ranks
+            sums = {name: world.is_main * sum(part[name] for part in of_ranks) for name in of_ranks[0]}
+            for name in ("seconds", "seconds_data"):  # these are means over the ranks
                 sums[name] *= world.size / len(of_ranks)
-        kept = ("samples", "grad_norm", "best_val_loss", "bad_steps", "bad_validations", "finite_step")
-        return cls(step, sums=dict(sums), unfinished=position["unfinished"], **{k: position[k] for k in kept})
+        return cls(step, sums=dict(sums), **{name: position[name] for name in cls.KEPT})
 
     def position(self, world: World) -> dict[str, Any]:
         """For `resumed`, in plain Python types. All ranks."""
         self.stop_clock()
-        sums = {name: float(value) for name, value in self.sums.items()}
+        values = {name: getattr(self, name) for name in self.KEPT}
         return {
-            "samples": self.samples,
-            "sums": world.gather(sums),
-            "grad_norm": None if self.grad_norm is None else float(self.grad_norm),
-            "best_val_loss": self.best_val_loss,
-            "bad_steps": int(self.bad_steps),
-            "bad_validations": self.bad_validations,
-            "finite_step": self.finite_step,
-            "unfinished": self.unfinished,
+            "sums": world.gather({name: float(value) for name, value in self.sums.items()}),
+            **{name: value.item() if isinstance(value, Tensor) else value for name, value in values.items()},
         }
 
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def time_training(self, model: nn.Module | None, device: torch.device) -> None:
-        """Begins to measure how long training takes, and of that the waits for data and for other ranks."""
-        self.data, self.peers = DeviceClock(device), StragglerTimer(model, device)
-        self.matmul_rate = 0.0  # of all ranks, once it is measured
-        self.started: float | None = time.perf_counter()
+    def start_clock(self) -> None:
+        self.started = time.perf_counter()
 
     def stop_clock(self) -> None:
         """Adds the time since the clock was started to the sums: what follows is no training time."""
-        if self.started is None:
-            return
-        self.data.synchronize()
-        self.peers.synchronize()
-        self.add("seconds", time.perf_counter() - self.started)
-        self.add("seconds_data", self.data.seconds)
-        self.add("seconds_peers", self.peers.seconds)
-        self.data.seconds, self.started = 0.0, None
-        self.peers.reset()
-
-    def start_clock(self) -> None:
-        self.started = time.perf_counter()
+        if self.started is not None:
+            self.data.synchronize()
+            self.add("seconds", time.perf_counter() - self.started)
+            self.add("seconds_data", self.data.seconds)
+            self.data.seconds, self.started = 0.0, None
 
 
 def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
@@ -206,11 +218,15 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     state, last = state or State(), run.last_step
     if last is None:
         raise ValueError("neither total_steps nor stop_step is given")
-    check_columns(run.task)
-    per_epoch = run.steps_per_epoch or steps_of_loader(loaders["train"], run.world)
-    run = replace(run, steps_per_epoch=per_epoch)
+    columns = log_columns(run.task.columns)
+    if len(set(columns)) < len(columns):
+        name = type(run.task).__name__
+        raise ValueError(f"{name}.columns is {run.task.columns!r}: a name is listed twice, or the loop's own")
     train_loader, val_loader = loaders["train"], loaders.get("val")
-    state.time_training(run.model, run.world.device)
+    per_epoch = run.steps_per_epoch or max(1, len(train_loader))
+    run = replace(run, steps_per_epoch=per_epoch)
+    state.data = DeviceClock(run.world.device)
+    state.start_clock()
     try:
         if state.unfinished:
             between_steps(run, state, (state.step - 1) // per_epoch, val_loader)
@@ -223,8 +239,6 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     except Stopped:
         state.stopped = True
         save(run, state, [checkpoint.LAST])
-    finally:
-        state.peers.close()
     return state.step
 
 
@@ -241,7 +255,7 @@ def train_one_epoch(
         Diverged: on all ranks alike.
         ValueError: for batches that end inside a step.
     """
-    world, optimizer, precision = run.world, run.optimizer, run.number_format
+    world = run.world
     run.model.train()
     batches = iter(batches)
     while run.last_step is None or state.step < run.last_step:
@@ -253,53 +267,50 @@ def train_one_epoch(
         sums: dict[str, Tensor | float] = {}
         samples, is_last = 0.0, False
         while not is_last:
-            with phase("data"):
-                started = state.data.now()
-                batch = next(batches, None)
-                state.data.add(started, state.data.now())
+            started = state.data.now()
+            batch = next(batches, None)
+            state.data.add(started, state.data.now())
             if batch is None:
                 if sums:
                     raise ValueError("the batches end inside a step: the last one has last_micro_batch=False")
                 return
-            is_last = batch.get("last_micro_batch", True) if isinstance(batch, dict) else True
             moved = to_device(batch, world.device)
+            is_last = batch.get("last_micro_batch", True)
             with no_sync(run.model, sync=is_last):
-                added, samples = forward_backward(run.model, run.task, moved, precision, world.size)
+                added, samples = forward_backward(run.model, run.task, moved, run.precision, world.size)
             for name, value in added.items():  # float64, on the device: no wait, no rounding that grows
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
             if run.flops is not None:
                 state.add("flops", run.flops(batch))
-        state.peers.backward_done()
 
         # The step.
         if run.schedule is not None:
-            set_learning_rate(optimizer, run.schedule(state.step))
-        with phase("optimizer"):
-            norm, done, bad = optimizer_step(run)
+            set_learning_rate(run.optimizer, run.schedule(state.step))
+        result = optimizer_step(run)
         if run.scheduler is not None:
             run.scheduler.step()
         state.step += 1
         state.samples = as_int(state.samples + samples)
+        norm, taken, bad = result
         for name, value in sums.items():  # those of a step that was skipped are no figures
-            state.add(name, torch.where(done, value, 0.0))
-        state.add("count", world.is_main * samples * done.double())
+            state.add(name, torch.where(taken, value, 0.0))
+        state.add("count", world.is_main * samples * taken.double())
         state.add("samples", world.is_main * samples)
-        state.add("skipped_steps", world.is_main * bad.double())
-        state.grad_norm = norm if state.grad_norm is None else torch.where(done, norm, state.grad_norm)
+        for name, of_step in SUMMED_COLUMNS.items():
+            state.add(name, world.is_main * of_step(result).double())
+        state.grad_norm = norm if state.grad_norm is None else torch.where(taken, norm, state.grad_norm)
         state.bad_steps = (state.bad_steps + 1) * bad.long()
 
         # What is due after it: log, validation, checkpoint.
         if run.step_done is not None:
             run.step_done()
-        with phase("log, validation, saving"):
-            between_steps(run, state, epoch, val_loader)
+        between_steps(run, state, epoch, val_loader)
 
 
 def raise_if_stopped(stop: Callable[[], bool] | None) -> None:
     """All ranks. stop: a collective. Raises Stopped."""
-    with phase("asking to stop"):
-        if stop is not None and stop():
-            raise Stopped
+    if stop is not None and stop():
+        raise Stopped
 
 
 def forward_backward(
@@ -313,40 +324,40 @@ def forward_backward(
     Returns:
         The weighted sums of its losses, and the number of samples of the whole optimizer step.
     """
-    with phase("forward"):
-        with precision.autocast():
-            losses = task.losses(model, batch)
-        samples = checked_samples(task, losses, batch)
-        weights = batch.get("weights")
-        sums = {
-            name: (values if weights is None else values * weights.to(values.dtype)).sum()
-            for name, values in losses.items()
-        }
-    count = global_count(batch, samples * ranks)
-    with phase("backward"):
-        precision.scaler.scale(sums["loss"] * (ranks / count)).backward()
+    with precision.autocast():
+        losses = task.losses(model, batch)
+    samples = checked_samples(task, losses, batch)
+    weights = batch.get("weights")
+    sums = {
+        name: (values if weights is None else values * weights.to(values.dtype)).sum()
+        for name, values in losses.items()
+    }
+    count = as_int(float(batch.get("global_count", samples * ranks)))
+    if not count > 0 or "global_count" not in batch and not batch.get("last_micro_batch", True):
+        raise ValueError(
+            "global_count must be the samples of the whole optimizer step, above 0; it is needed if the step"
+            " has several micro-batches"
+        )
+    precision.scaler.scale(sums["loss"] * (ranks / count)).backward()
     return sums, count
 
 
-def optimizer_step(run: Run) -> tuple[Tensor, Tensor, Tensor]:
+def optimizer_step(run: Run) -> StepResult:
     """Clips the gradients and takes the step, unless their norm is not finite. All ranks.
 
-    Returns:
-        The norm before clipping, whether the step was taken, and whether it was bad: not finite, and not
-        because the scaler of fp16 is still looking for its scale. All 0-d, on the device: nothing here waits
-        for it if the optimizer can skip by itself (torch's fused ones). After DDP and FSDP the norm is the
-        same on all ranks, so all of them skip together.
+    After DDP and FSDP the norm is the same on all ranks, so all of them skip together. Nothing here waits for
+    the device if the optimizer can skip by itself (torch's fused ones).
     """
-    precision, optimizer = run.number_format, run.optimizer
+    precision, optimizer = run.precision, run.optimizer
     precision.scaler.unscale_(optimizer)
     parameters = list(run.model.parameters())  # those without a gradient do not count
     total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    nn.utils.clip_grads_with_norm_(parameters, run.clip_norm, total)
+    nn.utils.clip_grads_with_norm_(parameters, CLIP_NORM, total)
     norm = full_tensor(total)
-    done = torch.isfinite(norm)
-    bad = precision.optimizer_step(optimizer, done)
+    finite = torch.isfinite(norm)
+    bad = precision.optimizer_step(optimizer, finite)
     optimizer.zero_grad(set_to_none=True)
-    return norm, done, bad
+    return StepResult(norm, finite, bad)
 
 
 def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) -> None:
@@ -372,30 +383,29 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
     names = [checkpoint.name_of_step(step)] if due(run.save_interval) else []
     if run.epoch_name and due(run.steps_per_epoch):
         names.append(run.epoch_name.format(step // (run.steps_per_epoch or 1)))
-    found: dict[str, Any] = {}
+    validation: dict[str, Any] = {}
     best_before = state.best_val_loss
     if val_loader is not None and (is_last or due(run.eval_interval)):
         state.stop_clock()
         state.unfinished, started = True, time.perf_counter()
-        found = evaluate(run.model, val_loader, run.task, run.world, run.precision, run.stop)
-        found["seconds_val"], state.unfinished = time.perf_counter() - started, False
-        if math.isfinite(found["val_loss"]):
+        validation = evaluate(run.model, val_loader, run.task, run.world, run.precision, run.stop)
+        validation["seconds_val"], state.unfinished = time.perf_counter() - started, False
+        loss = validation["val_loss"]
+        if math.isfinite(loss):
             state.bad_validations, state.finite_step = 0, step
-            if state.best_val_loss is None or not found["val_loss"] >= state.best_val_loss:
-                state.best_val_loss = found["val_loss"]
+            if state.best_val_loss is None or loss < state.best_val_loss:
+                state.best_val_loss = loss
                 names.append(checkpoint.BEST)
         else:
             state.bad_validations += 1
-    if found or is_last or due(run.log_interval):
-        row = log_row(run, state, epoch) | found
+    if validation or is_last or due(run.log_interval):
+        row = log_row(run, state, epoch) | validation
         if run.log is not None:
             run.log(row)
-    if found and state.bad_validations >= (1 if is_last else MAX_BAD_VALIDATIONS):
-        bad = state.bad_validations
+    if validation and state.bad_validations >= (1 if is_last else MAX_BAD_VALIDATIONS):
+        which = "the last validation" if is_last else f"{MAX_BAD_VALIDATIONS} validations in a row"
         raise Diverged(
-            f"step {step:,}: the loss is {found['val_loss']:g} in "
-            + (f"{bad} validations in a row" if bad > 1 else "the last validation")
-            + ": the run has diverged.",
+            f"step {step:,}: the loss is {validation['val_loss']:g} in {which}: the run has diverged.",
             state.finite_step,
         )
     if names or is_last:
@@ -405,7 +415,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
         doubt = ""
         if state.bad_validations:
             doubt = "the loss of the last validation was not finite"
-        elif not found and int(state.bad_steps) >= MIN_DOUBTFUL_STEPS:
+        elif not validation and int(state.bad_steps) >= MIN_DOUBTFUL_STEPS:
             doubt = f"the last {int(state.bad_steps)} steps had no finite gradient"
         if (not doubt or is_last) and save(run, state, names) and checkpoint.BEST in names:
             state.best_val_loss = best_before
@@ -428,6 +438,7 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
     world, total = run.world, run.world.sum_over_ranks(state.sums)
     count = total.get("count", 0.0)
     seconds = max(total["seconds"] / world.size, 1e-9)  # means over the ranks
+    seconds_data = total["seconds_data"] / world.size
     row = {f"train_{name}": total[name] / count for name in total if name.startswith("loss") and count}
     row |= {
         "step": state.step,
@@ -436,17 +447,14 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
         "lr": run.optimizer.param_groups[0]["lr"],
         "grad_norm": None if state.grad_norm is None or not count else float(state.grad_norm),
         "samples_per_sec": total.get("samples", 0.0) / seconds,
-        "seconds_data": total["seconds_data"] / world.size,
-        "data_share": min(1.0, total["seconds_data"] / world.size / seconds),
-        "peer_share": (
-            min(1.0, total["seconds_peers"] / world.size / seconds) if state.peers.measures else None
-        ),
+        "seconds_data": seconds_data,
+        "data_share": min(1.0, seconds_data / seconds),
         **{name: as_int(total.get(name, 0.0)) for name in SUMMED_COLUMNS},
     }
     flops = total.get("flops", math.nan)
     if math.isfinite(flops) and flops > 0:
         if not state.matmul_rate:
-            rate = matmul_rate(world.device, run.number_format.matmul_dtype)
+            rate = matmul_rate(world.device, run.precision.matmul_dtype)
             state.matmul_rate = world.sum_over_ranks({"rate": rate})["rate"]
         row["model_flops_per_sec"] = flops / seconds
         row["mfu"] = row["model_flops_per_sec"] / state.matmul_rate
@@ -463,10 +471,8 @@ def evaluate(
     precision: Precision | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, float]:
-    """The task's figures over all samples of all ranks' `batches`. All ranks.
-
-    Returns:
-        {"val_loss": …} for losses and {name: …} for the others, nan if nothing was counted.
+    """The task's figures over all samples of all ranks' `batches`: {"val_loss": …} for losses and {name: …}
+    for the others, nan if nothing was counted. All ranks.
 
     Raises:
         Stopped: `stop` said so on the way.
@@ -483,20 +489,17 @@ def own_totals(
     precision: Precision | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> dict[str, Tensor | float]:
-    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. All ranks.
-
-    Returns:
-        Weighted sums under the names of the figures; COUNT: of samples; name + COUNT: the denominator of a
-        ratio.
+    """This rank's part of `evaluate`, for `figures_of`; parts of a rank's batches may be added up. Weighted
+    sums by figure; COUNT: of samples; name + COUNT: the denominator of a ratio. All ranks.
     """
-    raw_model, number_format = unwrap(model), precision or Precision("float32", world.device)
+    raw_model, precision = unwrap(model), precision or Precision("float32")
     totals: dict[str, Tensor | float] = {}
     count = len(batches) if isinstance(batches, Sized) else None
     with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
         for batch in batches:
             raise_if_stopped(stop)
             batch = to_device(batch, world.device)
-            with number_format.autocast():
+            with precision.autocast():
                 values: dict[str, Any] = dict(task.metrics(raw_model, batch))
             samples = checked_samples(task, values, batch, "metrics")
             weights = batch.get("weights")
@@ -513,9 +516,7 @@ def own_totals(
 
 def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, float]:
     """What `evaluate` returns, from the totals of all ranks. All ranks. Raises ValueError."""
-    names = next(filter(None, world.gather(list(totals))), None)
-    if names is None:
-        raise ValueError("the loader of validation rows gave no batch on any rank")
+    names = next(filter(None, world.gather(list(totals))), [COUNT])
     total = world.sum_over_ranks({name: totals.get(name, 0.0) for name in names})  # a rank may have no batch
     samples = total.pop(COUNT)
     if not samples:
@@ -524,8 +525,7 @@ def figures_of(totals: dict[str, Tensor | float], world: World) -> dict[str, flo
     for name, value in total.items():
         if not name.endswith(COUNT):
             count = total.get(name + COUNT, samples)
-            label = f"val_{name}" if name.startswith("loss") else name
-            figures[label] = value / count if count else math.nan
+            figures[f"val_{name}" if name.startswith("loss") else name] = value / count if count else math.nan
     return figures
 
 
@@ -534,7 +534,7 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     ValueError for what is no batch.
     """
     if not isinstance(batch, dict):
-        raise ValueError(f"a batch must be a dict, see histocc.trainer.task; got {type(batch).__name__}")
+        raise ValueError(f"a batch must be a dict, see histocc.trainer.loop; got {type(batch).__name__}")
     return {
         name: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
         for name, value in batch.items()
@@ -544,3 +544,27 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
 def as_int(count: float) -> float:
     """An int if it is one: a sum of weights usually is."""
     return int(count) if float(count).is_integer() else count
+
+
+def checked_samples(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
+    """How many samples the batch has. Raises ValueError, by name, if what the task computed of it is not what
+    the task's interface says.
+    """
+    who = f"{type(task).__name__}.{method}"
+    declared = [name for name in task.columns if method == "metrics" or name.startswith("loss")]
+    if not isinstance(values, dict) or set(values) != {"loss", *declared}:
+        returned = ", ".join(values) if isinstance(values, dict) else type(values).__name__
+        raise ValueError(f"{who} returned {returned}; it must return a dict of {', '.join(declared)}")
+    weights = batch.get("weights")
+    tensors = batch.values() if weights is None else [weights]
+    sizes = {len(tensor) for tensor in tensors if isinstance(tensor, Tensor) and tensor.dim()}
+    samples = next((len(x) for x in values.values() if isinstance(x, Tensor) and x.dim()), -1)
+    for name, value in values.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            if shape != [samples] or sizes and samples not in sizes:
+                expected = " or ".join(map(str, sorted(sizes))) or "B"
+                raise ValueError(
+                    f"{who}: {name!r} has shape {shape}, expected one value a sample: [{expected}]"
+                )
+    return samples

@@ -14,14 +14,68 @@ def linear_factor(step: int, warmup_steps: int, total_steps: int) -> float:
     """Factor on the peak learning rate for optimizer step `step` (0-based).
 
     Rises from 1/(warmup_steps + 1), reaches 1 at step `warmup_steps`, and falls to 1/(total_steps −
-    warmup_steps) at
-    the last step: no step is wasted at rate 0. 0 from `total_steps` on.
+    warmup_steps) at the last step: no step is wasted at rate 0. 0 from `total_steps` on.
     """
     if step >= total_steps:
         return 0.0
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     return (total_steps - step) / (total_steps - warmup_steps)
+
+
+def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
+    """Learning rate for `processes` with the rule none, linear (× processes) or sqrt (× √processes)."""
+    return rate * {"none": 1.0, "linear": float(processes), "sqrt": processes**0.5}[rule]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps and learning rate of a run.
+
+    Args:
+        total: optimizer steps of all epochs.
+        length: of the schedule.
+        warmup: steps of it.
+        stop: the step where this start ends.
+        rate: the peak.
+    """
+
+    total: int
+    length: int
+    warmup: int
+    stop: int
+    rate: float
+
+    @classmethod
+    def of(
+        cls, args: TrainConfig, steps_per_epoch: int, processes: int, rate: float | None = None
+    ) -> "Schedule":
+        """rate: of the first start, which a resumed run keeps."""
+        total = args.num_epochs * steps_per_epoch
+        length = args.schedule_steps or total
+        warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
+        if rate is None:
+            assert args.learning_rate is not None, "still open"
+            rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
+        return cls(total, length, warmup, min(total, args.max_steps or total), rate)
+
+    def factor(self, step: int) -> float:
+        """Of the peak rate, for optimizer step `step` (0-based)."""
+        return linear_factor(step, self.warmup, self.length)
+
+    def warnings(self) -> list[str]:
+        """What is likely not meant."""
+        if self.length < self.stop:
+            return [
+                f"WARNING: the schedule ends at step {self.length:,}: steps {self.length + 1:,} to"
+                f" {self.stop:,} have learning rate 0 and change nothing (--schedule-steps)"
+            ]
+        if self.warmup >= self.stop:
+            return [
+                f"WARNING: the warm-up takes {self.warmup:,} steps, and the run has {self.stop:,}: the"
+                f" learning rate never reaches {self.rate:g} (--warmup-steps, --warmup-pct)"
+            ]
+        return []
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
@@ -48,69 +102,3 @@ def make_optimizer(
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
-
-
-def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
-    """Learning rate for `processes` with the rule none, linear (× processes) or sqrt (× √processes)."""
-    factors = {"none": 1.0, "linear": float(processes), "sqrt": processes**0.5}
-    return rate * factors[rule]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Optimizer steps of a run: total of its schedule, those done at the `start`, where to `stop` before the
-    total; None if there is no limit, or it is not known.
-    """
-
-    total: int | None = None
-    start: int = 0
-    stop: int | None = None
-
-    @property
-    def last(self) -> int | None:
-        """The step after which the run ends."""
-        return min((step for step in (self.total, self.stop) if step is not None), default=None)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Steps and learning rate of a run. total: steps of all epochs; length: of the schedule; stop: where this
-    start ends; rate: the peak.
-    """
-
-    total: int
-    length: int
-    warmup: int
-    stop: int
-    rate: float
-
-    def factor(self, step: int) -> float:
-        """Of the peak rate, for optimizer step `step` (0-based)."""
-        return linear_factor(step, self.warmup, self.length)
-
-    def warnings(self) -> list[str]:
-        """What is likely not meant."""
-        if self.length < self.stop:
-            return [
-                f"WARNING: the schedule ends at step {self.length:,}: steps {self.length + 1:,} to"
-                f" {self.stop:,} have learning rate 0 and change nothing (--schedule-steps)"
-            ]
-        if self.warmup >= self.stop:
-            return [
-                f"WARNING: the warm-up takes {self.warmup:,} steps, and the run has {self.stop:,}: the"
-                f" learning rate never reaches {self.rate:g} (--warmup-steps, --warmup-pct)"
-            ]
-        return []
-
-    @classmethod
-    def of(
-        cls, args: TrainConfig, steps_per_epoch: int, processes: int, rate: float | None = None
-    ) -> "Schedule":
-        """rate: of the first start, which a resumed run keeps."""
-        total = args.num_epochs * steps_per_epoch
-        length = args.schedule_steps or total
-        warmup = round(args.warmup_pct * length) if args.warmup_steps is None else args.warmup_steps
-        if rate is None:
-            assert args.learning_rate is not None, "still open"
-            rate = scaled_learning_rate(args.learning_rate, args.lr_scaling, processes)
-        return cls(total, length, warmup, min(total, args.max_steps or total), rate)

@@ -30,13 +30,10 @@ from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import OwnFiles, save_path_problem
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.world import World
-from histocc.trainer import loop, resume, run
-from histocc.trainer.batches import (
-    WEIGHTS,
-    Rows,
-    validation_loader,
-)
+from histocc.trainer import loop, run
+from histocc.trainer.batches import WEIGHTS, Rows, validation_loader
 from histocc.trainer.config import ScriptConfig
+from histocc.trainer.estimate import memory_advice
 from histocc.trainer.log import log_columns, validation_line
 from histocc.trainer.run import Training
 
@@ -45,9 +42,13 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
     """Trains what `make` returns as the arguments ask: a run, or its continuation, a dry run, a validation.
     All ranks.
 
-    make: called on every rank once the arguments are checked, with torch's generator seeded, so that the
-    weights are the same everywhere; raises UserError for data that are none. Nothing is written before.
-    Raises UserError, TrainingError.
+    Args:
+        make: called on every rank once the arguments are checked, with torch's generator seeded, so that the
+            weights are the same everywhere; raises UserError for data that are none. Nothing is written
+            before.
+
+    Raises:
+        UserError, TrainingError
     """
     world.run_on_main("arguments", lambda: raise_if_any(_problems(args)))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
@@ -58,16 +59,15 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
         return _validate(args, world, training, precision)
 
     def refuse(state: dict[str, Any]) -> None:
-        more = _other_entries(state, training.entries)
-        resume.refuse_other_arguments(args, state, more)
+        run.refuse_other_arguments(args, state, _other_entries(state, training.entries))
 
     with contextlib.ExitStack() as held:
         if not args.dry_run:
             held.enter_context(run.held_folder(args, world))
-        with run.memory_of_model(args, world, training.smaller_model):
+        with memory_advice(args, world, training.smaller_model, of_steps=False):
             read = checkpoint.load_resumable
-            resumed = resume.find_resumable(args, world, read, refuse, training.fingerprint)
-            resume.set_threads(resumed, world)
+            resumed = run.find_resumable(args, world, read, refuse, training.fingerprint)
+            run.set_threads(resumed, world)
             if resumed:
                 _load(training.model, resumed["model"], resumed["path"])
             elif args.initial_checkpoint:
@@ -75,35 +75,27 @@ def train(parser: Parser, args: ScriptConfig, world: World, make: Callable[[], T
             if args.compile:
                 compile_layers(training.model)
             training.model.to(world.device)
-        ready = run.set_up(args, world, precision, training, resumed)
-        if ready:
-            with run.outputs(ready) as calls:
-                of_task = loop.Run(
-                    ready.model,
-                    training.task,
-                    ready.optimizer,
-                    flops=training.flops,
-                    **ready.options,
-                    **calls,
+        with run.ready(args, world, precision, training, resumed) as ready:
+            if ready:
+                of_loop = loop.Run(
+                    ready.model, training.task, ready.optimizer, flops=training.flops, **ready.options
                 )
-                loop.train(of_task, ready.loaders, ready.state)
-        run.finish(training, args, world, ready)
+                loop.train(of_loop, ready.loaders, ready.state)
 
 
 def _problems(args: ScriptConfig) -> list[str]:
     """All that is wrong with the arguments, and all that stands in the way of what the run writes."""
-    problem = save_path_problem(args.save_path)
-    found = [*args.problems(), *([problem] if problem else [])]
+    problems = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
     try:
         own = OwnFiles(args.save_path, args.overwrite)
-        return found + run.output_problems(args, {args.config: "the file of --config"}, own)
+        return problems + run.output_problems(args, {args.config: "the file of --config"}, own)
     except UserError as error:
-        return [*found, str(error)]
+        return [*problems, str(error)]
 
 
 def _complete(training: Training, parser: Parser, world: World) -> Training:
     """With what any script's checkpoints hold. All ranks. Raises ValueError for what are no rows, UserError
-    where the nodes have other data.
+    if the nodes have other data.
     """
     given = [rows for rows in (training.train, training.val) if rows is not None]
     for rows in given:
@@ -111,7 +103,6 @@ def _complete(training: Training, parser: Parser, world: World) -> Training:
             raise ValueError(f"rows must be a histocc.trainer.batches.Rows; found {type(rows).__name__}")
         if not len(rows):
             raise UserError(f"{type(rows).__name__}: there is no row")
-    loop.check_columns(training.task)
     fingerprint = training.fingerprint or " ".join(rows.fingerprint or str(len(rows)) for rows in given)
     if others := world.differing(fingerprint):
         raise UserError(
@@ -125,8 +116,7 @@ def _complete(training: Training, parser: Parser, world: World) -> Training:
 def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:
     """What another script or another model has written, a line each."""
     if state.get("script") != entries["script"]:
-        script = state.get("script") or "another script"
-        return [f"it is a run of {script}, not of {entries['script']}"]
+        return [f"it is a run of {state.get('script') or 'another script'}, not of {entries['script']}"]
     before, now = state.get("config", {}), entries["config"]
     return [
         f"{name} was {before.get(name)!r}, now it is {now.get(name)!r}"
@@ -135,17 +125,24 @@ def _other_entries(state: dict[str, Any], entries: dict[str, Any]) -> list[str]:
     ]
 
 
-def _weights(path: str, said: str) -> tuple[dict[str, Any], str]:
-    """(weights, file) of a checkpoint: of a run of any script, or a plain state dict. Raises UserError."""
+def _content(path: str, flag: str) -> tuple[dict[str, Any], str]:
+    """(content, file) of a checkpoint, or of that in the folder of a run. flag: what a message begins with.
+    Raises UserError.
+    """
     file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
     if file is None:
-        raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
-    state = checkpoint.load(file)
+        raise UserError(f"{flag} {path}: no checkpoint there (neither a file nor a folder of a run)")
+    return checkpoint.load(file), file
+
+
+def _weights(path: str, flag: str) -> tuple[dict[str, Any], str]:
+    """(weights, file) of a checkpoint: of a run of any script, or a plain state dict. Raises UserError."""
+    state, file = _content(path, flag)
     return state.get("model", state.get(checkpoint.SECOND_NAME, state)), file
 
 
 def _load(model: nn.Module, weights: dict[str, Any], file: str) -> None:
-    """Copies all weights. Raises UserError where they are those of another model."""
+    """Copies all weights. Raises UserError if they are those of another model."""
     with checkpoint.reading(file):
         model.load_state_dict(weights)
 
@@ -156,22 +153,16 @@ def _validate(args: ScriptConfig, world: World, training: Training, precision: P
     """
     if training.val is None:
         raise UserError("--eval-only needs rows to validate on")
-    path = args.initial_checkpoint or args.save_path
-    weights, file = _weights(path, "--eval-only:")
+    weights, file = _weights(args.initial_checkpoint or args.save_path, "--eval-only:")
     _load(training.model, weights, file)
     model = training.model.to(world.device)
     loader = validation_loader(args, world, training.val)
     values = loop.evaluate(model, loader, training.task, world, precision, world.stop_agreed)
     step = checkpoint.step_of(file) or 0
-    world.print(validation_line({"step": step, **values}, log_columns(tuple(training.task.columns))))
-    run.finish(training, args, world, None)
+    world.print(validation_line({"step": step, **values}, log_columns(training.task.columns)))
+    run.finish(args, world, training, model)
 
 
-def config_of(path: str, said: str) -> dict[str, Any]:
-    """The entry `config` of a checkpoint of a script's run: what its model was made of. said: what a message
-    begins with. Raises UserError.
-    """
-    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST))
-    if file is None:
-        raise UserError(f"{said} {path}: no checkpoint there (neither a file nor a folder of a run)")
-    return checkpoint.load(file).get("config") or {}
+def config_of(path: str, flag: str) -> dict[str, Any]:
+    """The entry `config` of a checkpoint of a script's run: what its model was made of. Raises UserError."""
+    return _content(path, flag)[0].get("config") or {}

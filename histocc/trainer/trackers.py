@@ -16,11 +16,9 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from histocc.runtime import entrypoint
-from histocc.runtime.device import synchronize
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.trainer.config import TrainConfig
@@ -74,6 +72,7 @@ class Tracker:
         self.opened = threading.Event()
         self.thread = threading.Thread(target=self._work, args=(open_library,), name=flag, daemon=True)
         self.thread.start()
+        entrypoint.libraries.append(flag)
 
     def _work(self, open_library: Callable[[], Library]) -> None:
         try:
@@ -83,22 +82,20 @@ class Tracker:
                 write(row)
             close()
         except BaseException as error:  # SystemExit, too: libraries end a process that they take for theirs
-            text = str(error).strip() or type(error).__name__
-            self.error = text.splitlines()[0][:300]
+            self.error = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         finally:
             self.opened.set()
 
-    def row(self, values: dict[str, float]) -> None:
+    def row(self, values: dict[str, float] | None) -> None:
+        """None: there are no more."""
         with contextlib.suppress(queue.Full):
             if not self.error:
-                self.rows.put_nowait(values)
-                return
+                return self.rows.put_nowait(values)
         self._give_up(self.error or f"{MAX_WAITING_ROWS} rows are waiting for it")
 
     def close(self, until: float) -> None:
         """Waits for it until time.monotonic() is `until`, and no longer."""
-        with contextlib.suppress(queue.Full):
-            self.rows.put_nowait(None)
+        self.row(None)
         self.thread.join(max(0.0, until - time.monotonic()))
         if self.error or self.thread.is_alive():
             self._give_up(self.error or "it has not finished in time")
@@ -113,40 +110,32 @@ class Tracker:
 
 
 def open_trackers(
-    args: TrainConfig,
-    folder: str,
-    name: str,
-    step: int,
-    arguments: dict[str, Any],
-    stop: Callable[[], bool] = lambda: False,
+    args: TrainConfig, name: str, step: int, stop: Callable[[], bool] = lambda: False
 ) -> list[Tracker]:
     """Those that are asked for.
 
     Args:
         name: what all checkpoints of the run have in common.
         step: from which the run continues, 0 for a new one.
-        arguments: of the run, for W&B.
         stop: whether to wait no longer.
 
     Raises:
         UserError: one cannot be opened at the begin of a run; a run that is resumed continues without it.
     """
-    trackers: list[Tracker] = []
+    folder, trackers = args.save_path, []
     if args.tensorboard:
         trackers.append(Tracker("--tensorboard", lambda: open_tensorboard(folder, step)))
     if args.log_wandb:
-        project = args.wandb_project_name or "histocc"
-        trackers.append(Tracker("--log-wandb", lambda: open_wandb(folder, name, project, arguments)))
-    entrypoint.libraries += [tracker.flag for tracker in trackers]
+        project, values = args.wandb_project_name or "histocc", args.values()
+        trackers.append(Tracker("--log-wandb", lambda: open_wandb(folder, name, project, values)))
     until = time.monotonic() + OPEN_SECONDS
     for tracker in trackers:
         while not tracker.opened.wait(0.1) and time.monotonic() < until and not stop():
             pass
-    failed = [tracker for tracker in trackers if tracker.error]
-    if failed and step == 0:
+    if step == 0 and (failed := next((tracker for tracker in trackers if tracker.error), None)):
         close_trackers([tracker for tracker in trackers if not tracker.error], stopped=True)
-        offline = "; WANDB_MODE=offline needs no network" if failed[0].flag == "--log-wandb" else ""
-        raise UserError(f"{failed[0].flag}: {failed[0].error}{offline}")
+        offline = "; WANDB_MODE=offline needs no network" if failed.flag == "--log-wandb" else ""
+        raise UserError(f"{failed.flag}: {failed.error}{offline}")
     return trackers
 
 
@@ -159,83 +148,37 @@ def close_trackers(trackers: Iterable[Tracker], stopped: bool = False) -> None:
 
 # ---- --profile N
 
-PHASES = ("asking to stop", "data", "forward", "backward", "optimizer", "log, validation, saving")
 OF_PROFILE = ("profile.txt", "trace.json")
-WARM_UP = 3  # steps before the first that counts
-_active: list[torch.device] = []
 
 
 @contextlib.contextmanager
-def phase(name: str) -> Generator[None]:
-    """Marks what happens inside as `name`, one of PHASES. Without a profile it costs nothing; with one it
-    waits for the device.
+def profiled(
+    steps: int | None, own: OwnFiles, device: torch.device, say: Callable[[str], None]
+) -> Generator[Callable[[], object]]:
+    """Profiles `steps` steps of this process, from the fourth on; gives what is to be called after each.
+
+    Args:
+        steps: None for no profile.
+        own: files of the run, which get profile.txt and trace.json; chrome://tracing shows the latter.
+        say: is told where they are, or that they could not be written.
     """
-    if not _active:
-        yield
+    if not steps:
+        yield lambda: None
         return
-    with record_function(name):
-        yield
-        synchronize(_active[0])
 
-
-class StepProfiler:
-    """Profiles `steps` steps of this process, from the fourth on; `step_done` is to be called after each.
-
-    own: of the run's folder, which gets profile.txt and trace.json; chrome://tracing and Perfetto show the
-    latter. say: is told what came out, or that it could not be written.
-    """
-
-    def __init__(self, steps: int, own: OwnFiles, device: torch.device, say: Callable[[str], None]):
-        self.own, self.device, self.say = own, device, say
-        self.profile = profile(
-            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda"),
-            schedule=schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
-            on_trace_ready=self._write,
-        )
-        self.profile.start()
-
-    def step_done(self) -> None:
-        self.profile.step()
-        active = self.profile.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
-        _active[:] = [self.device] * active
-
-    def close(self) -> None:
-        """Ends a profile for which there were not enough steps."""
-        self.profile.stop()
-        _active.clear()
-
-    def _write(self, _: profile) -> None:
-        steps, events = self.profile.step_num - WARM_UP, self.profile.key_averages()
-        if steps < 1:
-            return
-        lines = phase_lines(events, steps)
-        kind = "cuda" if self.device.type == "cuda" else "cpu"
-        operations = events.table(
-            sort_by="self_device_time_total" if kind == "cuda" else "self_cpu_time_total", row_limit=40
-        )
+    def write(profiler: profile) -> None:
+        order = f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total"
         try:
-            table, trace = self.own.claim(*OF_PROFILE)
+            table, trace = own.claim(*OF_PROFILE)
             with atomic_write(table) as file:
-                file.write("\n".join([*lines, "", operations]).encode())
-            self.profile.export_chrome_trace(f"{trace}.tmp{os.getpid()}")
+                file.write(profiler.key_averages().table(sort_by=order, row_limit=40).encode())
+            profiler.export_chrome_trace(f"{trace}.tmp{os.getpid()}")
             os.replace(f"{trace}.tmp{os.getpid()}", trace)
-            lines.append(f"Operations: {table}; trace: {trace}")
+            say(f"Profile of rank 0: {table}; trace: {trace}")
         except (OSError, RuntimeError) as error:
-            lines.append(f"WARNING: {self.own.folder}: the profile could not be written: {error}")
-        self.say("\n".join(lines))
+            say(f"WARNING: {own.folder}: the profile could not be written: {error}")
 
-
-def phase_lines(events: Iterable[Any], steps: int) -> list[str]:
-    """The time of each phase, out of `key_averages()`. A GPU's timeline repeats the names of the phases:
-    those of the CPU, which waits for it, count.
-    """
-    on_cpu = [event for event in events if event.device_type == DeviceType.CPU]
-    seconds = {event.key: event.cpu_time_total / 1e6 / steps for event in on_cpu if event.key in PHASES}
-    total = sum(seconds.values())
-    return [
-        f"Profile of {steps} steps of rank 0, {total:.4f} s each:",
-        *(
-            f"  {name:26} {seconds.get(name, 0):9.4f} s {seconds.get(name, 0) / total:5.0%}"
-            for name in PHASES
-        ),
-    ]
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    of_steps = schedule(wait=2, warmup=1, active=steps, repeat=1)
+    with profile(activities=activities, schedule=of_steps, on_trace_ready=write) as profiler:
+        yield profiler.step
