@@ -38,7 +38,7 @@ set +o posix -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/scripts/common.sh"
 
 # The run on the sample. Any number of processes makes the same total batch, and so the same result.
-SAMPLE_ROWS=(--rows 40000 --seed 1)  # histocc/sample/show.py takes its texts from others
+SAMPLE_ROWS=(--rows 40000 --seed 1)
 SAMPLE_FLAGS=(
   --formatter hisco --target-cols hisco_1 hisco_2 hisco_3 --language-col lang --model-size tiny
   --num-epochs 1 --ngram-passes 5 --schedule-steps 60 --max-steps 60 --batch-size 32 --global-batch-size 64

@@ -10,7 +10,6 @@ blocks are PAD. HISCO, OCC1950 and general systems ("gpf") are settings of one c
 
 import csv
 import importlib
-import math
 import numbers
 import re
 import string
@@ -40,9 +39,10 @@ class _System(NamedTuple):
     default_cols: tuple[str, ...] = ()
 
 
+_PUNCTUATION = [c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)]
 _SYSTEMS = {
     "hisco": _System(
-        tokens=tuple(str(n) for n in range(-3, 10)),
+        tuple(str(n) for n in range(-3, 10)),
         whole_codes=("-1", "-2", "-3"),
         block_size=5,
         max_codes=5,
@@ -50,27 +50,19 @@ _SYSTEMS = {
         default_cols=tuple(f"hisco_{i}" for i in range(1, 6)),
     ),
     "occ1950": _System(
-        tokens=tuple(string.digits),
+        tuple(string.digits),
         block_size=3,
         max_codes=2,
         zeros_back_from=1,
         default_cols=("OCC1950_1", "OCC1950_2"),
     ),
-    "gpf": _System(
-        tokens=(
-            *(str(n) for n in range(-999, 1000)),
-            *string.ascii_letters,
-            *(c for c in string.punctuation if c not in (SEP_VALUE, WITHIN_BLOCK_SEP)),
-        )
-    ),
+    "gpf": _System((*(str(n) for n in range(-999, 1000)), *string.ascii_letters, *_PUNCTUATION)),
 }
 
 
 @cache
 def hisco_key() -> tuple[str, ...]:
-    """The 1,919 HISCO codes in the order of the linear outputs of the published models;
-    `histocc/hisco_key.csv` is a key file.
-    """
+    """The 1,919 HISCO codes in the order of the linear outputs of the published models."""
     with files("histocc").joinpath("hisco_key.csv").open(encoding="utf-8") as file:
         return tuple(row["system_code"] for row in csv.DictReader(file))
 
@@ -85,41 +77,33 @@ def hisco_classes() -> dict[str, dict[str, str]]:
     """
     with files("histocc").joinpath("hisco_classes.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    columns = {"title": "title", **dict.fromkeys(CLASSES), "hiscam": "hiscam_u1"}
-    return {name: {row["hisco"]: row[column or name] for row in rows} for name, column in columns.items()}
+    columns = {name: name for name in ("title", *CLASSES)} | {"hiscam": "hiscam_u1"}
+    return {name: {row["hisco"]: row[column] for row in rows} for name, column in columns.items()}
 
 
 class CodeError(ValueError):
-    """A code that does not fit the formatter. ``kind`` is "short", "long", "character" or "empty"."""
-
-    def __init__(self, message: str, kind: str = "character"):
-        super().__init__(message)
-        self.kind = kind
+    """A code that does not fit the formatter."""
 
 
 class BlockyFormatter:
     """Codes <-> token sequence for one classification.
 
-    Parameters
-    ----------
-    kind : "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (one block per target
-    column).
-    target_cols : names of the columns that hold the codes; hisco takes one to five, occ1950 one or two, gpf
-    one or more.
-        None: the usual names, for hisco and occ1950 only.
-    block_size : tokens per code; gpf only, the other two have their own.
-    use_within_block_sep : gpf only. A code is written as tokens with commas between them ("10,2,-1") instead
-        of one token per character, so that a token may have several characters.
-    allow_short : gpf only. Accept codes with fewer tokens than the block; the rest of the block is EOS either
-    way.
-    chars : gpf only. The tokens in the order of their ids, for published models that have others than -999 …
-        999, letters and punctuation; None for these.
+    Args:
+        kind: "hisco" (five blocks of five), "occ1950" (two blocks of three) or "gpf" (a block per column).
+        target_cols: columns of codes: hisco takes one to five, occ1950 one or two, gpf one or more. None: the
+            usual names, for hisco and occ1950 only.
+        block_size: tokens per code; gpf only, the other two have their own.
+        use_within_block_sep: gpf only: a code is written as tokens with commas between them ("10,2,-1")
+            instead of one token per character.
+        allow_short: gpf only: codes with fewer tokens than the block are accepted; the rest is EOS.
+        chars: gpf only: the tokens in the order of their ids, if not -999 … 999, letters and punctuation.
 
-    Raises ValueError for an unknown kind, tokens that cannot be told apart, or a number of columns or a block
-    size out of range.
+    Attributes:
+        max_num_codes, max_seq_len, num_classes, map_char_idx, map_idx_char, sep_value, within_block_sep: as
+            published; kind, target_cols, block_size, allow_short, chars: as given.
 
-    Attributes: kind, target_cols, max_num_codes, block_size, max_seq_len, num_classes, map_char_idx,
-    map_idx_char, sep_value, within_block_sep, allow_short, chars.
+    Raises:
+        ValueError: an unknown kind, tokens that cannot be told apart, or a number that is out of range.
     """
 
     def __init__(
@@ -133,41 +117,35 @@ class BlockyFormatter:
     ):
         if kind not in _SYSTEMS:
             raise ValueError(f"unknown formatter {kind!r}: choose one of {', '.join(_SYSTEMS)}")
-        system = _SYSTEMS[kind]
-        general = kind == "gpf"
-        self.kind = kind
+        self.kind, system, general = kind, _SYSTEMS[kind], kind == "gpf"
         self.target_cols = list(system.default_cols if target_cols is None else target_cols)
-        self._check_columns(system)
+        count, most = len(self.target_cols), system.max_codes
+        if count < 1 or most is not None and count > most:
+            allowed = "at least one target column" if most is None else f"1 to {most} target columns"
+            raise ValueError(f"formatter {kind} takes {allowed}, not {count}: {self.target_cols}")
         if general and block_size < 1:
             raise ValueError(f"block size must be at least 1, not {block_size}")
-        self.max_num_codes = system.max_codes or len(self.target_cols)
+        self.max_num_codes = most or count
         self.block_size = system.block_size or int(block_size)
         self.max_seq_len = self.max_num_codes * self.block_size + 2  # BOS in front, EOS behind
         if self.max_seq_len > MAX_SEQ_LEN:
-            raise ValueError(
-                f"{self.max_seq_len:,} tokens are more than {MAX_SEQ_LEN:,}: smaller blocks, or fewer"
-            )
+            raise ValueError(f"{self.max_seq_len:,} tokens are more than {MAX_SEQ_LEN:,}: use smaller blocks")
         self.sep_value = SEP_VALUE
         self.within_block_sep = WITHIN_BLOCK_SEP if general and use_within_block_sep else None
         self.allow_short = bool(allow_short) and general
-
-        self.chars = None if chars is None else _checked_tokens(chars, general)
-        self.map_char_idx = {
-            token: i for i, token in enumerate(self.chars or system.tokens, start=FIRST_TOKEN_IDX)
-        }
+        self.chars = None if chars is None else tuple(map(str, chars))
+        tokens = system.tokens if self.chars is None else self.chars
+        if self.chars is not None and not general:
+            raise ValueError("only the general-purpose formatter takes its own tokens")
+        if not tokens or len(set(tokens)) < len(tokens) or any(not t or SEP_VALUE in t for t in tokens):
+            raise ValueError(f"tokens must differ, be not empty and hold no {SEP_VALUE!r}: {tokens!r:.200}")
+        self.map_char_idx = {token: i for i, token in enumerate(tokens, start=FIRST_TOKEN_IDX)}
         self.map_idx_char = {i: token for token, i in self.map_char_idx.items()}
         self.num_classes = [max(self.map_idx_char) + 1] * self.max_seq_len
         self._whole = frozenset(self.map_char_idx[code] for code in system.whole_codes)
         ids = range(max(self.map_idx_char) + 2)  # the last stands for every id out of range
-        self._tables = [
-            torch.tensor([i in members for i in ids]) for members in (self.map_idx_char, self._whole)
-        ]
-
-    def _check_columns(self, system: _System) -> None:
-        count, most = len(self.target_cols), system.max_codes
-        if count < 1 or (most is not None and count > most):
-            allowed = "at least one target column" if most is None else f"1 to {most} target columns"
-            raise ValueError(f"formatter {self.kind} takes {allowed}, not {count}: {self.target_cols}")
+        members = (self.map_idx_char, self._whole)
+        self._tables = [torch.tensor([i in some for i in ids]) for some in members]
 
     def __repr__(self) -> str:
         return f"BlockyFormatter({self.to_dict()})"
@@ -199,43 +177,32 @@ class BlockyFormatter:
     def encode_code(self, code: str) -> np.ndarray:
         """Tokens of one code, int64 [block_size]. The code is taken as it stands; see ``repair``.
 
-        Raises CodeError: "empty", "character" (no such token), "long" or "short" (does not fill its block; in
-        gpf only without ``allow_short``, and never for -1, -2, -3 and ?).
+        Raises:
+            CodeError: empty, with a token that there is not, too long, or too short for its block (in gpf
+                only without ``allow_short``, and never for -1, -2, -3 and ?).
         """
         if not code.strip():
-            raise CodeError(f"code {code!r} is empty", "empty")
+            raise CodeError(f"code {code!r} is empty")
         if self.map_char_idx.get(code) in self._whole:
             return np.full(self.block_size, self.map_char_idx[code], dtype=np.int64)
         tokens = list(code) if self.within_block_sep is None else code.split(self.within_block_sep)
         for token in tokens:
             if token not in self.map_char_idx:
                 hint = "" if self.within_block_sep is None else " (tokens stand between commas)"
-                raise CodeError(
-                    f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}", "character"
-                )
+                raise CodeError(f"code {code!r}: {token!r} is not a token of formatter {self.kind}{hint}")
         count, size = len(tokens), self.block_size
         if count > size:
-            raise CodeError(f"code {code!r} has {count} tokens, more than the block size {size}", "long")
+            raise CodeError(f"code {code!r} has {count} tokens, more than the block size {size}")
         if count < size and not (self.kind == "gpf" and (self.allow_short or code in NEVER_SHORT)):
-            raise CodeError(f"code {code!r} has {count} tokens, fewer than the block size {size}", "short")
+            raise CodeError(f"code {code!r} has {count} tokens, fewer than the block size {size}")
         block = np.full(size, EOS_IDX, dtype=np.int64)
         block[:count] = [self.map_char_idx[token] for token in tokens]
         return block
 
-    def transform_label(self, label: Any) -> np.ndarray | None:
-        """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None.
-
-        label may also be a row of a table, as a Series, a frame of one row or a dict: its target columns, or
-        code1, code2 … with numbers of the HISCO key; the first cell without a code ends them. Raises
-        CodeError as ``encode_code`` does, and ValueError for more codes than blocks and for a row without
-        such columns.
+    def transform_label(self, label: str | None) -> np.ndarray | None:
+        """Codes joined with ``sep_value`` ("12345&-1") -> float64 [max_seq_len]; None stays None. Raises
+        CodeError as ``encode_code`` does, and ValueError for more codes than blocks.
         """
-        if is_missing(label):
-            return None
-        if isinstance(label, numbers.Integral):
-            label = self.repair(str(label))[0]
-        elif not isinstance(label, str):
-            label = self._label_of_row(label)
         if label is None:
             return None
         codes = label.split(self.sep_value)
@@ -245,36 +212,13 @@ class BlockyFormatter:
             )
         sequence = np.full(self.max_seq_len, PAD_IDX, dtype=np.float64)
         sequence[0], sequence[-1] = BOS_IDX, EOS_IDX
-        used = len(codes) * self.block_size
-        sequence[1 : 1 + used] = np.concatenate([self.encode_code(code) for code in codes])
+        sequence[1 : 1 + len(codes) * self.block_size] = np.concatenate(list(map(self.encode_code, codes)))
         return sequence
-
-    def _label_of_row(self, row: Any) -> str | None:
-        of_key = [f"code{i}" for i in range(1, self.max_num_codes + 1)]
-        numbered = self.kind == "hisco" and self.target_cols[0] not in row and of_key[0] in row
-        columns = [name for name in (of_key if numbered else self.target_cols) if name in row]
-        if not columns:
-            raise ValueError(f"the row has none of the columns {', '.join(self.target_cols)}")
-        codes = []
-        for name in columns:
-            cell = row[name].iloc[0] if hasattr(row[name], "iloc") else row[name]
-            if is_missing(cell) or not str(cell).strip():
-                break
-            cell = (
-                int(cell) if isinstance(cell, float) and math.isfinite(cell) and cell == int(cell) else cell
-            )
-            if numbered and not (str(cell).isdecimal() and int(cell) < len(hisco_key())):
-                raise ValueError(
-                    f"column {name!r} holds numbers of the HISCO key, 0 … {len(hisco_key()) - 1}; found"
-                    f" {cell!r}"
-                )
-            codes.append(hisco_key()[int(cell)] if numbered else self.repair(str(cell))[0])
-        return self.sep_value.join(codes) or None
 
     # ---- tokens -> text
 
     def decode_block(self, ids: Sequence[int]) -> str | None:
-        """The code in one block of ``block_size`` token ids, or None where there is none.
+        """The code in one block of ``block_size`` token ids, or None without one.
 
         HISCO and OCC1950: a block with PAD anywhere, or with an id that stands for no character, holds no
         code; a first token of -1, -2 or -3 is the whole code. gpf: PAD, BOS, EOS and SEP are passed over,
@@ -296,9 +240,7 @@ class BlockyFormatter:
 
     def clean_pred(self, ids: Sequence[int]) -> str:
         """Token ids [max_seq_len], BOS first -> the codes in their order, joined with ``sep_value``; ""
-        without a code.
-
-        Raises ValueError if the blocks are not all there; the EOS behind them is not read.
+        without a code. Raises ValueError if the blocks are not all there; the EOS behind them is not read.
         """
         size = self.block_size
         blocks = (ids[start : start + size] for start in range(1, 1 + self.max_num_codes * size, size))
@@ -309,16 +251,19 @@ class BlockyFormatter:
         the device (but for gpf without a separator, where tokens of several characters are not taken apart:
         12, 3 is not 1, 2, 3).
 
-        tokens : integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; what follows the blocks is
-        not read. Returns int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO
-        whole code fills its block, a gpf code stands at the front with EOS behind. Raises ValueError if the
-        sequence is too short.
+        Args:
+            tokens: integer [B, L], BOS first, L >= 1 + max_num_codes * block_size; the rest is not read.
+
+        Returns:
+            int64 [B, max_num_codes, block_size]: a block without a code is all PAD, a HISCO whole code fills
+            its block, a gpf code stands at the front with EOS behind.
+
+        Raises:
+            ValueError: the sequences are too short.
         """
         length = self.max_num_codes * self.block_size
         if tokens.shape[1] < 1 + length:
-            raise ValueError(
-                f"sequences of {tokens.shape[1]} tokens are too short: BOS and {length} tokens are needed"
-            )
+            raise ValueError(f"sequences of {tokens.shape[1]} tokens are too short: {1 + length} are needed")
         # [B, M, bs]
         blocks = tokens[:, 1 : 1 + length].long().reshape(-1, self.max_num_codes, self.block_size)
         in_codes, whole = (table.to(tokens.device, non_blocking=True) for table in self._tables)
@@ -353,9 +298,7 @@ class BlockyFormatter:
 
     @classmethod
     def from_dict(cls, settings: dict) -> "BlockyFormatter":
-        """The formatter that ``to_dict`` described. Raises ValueError where the settings contradict each
-        other.
-        """
+        """The formatter that ``to_dict`` described. Raises ValueError for settings that contradict others."""
         formatter = cls(
             settings["kind"],
             settings["target_cols"],
@@ -372,10 +315,8 @@ class BlockyFormatter:
 
 
 def cut(code: str, digits: int, separator: str | None = None) -> str:
-    """The first `digits` tokens of a code: characters, or what stands between separators.
-
-    −1, −2, −3 and ? are whole codes: they stay what they are at every number of digits, and are a prefix of
-    nothing else. A code that is shorter stays whole, too.
+    """The first `digits` tokens of a code: characters, or what stands between separators. −1, −2, −3 and ?
+    are whole codes, and stay what they are.
     """
     if code in NEVER_SHORT:
         return code
@@ -384,39 +325,11 @@ def cut(code: str, digits: int, separator: str | None = None) -> str:
 
 def is_missing(value: Any) -> bool:
     """Whether it is None or NaN, as pandas has them."""
-    return (
-        value is None
-        or type(value).__name__ in ("NAType", "NaTType")
-        or isinstance(value, numbers.Real)
-        and value != value
-    )
+    is_nan = isinstance(value, numbers.Real) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _checked_tokens(chars: Sequence[str | int], general: bool) -> tuple[str, ...]:
-    tokens = tuple(map(str, chars))
-    if not general:
-        raise ValueError("only the general-purpose formatter takes its own tokens")
-    odd = [token for token in tokens if not token or SEP_VALUE in token or tokens.count(token) > 1]
-    if odd or not tokens:
-        raise ValueError(
-            f"tokens of a formatter must differ, be not empty and hold no {SEP_VALUE!r}; found "
-            + (repr(odd[0]) if odd else "none at all")
-        )
-    return tokens
-
-
-def make_formatter(
-    kind: str,
-    target_cols: Sequence[str] | None,
-    block_size: int = 5,
-    use_within_block_sep: bool = False,
-    allow_short: bool = False,
-    chars: Sequence[str | int] | None = None,
-) -> BlockyFormatter:
-    """The formatter "hisco", "occ1950" or "gpf" for these columns; the last four settings matter to gpf
-    alone.
-    """
-    return BlockyFormatter(kind, target_cols, block_size, use_within_block_sep, allow_short, chars)
+make_formatter = BlockyFormatter
 
 
 def hisco_blocky5(target_cols: Sequence[str] | None = None) -> BlockyFormatter:
@@ -442,11 +355,12 @@ def construct_general_purpose_formatter(
 
 def __getattr__(name: str):
     """Names of the published package that stand in `histocc.compat.formatter`."""
-    if name in (
+    others = (
         "BlockyHISCOFormatter",
         "BlockyOCC1950Formatter",
         "occ1950_blocky1",
         "construct_finetune_formatter",
-    ):
+    )
+    if name in others:
         return getattr(importlib.import_module("histocc.compat.formatter"), name)
     raise AttributeError(f"module 'histocc.formatter' has no attribute {name!r}")

@@ -1,8 +1,10 @@
-"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1).
+"""Text → character ids, as CANINE reads them (Clark et al., 2021, arXiv 2103.06874, section 3.1), and the
+rules by which descriptions are cleaned before.
 
-A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`, where the inner
-`[SEP]` is the five literal characters and the outer two are CANINE's own code points from the private use
-area.
+A character is its Unicode code point. One input is `[CLS] LANG[SEP]DESCRIPTION [SEP]`: the inner `[SEP]` is
+the five literal characters, and the outer two are CANINE's own code points from the private use area. The
+texts of a batch are flat: code points uint32 [N], of which text i is flat[offsets[i]:offsets[i + 1]]; offsets
+int64 [B + 1].
 """
 
 import csv
@@ -37,8 +39,13 @@ def padded_width(n: int, max_len: int = 128) -> int:
     CANINE's upsampling convolution looks two positions ahead: the block of the second position after the last
     real one must exist. Below 128 positions the model takes it that more padding follows; from there on it
     leaves out the last block of four positions, as published, so one block more is needed. With less, real
-    positions change by whole units. `n` counts characters without [CLS] and [SEP]; the result is a number of
-    positions, at most `max_len` rounded up to a whole block.
+    positions change by whole units.
+
+    Args:
+        n: characters without [CLS] and [SEP].
+
+    Returns:
+        A number of positions, at most `max_len` rounded up to a whole block.
     """
     need, most = 4 * ((n + 3) // 4) + 4, -(-max_len // 4) * 4
     if need > 124:
@@ -56,11 +63,10 @@ _SPACE = np.array([chr(i).isspace() for i in range(0x3001)] + [False])
 
 
 def text_hashes(texts: list[str]) -> np.ndarray:
-    """A number for each text, uint64 [n]: equal for texts that differ only in case and blanks, on every
-    machine.
+    """A number for each text, uint64 [n]: equal for texts that differ only in case, blanks, and how letters
+    are composed (å as one character or as two), on every machine.
 
-    Letters that are put together in another way (å as one character or as two) are the same as well. The
-    texts begin and end without white space and hold no NUL, which parts them here.
+    The texts begin and end without white space and hold no NUL, which separates them here.
     """
     joined = "\0".join(texts).casefold() + "\0"  # casefold may change lengths
     points = code_points(unicodedata.normalize("NFC", joined))
@@ -76,8 +82,29 @@ def text_hashes(texts: list[str]) -> np.ndarray:
     return mix(np.add.reduceat(mix(values + (place.astype(np.uint64) << np.uint64(32)) + STEP), starts))
 
 
+# ---- flat texts → ids
+
+
+def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Arrays of code points → (flat uint32 [N], offsets int64 [B + 1])."""
+    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+    return np.concatenate([np.zeros(0, np.uint32), *arrays]).astype(np.uint32, copy=False), offsets
+
+
+def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Indices start, start + 1, … for each of the ranges, one after the other; int64 [sum of lengths]."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+
+def texts_of_pieces(pool: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """B texts of P pieces each of `pool` (starts, sizes: int64 [B, P]), as (flat, offsets)."""
+    offsets = np.concatenate([[0], np.cumsum(sizes.sum(axis=1))])
+    return pool[piece_ranges(starts.ravel(), sizes.ravel())], offsets
+
+
 def language_table(languages: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """What stands before the description for each language: (ids int64 [L, W] padded with 0, lengths int64
+    """What stands before the description in each language: (ids int64 [L, W] padded with 0, lengths int64
     [L]).
     """
     rows = [np.concatenate([[CLS_ID], code_points(lang + LANGUAGE_SEPARATOR)]) for lang in languages]
@@ -96,11 +123,15 @@ def encode_batch(
     max_len: int = 128,
     width: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Character ids of a batch.
+    """Character ids of a batch; descriptions that do not fit in `max_len` positions are cut.
 
-    flat: code points uint32 [N] of all descriptions; offsets: int64 [B+1]; language: int [B], rows of `table`
-    (from `language_table`). Returns (input_ids int64 [B, S], attention_mask bool [B, S]); S is `width`, or
-    `padded_width` of the longest input. Descriptions that do not fit in `max_len` positions are cut.
+    Args:
+        flat, offsets: the descriptions.
+        language: int [B], rows of `table` (from `language_table`).
+        width: S; None: `padded_width` of the longest input.
+
+    Returns:
+        input_ids int64 [B, S], attention_mask bool [B, S].
     """
     prefixes, prefix_lengths = table
     start = np.minimum(prefix_lengths[language], max_len - 1)  # [B]
@@ -129,20 +160,12 @@ def encode(
     return encode_batch(flat, offsets, language, language_table(known), max_len, width)
 
 
-def join_texts(arrays: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays of code points → (flat uint32 [N], offsets int64 [B+1])."""
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-    np.cumsum([len(a) for a in arrays], out=offsets[1:])
-    flat = np.concatenate(arrays).astype(np.uint32, copy=False) if arrays else np.zeros(0, dtype=np.uint32)
-    return flat, offsets
-
-
 # ---- text rules: what happens to a description before a model reads it, by the name that the model keeps
 #
 # `as-is`: letters of several characters are composed (Unicode's NFC), invisible characters (category Cf) and
 # blanks around the text go, nothing else. `ascii-lower`: lower case, then transliterated to ASCII (æ → ae,
-# ß → ss, é → e) as the package Unidecode does it, blanks stay; the published OccCANINE models were trained on
-# such texts. Latin, Greek and Cyrillic letters, punctuation and symbols need no package: what Unicode's
+# ß → ss, é → e) as the package Unidecode does it, blanks stay: so were the texts of the published OccCANINE
+# models. Latin, Greek and Cyrillic letters, punctuation and symbols need no package: what Unicode's
 # compatibility decomposition does not say stands in `transliteration.csv`.
 
 AS_IS, ASCII_LOWER = "as-is", "ascii-lower"
@@ -155,35 +178,17 @@ _INVISIBLE = re.compile(
     "\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
 )
 
-# Code points that are transliterated here, [first, last]: Latin, Greek, Cyrillic, punctuation, symbols,
-# private use.
-_COVERED = (
-    (0x80, 0x52F),
-    (0x1AB0, 0x1AFF),
-    (0x1C80, 0x1C8F),
-    (0x1D00, 0x27FF),
-    (0x2C60, 0x2C7F),
-    (0x2DE0, 0x2E7F),
-    (0xA640, 0xA69F),
-    (0xA700, 0xA7FF),
-    (0xAB30, 0xAB6F),
-    (0xD800, 0xF8FF),
-    (0xFB00, 0xFB06),
-    (0xFE00, 0xFE2F),
-    (0xFE50, 0xFE6F),
-    (0xFF00, 0xFF5E),
-    (0xFFF0, 0xFFFF),
-    (0x10140, 0x101A0),
-    (0x10780, 0x107BF),
-    (0x1D400, 0x1D7FF),
-    (0x1DF00, 0x1DF2F),
-    (0x1F000, 0x1FAFF),
+# Characters that are transliterated here: Latin, Greek, Cyrillic, punctuation, symbols, private use.
+_COVERED = re.compile(
+    "[\0-\u052f\u1ab0-\u1aff\u1c80-\u1c8f\u1d00-\u27ff\u2c60-\u2c7f\u2de0-\u2e7f\ua640-\ua69f\ua700-\ua7ff"
+    "\uab30-\uab6f\ud800-\uf8ff\ufb00-\ufb06\ufe00-\ufe2f\ufe50-\ufe6f\uff00-\uff5e\ufff0-\uffff"
+    "\U00010140-\U000101a0\U00010780-\U000107bf\U0001d400-\U0001d7ff\U0001df00-\U0001df2f"
+    "\U0001f000-\U0001faff]"
 )
 
 
 def cleaner(rule: str) -> Callable[[str], str]:
-    """The function that applies the text rule `rule` to one text. Raises UserError for a rule that is not
-    known here."""
+    """The function that applies a text rule to one text. Raises UserError for a rule that is not known."""
     if rule not in TEXT_RULES:
         raise UserError(
             f"text rule {rule!r} is not known to this version, which has {' and '.join(TEXT_RULES)}; "
@@ -205,13 +210,13 @@ def as_is(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-    """Equal for texts that differ only in case and blanks."""
-    return unicodedata.normalize("NFC", " ".join(text.split()).casefold())
+    """Equal for texts that differ only in case, blanks, invisible characters and how letters are composed."""
+    return unicodedata.normalize("NFC", " ".join(as_is(text).split()).casefold())
 
 
 def ascii_lower(text: str) -> str:
     """`text` in lower case, transliterated to ASCII. Raises UserError for a script that needs the package
-    Unidecode where it is missing.
+    Unidecode if it is missing.
 
     Some characters become several ones, a few become capitals (№ is No.), and those without a counterpart
     vanish.
@@ -225,29 +230,24 @@ class _Transliteration(dict):
 
     def __missing__(self, code_point: int) -> str:
         char = chr(code_point)
-        if code_point < 0x80:
-            found = char
-        elif any(first <= code_point <= last for first, last in _COVERED):
-            found = "".join(part for part in unicodedata.normalize("NFKD", char) if part < "\x80")
+        if _COVERED.match(char):
+            decomposed = char if char.isascii() else unicodedata.normalize("NFKD", char)
+            text = "".join(part for part in decomposed if part.isascii())
         else:
-            found = _by_package(char)
-        self[code_point] = found
-        return found
+            try:
+                from unidecode import unidecode
+            except ImportError:
+                raise UserError(
+                    f"a text holds {char!r} ({unicodedata.name(char, f'U+{code_point:04X}')}), and the model"
+                    " reads texts that are transliterated to ASCII: for other scripts than Latin, Greek and"
+                    " Cyrillic, pip install unidecode"
+                ) from None
+            text = unidecode(char)
+        self[code_point] = text
+        return text
 
 
 @cache
 def _table() -> _Transliteration:
     with files("histocc").joinpath("transliteration.csv").open(encoding="utf-8") as file:
         return _Transliteration((int(row["code_point"], 16), row["ascii"]) for row in csv.DictReader(file))
-
-
-def _by_package(char: str) -> str:
-    try:
-        from unidecode import unidecode
-    except ImportError:
-        raise UserError(
-            f"a text holds {char!r} ({unicodedata.name(char, f'U+{ord(char):04X}')}), and the model reads "
-            "texts that are "
-            "transliterated to ASCII: for other scripts than Latin, Greek and Cyrillic, pip install unidecode"
-        ) from None
-    return unidecode(char)

@@ -447,7 +447,7 @@ def test_many_transformations_never_empty_a_text_or_break_a_character():
         ({"words": ["a", "b"], "word_weights": [1, -1]}, "negative"),
         ({"kinds": ("insert_word",)}, "needs words"),
         ({"kinds": ("typo",)}, "typo"),
-        ({"kinds": ()}, "none"),
+        ({"kinds": ()}, "kinds"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, message):

@@ -136,8 +136,7 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
     with pytest.raises(
         UserError,
         match=(
-            "none of the columns system_code, hisco, code; name yours with --descriptions-code-col. It has"
-            " 'nr', 'words'"
+            r"needs a column of codes \(system_code, hisco, code\) and one of descriptions .*'nr', 'words'"
         ),
     ):
         dataset.find_columns(arguments(path))

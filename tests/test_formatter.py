@@ -116,36 +116,34 @@ def test_no_label_gives_none():
 
 
 @pytest.mark.parametrize(
-    "formatter, code, kind, told",
+    "formatter, code, told",
     [
-        (HISCO, "1234", "short", "4 tokens"),
-        (HISCO, "123456", "long", "6 tokens"),
-        (HISCO, "1234a", "character", "'a'"),
-        (HISCO, "-4", "character", "'-'"),
-        (HISCO, "?", "character", "'?'"),
-        (HISCO, "12 45", "character", "' '"),
-        (HISCO, "1234\u00b2", "character", "\u00b2"),
-        (HISCO, "", "empty", "empty"),
-        (HISCO, "  ", "empty", "empty"),
-        (OCC1950, "12", "short", "2 tokens"),
-        (OCC1950, "-1", "character", "'-'"),
-        (GPF, "123", "short", "3 tokens"),
-        (GPF, "12345", "long", "5 tokens"),
-        (GPF, "12\u00e934", "character", "\u00e9"),
-        (GPF, "1,2", "character", "','"),
-        (GPF_SHORT, "", "empty", "empty"),
-        (GPF_SHORT, "12345", "long", "5 tokens"),
-        (GPF_SEP, "1,2,3,4,5", "long", "5 tokens"),
-        (GPF_SEP, "1000", "character", "'1000'"),
-        (GPF_SEP, "1,,2", "character", "''"),
+        (HISCO, "1234", "4 tokens"),
+        (HISCO, "123456", "6 tokens"),
+        (HISCO, "1234a", "'a'"),
+        (HISCO, "-4", "'-'"),
+        (HISCO, "?", "'?'"),
+        (HISCO, "12 45", "' '"),
+        (HISCO, "1234\u00b2", "\u00b2"),
+        (HISCO, "", "empty"),
+        (HISCO, "  ", "empty"),
+        (OCC1950, "12", "2 tokens"),
+        (OCC1950, "-1", "'-'"),
+        (GPF, "123", "3 tokens"),
+        (GPF, "12345", "5 tokens"),
+        (GPF, "12\u00e934", "\u00e9"),
+        (GPF, "1,2", "','"),
+        (GPF_SHORT, "", "empty"),
+        (GPF_SHORT, "12345", "5 tokens"),
+        (GPF_SEP, "1,2,3,4,5", "5 tokens"),
+        (GPF_SEP, "1000", "'1000'"),
+        (GPF_SEP, "1,,2", "''"),
     ],
 )
-def test_code_that_does_not_fit(formatter, code, kind, told):
+def test_code_that_does_not_fit(formatter, code, told):
     with pytest.raises(CodeError) as caught:
         formatter.encode_code(code)
-    assert caught.value.kind == kind
     assert repr(code) in str(caught.value) and told in str(caught.value)
-    assert pickle.loads(pickle.dumps(caught.value)).kind == kind  # crosses process borders
 
 
 @pytest.mark.parametrize("code", ["-1", "-2", "-3", "?"])

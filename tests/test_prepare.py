@@ -444,7 +444,7 @@ def test_columns_of_numbers(tmp_path):
         tmp_path,
         content,
         cols=("code1", "code2"),
-        numbered=True,
+        number_codes=["-1", "61110", "01110"],
         drop_bad_labels=True,
         fixed_codes=["-1", "61110", "01110"],
     )
@@ -465,7 +465,7 @@ def test_numbers_with_a_missing_code(tmp_path):
         tmp_path,
         "occ1,code1\na,1\nb,\n",
         cols=("code1",),
-        numbered=True,
+        number_codes=["-1", "61110"],
         missing_code="-1",
         fixed_codes=["-1", "61110"],
     )

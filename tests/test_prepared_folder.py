@@ -9,6 +9,7 @@ import resource
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import mutations, write_csv
@@ -113,7 +114,6 @@ def test_every_setting_counts(tmp_path, monkeypatch):
         "missing_code": "-1",
         "drop_bad_labels": True,
         "fixed_codes": ["61110"],
-        "numbered": True,
         "delimiter": ";",
         "number_codes": ["61110"],
         "first_codes": ["61110"],
@@ -207,19 +207,21 @@ def test_damage_is_said_by_name(made):
     assert "meta.json is missing" in again()[1][0] and fault(str(first.folder)) is None
 
 
-def test_one_process_of_each_node_looks_at_the_checksums(made, tmp_path, monkeypatch):
+def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path, capsys):
     first, chosen, again = made
-    read, of_file = [], arrays.checksum
-    monkeypatch.setattr(arrays, "checksum", lambda path: (read.append(path), of_file(path))[1])
-    again()
-    folder, said, here = str(first.folder), [], str(tmp_path / "out")
-    for rank, files in ((0, 1), (2, 2)):
-        assert prep.prepare_on_node(chosen, here, folder, rank, quiet, said.append) == folder
-        PreparedData.open(folder)
-        assert len(read) == files * (len(MADE) - 1) and said == []
+
+    def on(rank: int):
+        world = SimpleNamespace(rank=rank, local_rank=0, node_leaders=lambda: [rank])
+        world.run_on = lambda name, leaders, work: [work()]
+        return prep.on_every_node(chosen, str(tmp_path / "out"), str(first.folder), world, quiet)
+
+    assert len(on(2).train) == len(first.train) and capsys.readouterr().out == ""
     flip(first.folder / "train.codes")
-    assert prep.prepare_on_node(chosen, here, folder, 2, quiet, said.append) == folder
-    assert said[0].startswith(f"On the node of rank 2: Prepared data: {folder}: train.codes is not as")
+    on(0)  # the process that has just prepared them
+    assert fault(str(first.folder)) is not None
+    assert len(on(2).train) == len(first.train) and fault(str(first.folder)) is None
+    said = capsys.readouterr().out
+    assert said.startswith(f"On the node of rank 2: Prepared data: {first.folder}: train.codes is not as")
 
 
 def test_no_figure_comes_from_damaged_hashes(made):

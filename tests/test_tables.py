@@ -5,38 +5,9 @@ from helpers import write_csv
 from preparing import HEADER, prepare
 
 from histocc.data.config import columns_of
-from histocc.data.rows import find_target_columns, hold_numbers, read_key, read_words
+from histocc.data.rows import read_key, read_words
 from histocc.job.config import finetune_parser, train_mixer_parser
 from histocc.runtime.errors import UserError
-
-
-def test_target_columns_that_a_file_has():
-    def find(*names, **options):
-        return find_target_columns(["occ1", *names], **options)
-
-    hisco, occ1950 = ("hisco", ["hisco_1", "hisco_2", "hisco_4"]), ("occ1950", ["OCC1950_1", "OCC1950_2"])
-    both = ("hisco_1", "hisco_2", "hisco_4", "OCC1950_2", "OCC1950_1", "code1")
-    assert find(*both) == find(*both, formatter="gpf") == [hisco, occ1950]
-    assert find(*both, formatter="occ1950") == [occ1950, hisco]
-    for kind in ("hisco", "occ1950", "gpf"):
-        found = find("code1", "code2", "hisco_1", has_key=True, formatter=kind)
-        assert found[0] == (kind, ["code1", "code2"])
-    assert find("code1", "code2") == find("hisco_2") == []
-    assert find("icem_1", "icem_2", naming="icem") == [("gpf", ["icem_1", "icem_2"])]
-
-
-@pytest.mark.parametrize(
-    "columns, numbers",
-    [
-        (["code1"], True),
-        (["code1", "code2"], True),
-        (["code1", "hisco_1"], False),
-        (["code"], False),
-        (["code1x"], False),
-    ],
-)
-def test_columns_that_hold_numbers(columns, numbers):
-    assert hold_numbers(columns) is numbers
 
 
 def write_key(tmp_path, text: str) -> str:
@@ -61,12 +32,12 @@ def test_key_file(tmp_path, text):
         ("hisco\n61110\n", "'code' and 'system_code'"),
         ("code,x\n0,61110\n", "'code' and 'system_code'"),
         ("system_code,code\n", "number the codes"),
-        ("system_code,code\na,0\nb,2\n", "without a gap"),
-        ("system_code,code\na,1\n", "without a gap"),
+        ("system_code,code\na,0\nb,2\n", "1 is missing"),
+        ("system_code,code\na,1\n", "0 is missing"),
         ("system_code,code\na,0\nb,0\n", "each once"),
-        ("system_code,code\na,x\n", "'x'"),
-        ("system_code,code\na,-1\n", "'-1'"),
-        ("system_code,code\na,\n", "''"),
+        ("system_code,code\na,x\n", "0 is missing"),
+        ("system_code,code\na,-1\n", "0 is missing"),
+        ("system_code,code\na,\n", "0 is missing"),
     ],
 )
 def test_key_file_with_faults(tmp_path, text, words):
@@ -120,6 +91,7 @@ HISCO = "--formatter hisco --target-cols hisco_1 hisco_2"
         ("occ1,lang,hisco_1,hisco_2", "--formatter gpf", ("gpf", 2, "unk", None), ""),
         ("occ1,lang,code1,hisco_1", "--key hisco", ("gpf", 1, "unk", None), ""),
         ("occ1,hisco_1,hisco_2,OCC1950_1", "--formatter occ1950", ("occ1950", 1, "unk", None), ""),
+        ("occ1,code1,code2,hisco_1", "--key hisco --formatter hisco", ("hisco", 2, "unk", None), ""),
     ],
 )
 def test_what_the_columns_of_a_file_mean(tmp_path, header, flags, expected, said):

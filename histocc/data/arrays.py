@@ -54,15 +54,8 @@ def teacher_record(room: int) -> np.dtype:
     linear outputs and their logits; the codes that it writes, `room` at most, and the probability of that;
     and whether the row that has the answer has true codes, too.
     """
-    return np.dtype(
-        [
-            ("codes", "<i4", (TEACHER_OUTPUTS,)),
-            ("logits", "<f2", (TEACHER_OUTPUTS,)),
-            ("written", "<i4", (room,)),
-            ("prob", "<f4"),
-            ("labelled", "?"),
-        ]
-    )
+    codes, logits = ("codes", "<i4", (TEACHER_OUTPUTS,)), ("logits", "<f2", (TEACHER_OUTPUTS,))
+    return np.dtype([codes, logits, ("written", "<i4", (room,)), ("prob", "<f4"), ("labelled", "?")])
 
 
 def content_checksum(meta: dict) -> int:
@@ -72,7 +65,7 @@ def content_checksum(meta: dict) -> int:
 
 
 def write_last(folder: str, content: dict) -> None:
-    """Writes the file that makes a folder whole: `content`, and the sizes and checksums of all other
+    """Writes the file that makes a folder complete: `content`, and the sizes and checksums of all other
     files.
     """
     paths = {name: os.path.join(folder, name) for name in sorted(os.listdir(folder))}
@@ -92,10 +85,8 @@ def read_meta(folder: str) -> dict:
         if meta["format"] == PREPARED_FORMAT and meta["checksum"] == content_checksum(meta):
             return meta
         what = "was changed after it was written, or by another version"
-    except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        what = f"is no JSON file as it was written ({error})"
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        what = f"cannot be read as it was written ({error})"
     raise UserError(f"{path}: {what}; move {folder} away and the data are prepared again")
 
 
@@ -103,25 +94,25 @@ def fault(folder: str, contents: bool = True, check: Callable[[], None] = lambda
     """Why a folder is not as it was written, by the checksums of its files or, without `contents`, their
     sizes; None if it is. `check` is called between files.
     """
-    if not os.path.exists(os.path.join(folder, META)):
-        return f"{META} is missing"
+    name = META
     try:
+        if not os.path.exists(os.path.join(folder, META)):
+            return f"{META} is missing"
         meta = read_meta(folder)
-    except UserError:
-        return f"{META} is not as it was written"
-    if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
-        return f"{META} is that of other data"
-    for name, size in meta["sizes"].items():
-        path = os.path.join(folder, name)
-        check()
-        try:
+        if meta["fingerprint"] != os.path.basename(os.path.abspath(folder)):
+            return f"{META} is that of other data"
+        for name, size in meta["sizes"].items():
+            path = os.path.join(folder, name)
+            check()
             if not os.path.lexists(path):
                 return f"{name} is missing"
             same = os.path.isfile(path) and os.path.getsize(path) == size
             if not same or contents and checksum(path) != meta["checksums"][name]:
                 return f"{name} is not as it was written"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
+    except UserError:
+        return f"{META} is not as it was written"
+    except OSError as error:
+        return f"{name} cannot be read ({error.strerror})"
     return None
 
 
@@ -178,8 +169,7 @@ class RowSet:
         """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
         start = self.offsets[rows]
         lengths = self.lengths(rows)
-        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
         return self.chars[index], offsets
 
@@ -192,10 +182,15 @@ class RowSet:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared folder: its rows, its codes in the order of the linear outputs, its languages, all
-    characters of its descriptions (sorted code points), by which rule texts were cleaned, how many of the
-    codes come from the initial weights of the run, whether the columns of codes held numbers of the HISCO
-    key, and what was found.
+    """A prepared folder.
+
+    Attributes:
+        codes: in the order of the linear outputs.
+        alphabet: all characters of the descriptions, sorted code points.
+        report: what `report_lines` shows.
+        clean_text: the rule by which texts were cleaned.
+        kept_codes: how many of the codes come from the initial weights of the run.
+        hisco_numbers: whether the columns of codes held numbers of the HISCO key.
     """
 
     folder: str
@@ -213,11 +208,12 @@ class PreparedData:
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":
-        """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it or found
-        it. Raises UserError where meta.json or the size of a file is not as it was written."""
+        """Maps the arrays of a folder whose checksums have been looked at, by whoever prepared it. Raises
+        UserError if meta.json or the size of a file is not as it was written.
+        """
         meta = read_meta(folder)
         if problem := fault(folder, contents=False):
             raise UserError(f"{folder}: {problem}; move the folder away and the data are prepared again")
         parts = {part: RowSet(folder, part, meta["max_codes"]) for part in ("train", "val")}
-        own = ("folder", *parts)
-        return cls(folder, **parts, **{name: meta[name] for name in cls.__annotations__ if name not in own})
+        names = cls.__annotations__.keys() - {"folder", *parts}
+        return cls(folder, **parts, **{name: meta[name] for name in names})

@@ -5,11 +5,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from histocc.data.arrays import PREPARED_FORMAT
-from histocc.data.rows import find_target_columns, hold_numbers, language_name, read_columns, read_key
+from histocc.data.rows import hold_numbers, language_name, read_columns, read_key
 from histocc.data.tables import DELIMITERS, column_problems, read_header
 from histocc.formatter import BlockyFormatter, CodeError, hisco_key, make_formatter
 from histocc.runtime.config import Config, Count, Fraction, flag, number
@@ -223,8 +223,16 @@ def problems_of_columns(asked: Any, max_len: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What is read and how. `share_val` splits `train_files` by their texts; None takes `val_files`
-    instead.
+    """What is read and how: flags of the same names, with what they mean for these files.
+
+    Attributes:
+        formatter: as `BlockyFormatter.to_dict` has it.
+        share_val: splits `train_files` by their texts; None takes `val_files` instead.
+        fixed_codes: the codes of --key or --all-codes-file, in their order.
+        number_codes: the codes that cells hold the numbers of; None: cells hold codes.
+        first_codes: come first in the key, other codes of the data after them.
+        code_separator: characters that separate codes within a cell.
+        empty_text: the code with which rows without a description are kept.
     """
 
     train_files: list[str]
@@ -238,17 +246,23 @@ class PrepareSettings:
     max_len: int = 128
     missing_code: str | None = None
     drop_bad_labels: bool = False
-    fixed_codes: list[str] | None = None  # the codes of --key or --all-codes-file, in their order
-    numbered: bool = False  # cells hold numbers of a key, not codes
-    delimiter: str | None = None  # None: found in the first line of each file
-    number_codes: list[str] | None = None  # the codes that such numbers stand for; None: `fixed_codes`
-    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
+    fixed_codes: list[str] | None = None
+    delimiter: str | None = None
+    number_codes: list[str] | None = None
+    first_codes: list[str] | None = None
     clean_text: str = AS_IS
-    encoding: str | None = None  # None: found
-    code_separator: str | None = None  # characters that separate codes within a cell
+    encoding: str | None = None
+    code_separator: str | None = None
     recode: dict[str, str] = field(default_factory=dict)
-    empty_text: str | None = None  # the code with which rows without a description are kept
-    ditto: bool = False  # do., ditto, 〃 take the text of the row above
+    empty_text: str | None = None
+    ditto: bool = False
+
+    @classmethod
+    def of(cls, args: Reading, **decided: Any) -> "PrepareSettings":
+        """The settings that are flags of the same names, and what is decided beside them."""
+        names = {item.name for item in fields(cls)}
+        given = {name: value for name, value in args.values().items() if name in names}
+        return cls(**{**given, "recode": recoding(args.recode), **decided})
 
     @property
     def columns(self) -> list[str]:
@@ -267,18 +281,17 @@ class PrepareSettings:
 
 def fingerprint(settings: PrepareSettings) -> str:
     """Hash of the content of all files and of the settings; paths do not count. Hexadecimal, 16 digits."""
-    plain = asdict(settings)
+    plain: dict[str, Any] = asdict(settings) | {"prepared_format": PREPARED_FORMAT}
     for name in ("train_files", "val_files"):
         plain[name] = []
         for path in getattr(settings, name):
             with open(path, "rb") as file:
                 plain[name].append(hashlib.file_digest(file, "sha256").hexdigest())
-    plain["prepared_format"] = PREPARED_FORMAT
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def file_problems(settings: PrepareSettings) -> list[str]:
-    """All that is wrong with the files and their columns."""
+    """All that is wrong with the files and their columns, a line each."""
     problems, flags = [], {settings.input_col: "--input-col", settings.language_col or "": "--language-col"}
     for path in dict.fromkeys(path for _, path in settings.files):
         try:
@@ -289,11 +302,39 @@ def file_problems(settings: PrepareSettings) -> list[str]:
     return problems
 
 
+def recoding(text: str | None) -> dict[str, str]:
+    """Codes and what they become, of --recode."""
+    pairs = [pair.split("=") for pair in text.split(",")] if text else []
+    return {old.strip(): new.strip() for old, new in pairs}
+
+
+def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
+    """What is wrong with the codes that flags name, a line each."""
+    codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
+    codes += [("--recode", code) for code in settings.recode.values()]
+    problems, fixed = [], settings.fixed_codes
+    if formatter is None:
+        return problems
+    for name, code in codes:
+        try:
+            if code is not None:
+                formatter.encode_code(code)
+                if fixed is not None and code not in fixed:
+                    problems.append(f"{name}: code {code!r} is not among the codes of the key")
+        except CodeError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
 @dataclass(frozen=True)
 class StartsFrom:
-    """What the weights that a run starts from say of its data: text rule, codes of the linear outputs (none
-    where they are not taken), kind of the formatter and its tokens, None where they are not known or the
-    usual ones.
+    """What the weights that a run starts from say of its data.
+
+    Attributes:
+        text: rule by which texts are cleaned.
+        codes: of the linear outputs; none if these are not used.
+        formatter: its kind, None if it is not known.
+        chars: its tokens, None for the usual ones.
     """
 
     text: str = AS_IS
@@ -308,9 +349,9 @@ class Columns:
     say, or by the names of the columns.
 
     Attributes:
-        target_cols: none where that could not be found out.
-        said: the flags that the names of the columns stand for, in a line for the user; "" where the
-            arguments say it all.
+        target_cols: none if that is not known.
+        said: the flags that the names of the columns stand for, in a line for the user; "" if the arguments
+            say it all.
     """
 
     formatter: str
@@ -321,45 +362,70 @@ class Columns:
 
 
 def columns_of(
-    args: Tables,
-    path: str,
-    problems: list[str],
-    default_formatter: str = "gpf",
-    naming: str = "hisco",
+    args: Tables, path: str, problems: list[str], default_formatter: str = "gpf", naming: str = "hisco"
 ) -> Columns:
-    """Which columns of a file count. Where the arguments name neither target columns nor what tells them
+    """Which columns of a file count. If the arguments name neither target columns nor what tells them
     (--formatter, --key, --target-col-naming), hisco_1 … and OCC1950_1 … bring their formatter, and a column
     `lang` is that of the languages unless the arguments name a language. Adds what is wrong to `problems`.
 
     Args:
-        args: what is asked for.
         default_formatter: that of codes in columns of other names.
         naming: the names of the target columns without their numbers.
     """
     kind, target_cols = args.formatter or default_formatter, args.target_cols or []
-    language_col, said = args.language_col, ""
+    language, language_col, note = args.language or UNKNOWN_LANGUAGE, args.language_col, ""
     try:
-        if not (target_cols or args.formatter or args.key) and naming == "hisco":
+        if not target_cols:
             header = read_header(path, args.delimiter, args.encoding)[0]
-            families = find_target_columns(header)
-            if len(families) > 1:
-                language = ", and --language-col lang with it" if "lang" in header else ""
+            by_name = not (args.formatter or args.key) and naming == "hisco"
+            families = _families(header, naming, bool(args.key), None if by_name else kind)
+            if by_name and len(families) > 1:
                 raise UserError(
                     f"{path}: has columns of two systems, {' and '.join(names[0] for _, names in families)}:"
                     f" choose one with --formatter {' or --formatter '.join(kind for kind, _ in families)}"
-                    f"{language}"
+                    + (", and --language-col lang with it" if "lang" in header else "")
                 )
-            if families:
+            if by_name and families:
                 kind, target_cols = families[0]
-                said = f"--formatter {kind} --target-cols {' '.join(target_cols)}"
+                note = f"Columns: --formatter {kind} --target-cols {' '.join(target_cols)}"
                 if "lang" in header and not (args.language or language_col) and args.input_col != "lang":
                     language_col = "lang"
-                    said += " --language-col lang"
-                said = f"Columns: {said}, by their names in {path}"
-        target_cols = target_cols or _find_target_cols(args, kind, path, naming)
+                    note += " --language-col lang"
+                note += f", by their names in {path}"
+            if not families and kind == "hisco":
+                families = _families(header, naming, True)  # numbers of the HISCO key
+            if not families:
+                numbers = "code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the"
+                raise UserError(
+                    f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols"
+                    + (f" ({numbers} HISCO key)" if "code1" in header else "")
+                    + ". It has "
+                    + ", ".join(map(repr, header))
+                )
+            target_cols = families[0][1]
     except UserError as error:
         problems.append(str(error))
-    return Columns(kind, target_cols, language_name(args.language or UNKNOWN_LANGUAGE), language_col, said)
+    return Columns(kind, target_cols, language_name(language), language_col, note)
+
+
+def _families(
+    header: list[str], naming: str, has_key: bool, formatter: str | None = None
+) -> list[tuple[str, list[str]]]:
+    """The families of target columns that `header` has, as (formatter, columns), the first choice first:
+    code1 … code5 (only with a key, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2; those of
+    `formatter` come before the others.
+    """
+    families = {
+        "code1": (formatter or "hisco", [f"code{i}" for i in range(1, 6)]) if has_key else None,
+        f"{naming}_1": ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
+        "OCC1950_1": ("occ1950", ["OCC1950_1", "OCC1950_2"]),
+    }
+    there = [
+        (family[0], [name for name in family[1] if name in header])
+        for first, family in families.items()
+        if family and first in header
+    ]
+    return sorted(there, key=lambda family: family[0] != formatter)
 
 
 def settings_from(
@@ -370,54 +436,52 @@ def settings_from(
     problems: list[str] | None = None,
     start: StartsFrom = StartsFrom(),
 ) -> PrepareSettings:
-    """The settings that arguments ask for. columns: of the first file; start: of the run's initial weights.
+    """The settings that arguments ask for.
 
-    Raises one UserError with `problems`, those already found, and its own.
+    Args:
+        columns: of the first file.
+        problems: what is wrong already.
+        start: what the run's initial weights say.
+
+    Raises:
+        UserError: one, with `problems` and its own.
     """
     problems = list(problems or [])
-    fixed = formatter = None
-    target_cols = columns.target_cols
+    kind, target_cols = columns.formatter, columns.target_cols
+    fixed = formatter = numbers = first = None
     try:
         if target_cols:
             formatter = make_formatter(
-                columns.formatter,
+                kind,
                 target_cols,
                 args.block_size,
                 args.use_within_block_sep,
                 args.allow_codes_shorter_than_block_size,
-                start.chars if start.formatter == columns.formatter == "gpf" else None,
+                start.chars if start.formatter == kind == "gpf" else None,
             )
             fixed = _fixed_codes(args, formatter, target_cols[0])
+            first = _kept_codes(args, formatter, start) if fixed is None else None
+            if hold_numbers(target_cols) and (args.key or kind == "hisco"):
+                numbers = fixed if args.key else list(hisco_key())
     except (UserError, ValueError) as error:
         problems.append(str(error))
-    hisco_numbers = columns.formatter == "hisco" and not args.key and hold_numbers(target_cols or ["hisco_1"])
-    settings = PrepareSettings(
+    settings = PrepareSettings.of(
+        args,
         train_files=train_files,
         val_files=val_files,
         formatter=formatter.to_dict() if formatter else {},
         target_cols=target_cols,
         share_val=None if val_files else getattr(args, "share_val", None),
-        input_col=args.input_col,
         language=columns.language,
         language_col=columns.language_col,
-        max_len=args.max_len,
-        missing_code=args.missing_code,
-        drop_bad_labels=args.drop_bad_labels,
         fixed_codes=fixed,
-        delimiter=args.delimiter,
         clean_text=args.clean_text or start.text,
-        encoding=args.encoding,
-        code_separator=args.code_separator,
-        recode=recoding(args.recode),
-        empty_text=args.empty_text,
-        ditto=args.ditto,
-        numbered=bool(args.key) and hold_numbers(target_cols) or hisco_numbers,
-        number_codes=list(hisco_key()) if hisco_numbers else None,
-        first_codes=None if fixed is not None or formatter is None else _kept_codes(args, formatter, start),
+        number_codes=numbers,
+        first_codes=first,
     )
     problems += [problem for problem in file_problems(settings) if problem not in problems]
     problems += code_problems(formatter, settings)
-    if args.code_separator and columns.formatter == "gpf" and len(target_cols) == 1:
+    if args.code_separator and kind == "gpf" and len(target_cols) == 1:
         problems.append(
             "--code-separator: formatter gpf has room for as many codes as there are target columns;"
             " --formatter hisco has room for five"
@@ -426,86 +490,46 @@ def settings_from(
     return settings
 
 
+def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
+    """Codes as the formatter writes them. Raises CodeError."""
+    codes = [formatter.repair(code)[0] for code in codes if code]
+    for code in codes:
+        formatter.encode_code(code)
+    return codes
+
+
 def _kept_codes(args: Tables, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
-    """The codes of the initial weights where this run's formatter writes them and nothing else is asked for;
+    """The codes of the initial weights if this run's formatter writes them and nothing else is asked for;
     None: those of the data alone.
     """
     if not start.codes or getattr(args, "shrink_key", True) or start.formatter not in (None, formatter.kind):
         return None
-    codes = [formatter.repair(code)[0] for code in start.codes]
     try:
-        for code in codes:
-            formatter.encode_code(code)
+        codes = _repaired(start.codes, formatter)
     except CodeError:
         return None
-    return codes if len(set(codes)) == len(codes) else None
-
-
-def _find_target_cols(args: Tables, formatter: str, path: str, naming: str) -> list[str]:
-    header = read_header(path, args.delimiter, args.encoding)[0]
-    found = find_target_columns(header, naming, bool(args.key), formatter)
-    if not found and formatter == "hisco":
-        found = find_target_columns(header, naming, has_key=True)  # numbers of the HISCO key
-    if not found:
-        numbers = (
-            " (code1 … hold numbers of a key: --key FILE names it, --formatter hisco takes the HISCO key)"
-            if "code1" in header
-            else ""
-        )
-        raise UserError(
-            f"{path}: has none of the columns {naming}_1, OCC1950_1; name yours with --target-cols{numbers}."
-            " It has " + ", ".join(map(repr, header))
-        )
-    return found[0][1]
+    return codes if len(set(codes)) == len(start.codes) else None
 
 
 def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) -> list[str] | None:
-    """Codes of --key or --all-codes-file as the formatter writes them; first_column: of the targets. Raises
-    UserError.
-    """
+    """Codes of --key or --all-codes-file; first_column: of the targets. Raises UserError."""
     path = args.key or args.all_codes_file
     if not path:
         return None
     if args.key:
         cells = read_key(path)
     else:
-        column = args.all_codes_col or first_column
-        if column not in read_header(path)[0]:
+        column, header = args.all_codes_col or first_column, read_header(path)[0]
+        if column not in header:
             raise UserError(
                 f"{path}: has no column {column!r}; --all-codes-col names the one with the codes. It has "
-                + ", ".join(map(repr, read_header(path)[0]))
+                + ", ".join(map(repr, header))
             )
         cells = [cell for (cell,) in read_columns(path, [column])]
-    codes = [formatter.repair(cell)[0] for cell in cells if cell]
     try:
-        for code in codes:
-            formatter.encode_code(code)
+        codes = _repaired(cells, formatter)
     except CodeError as error:
         raise UserError(f"{path}: {error}") from None
     if args.key and len(set(codes)) < len(codes):
         raise UserError(f"{path}: a code is listed twice, with and without its leading zero")
     return codes if args.key else sorted(set(codes))
-
-
-def recoding(text: str | None) -> dict[str, str]:
-    """Codes and what they become, of --recode."""
-    pairs = [pair.split("=") for pair in text.split(",")] if text else []
-    return {old.strip(): new.strip() for old, new in pairs}
-
-
-def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) -> list[str]:
-    """What is wrong with the codes that flags name, a line each."""
-    codes = [("--missing-code", settings.missing_code), ("--empty-text", settings.empty_text)]
-    codes += [("--recode", code) for code in settings.recode.values()]
-    problems, fixed = [], settings.fixed_codes
-    for name, code in codes:
-        if code is None or formatter is None:
-            continue
-        try:
-            formatter.encode_code(code)
-        except CodeError as error:
-            problems.append(f"{name}: {error}")
-            continue
-        if fixed is not None and code not in fixed:
-            problems.append(f"{name}: code {code!r} is not among the codes of the key")
-    return problems

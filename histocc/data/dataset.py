@@ -10,7 +10,7 @@ import torch
 
 from histocc.data.arrays import PreparedData
 from histocc.data.config import Descriptions as DescriptionFlags
-from histocc.data.noise import Augmenter, noise_characters, piece_ranges
+from histocc.data.noise import Augmenter, noise_characters
 from histocc.data.rows import read_columns
 from histocc.data.tables import column_problems, read_header
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
@@ -27,6 +27,7 @@ from histocc.text import (
     join_texts,
     language_table,
     padded_width,
+    texts_of_pieces,
 )
 from histocc.trainer.batches import Rows
 
@@ -60,10 +61,9 @@ _CHUNK = 1 << 18  # rows
 class JoinedRows:
     """Joins some of the training rows that have one code with another such row of the same language.
 
-    A row stays alone where both have the same code, where the joined text would not fit into `max_len`
-    positions (also with its language hidden), or where the row itself is drawn, as where its language has no
-    other. Needs 8 bytes for each row with one code, in every process; what is sent to a loading process is
-    small.
+    A row stays alone if both have the same code, if the joined text would not fit into `max_len` positions
+    (also with its language hidden), or if the row itself is drawn, as in a language that has no other. Needs
+    8 bytes for each row with one code, in every process; little is sent to a loading process.
 
     Args:
         data: prepared rows; their training part is joined.
@@ -72,7 +72,7 @@ class JoinedRows:
         max_len: most positions of an input.
 
     Raises:
-        ValueError: for a probability out of range, and for data whose rows have room for one code alone.
+        ValueError: a probability out of range, or data whose rows have room for one code alone.
     """
 
     def __init__(self, data: PreparedData, seed: int, probability: float, max_len: int = 128):
@@ -82,8 +82,8 @@ class JoinedRows:
             raise ValueError("rows of this data have room for one code, joined ones have two")
         self.rows, self.languages = data.train, len(data.languages)
         self.seed, self.probability = seed, probability
-        cleaned = ascii_lower if data.clean_text == ASCII_LOWER else str
-        words = [code_points(cleaned(f" {AND.get(name, AND[UNKNOWN_LANGUAGE])} ")) for name in data.languages]
+        clean = ascii_lower if data.clean_text == ASCII_LOWER else str
+        words = [code_points(clean(f" {AND.get(name, AND[UNKNOWN_LANGUAGE])} ")) for name in data.languages]
         self.words, self.word_offsets = join_texts(words)
         before = language_table(data.languages)[1]  # positions, int64 [L]
         self.room = max_len - 1 - np.maximum(before, before[data.languages.index(UNKNOWN_LANGUAGE)])
@@ -94,14 +94,12 @@ class JoinedRows:
     @cached_property
     def _by_language(self) -> tuple[np.ndarray, np.ndarray]:
         """(rows with one code, language by language, int64 [M]; where each language begins, int64 [L + 1])"""
-        alone = [
-            start + np.flatnonzero(_one_code(self.rows.codes[start : start + _CHUNK]))
-            for start in range(0, len(self.rows), _CHUNK)
-        ]
-        rows = np.concatenate(alone) if alone else np.zeros(0, dtype=np.int64)
+        starts = range(0, len(self.rows), _CHUNK)
+        alone = [at + np.flatnonzero(_one_code(self.rows.codes[at : at + _CHUNK])) for at in starts]
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *alone])
         language = np.asarray(self.rows.language)[rows]
-        starts = np.concatenate([[0], np.cumsum(np.bincount(language, minlength=self.languages))])
-        return rows[np.argsort(language, kind="stable")], starts
+        begins = np.concatenate([[0], np.cumsum(np.bincount(language, minlength=self.languages))])
+        return rows[np.argsort(language, kind="stable")], begins
 
     def characters(self) -> np.ndarray:
         """Code points that joining puts into texts, uint32."""
@@ -137,21 +135,19 @@ class JoinedRows:
         choice = below(draw(stream[joined], _OTHER), starts[kind + 1] - starts[kind])
         others = of_language[starts[kind] + choice]
         second = self.rows.codes[others, 0].astype(np.int64)
-        own, between = np.diff(offsets), np.diff(self.word_offsets)
-        fits = own[joined] + between[kind] + self.rows.lengths(others) <= self.room[kind]
+        lengths, between = np.diff(offsets), np.diff(self.word_offsets)
+        fits = lengths[joined] + between[kind] + self.rows.lengths(others) <= self.room[kind]
         kept = fits & (second != codes[joined, 0])
         joined, kind, others = joined[kept], kind[kept], others[kept]
         texts, text_offsets = self.rows.texts(others)
-        begins, sizes = np.zeros((len(rows), 3), dtype=np.int64), np.zeros((len(rows), 3), dtype=np.int64)
-        begins[:, 0], sizes[:, 0] = offsets[:-1], own
+        begins, sizes = np.zeros((2, len(rows), 3), dtype=np.int64)
+        begins[:, 0], sizes[:, 0] = offsets[:-1], lengths
         begins[joined, 1], sizes[joined, 1] = len(flat) + self.word_offsets[kind], between[kind]
         begins[joined, 2] = len(flat) + len(self.words) + text_offsets[:-1]
         sizes[joined, 2] = np.diff(text_offsets)
         codes = codes.copy()
         codes[joined, 1] = second[kept]
-        pool = np.concatenate([flat, self.words, texts])
-        ends = np.cumsum(sizes.sum(axis=1))
-        return pool[piece_ranges(begins.ravel(), sizes.ravel())], np.concatenate([[0], ends]), codes
+        return *texts_of_pieces(np.concatenate([flat, self.words, texts]), begins, sizes), codes
 
 
 def _one_code(codes: np.ndarray) -> np.ndarray:
@@ -168,26 +164,28 @@ CODE_COLUMNS = ("system_code", "hisco", "code")
 TEXT_COLUMNS = ("description", "en_hisco_text", "text", "desc")
 
 
-def find_columns(args: DescriptionFlags) -> list[str]:
-    """Columns of --descriptions-file: code, text and, where given, language. Raises UserError."""
+def find_columns(args: DescriptionFlags, required: bool = True) -> list[str]:
+    """Columns of a table of descriptions: code, text and, if it is named, language. Raises UserError if it
+    lacks one; without `required` there are none then.
+    """
     path = args.descriptions_file or ""
     header = read_header(path)[0]
-    columns = []
-    for flag, given, usual in (
-        ("--descriptions-code-col", args.descriptions_code_col, CODE_COLUMNS),
-        ("--descriptions-text-col", args.descriptions_text_col, TEXT_COLUMNS),
-    ):
-        found = given or next((name for name in usual if name in header), None)
-        if found is None:
-            raise UserError(
-                f"{path}: has none of the columns {', '.join(usual)}; name yours with {flag}. It has "
-                + ", ".join(map(repr, header))
-            )
-        columns.append(found)
-    if args.descriptions_lang_col:
-        columns.append(args.descriptions_lang_col)
-    problems = column_problems(path, header, columns)
-    if problems:
+    columns = [
+        name or next((name for name in usual if name in header), "")
+        for name, usual in (
+            (args.descriptions_code_col, CODE_COLUMNS),
+            (args.descriptions_text_col, TEXT_COLUMNS),
+        )
+    ]
+    if "" in columns and not required:
+        return []
+    if "" in columns:
+        raise UserError(
+            f"{path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of descriptions"
+            f" ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
+        )
+    columns += [args.descriptions_lang_col] if args.descriptions_lang_col else []
+    if problems := column_problems(path, header, columns):
         raise UserError("\n  ".join(problems))
     return columns
 
@@ -196,8 +194,11 @@ def find_columns(args: DescriptionFlags) -> list[str]:
 class Descriptions:
     """What is shown for each code and language, and to which texts.
 
-    numbers: int64 [codes + 1, languages], which description, −1 for none (the last row is that of no code);
-    flat, offsets: their code points; template: pieces as code points, None the text, "desc" the description.
+    Attributes:
+        template: pieces as code points, None the text, "desc" the description.
+        numbers: int64 [codes + 1, languages], which description, −1 for none; the last row is that of no
+            code.
+        flat, offsets: code points of the descriptions.
     """
 
     seed: int
@@ -222,33 +223,28 @@ class Descriptions:
         epoch: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """B texts (flat uint32 [N], offsets int64 [B + 1]), some of them with the description of their code
-        (codes,
-        languages, rows: int64 [B]); a pure function of (seed, epoch, row).
+        (codes, languages, rows: int64 [B]); a pure function of (seed, epoch, row).
         """
         shown = self.numbers[codes, languages]  # [B]
         shown = np.where(chance(draw(streams(self.seed, epoch, rows), 0), self.probability), shown, -1)
         pool, begins, sizes = [flat, self.flat], [], []
-        end = len(flat) + len(self.flat)
+        end, is_shown, lengths = len(flat) + len(self.flat), shown >= 0, np.diff(offsets)
         for piece in self.template:
             if piece is None:
                 begins.append(offsets[:-1])
-                sizes.append(np.diff(offsets))
+                sizes.append(lengths)
             elif isinstance(piece, str):
                 begins.append(len(flat) + self.offsets[shown])
-                sizes.append(np.where(shown < 0, 0, self.offsets[shown + 1] - self.offsets[shown]))
+                sizes.append(is_shown * (self.offsets[shown + 1] - self.offsets[shown]))
             else:
                 pool.append(piece)
                 begins.append(np.full(len(rows), end))
-                sizes.append(np.where(shown < 0, 0, len(piece)))
+                sizes.append(is_shown * len(piece))
                 end += len(piece)
         if not any(piece is None for piece in self.template):  # a template without {occ}
             begins.append(offsets[:-1])
-            sizes.append(np.where(shown < 0, np.diff(offsets), 0))
-        starts, lengths = np.stack(begins, axis=1), np.stack(sizes, axis=1)  # [B, pieces]
-        return (
-            np.concatenate(pool)[piece_ranges(starts.ravel(), lengths.ravel())],
-            np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
-        )
+            sizes.append(~is_shown * lengths)
+        return texts_of_pieces(np.concatenate(pool), np.stack(begins, axis=1), np.stack(sizes, axis=1))
 
 
 def load_descriptions(
@@ -270,57 +266,44 @@ def load_descriptions(
             named[at, data.languages.index(language[0])] = len(texts)
         numbers[at, numbers[at] < 0] = len(texts)  # the first of its code
         texts.append(code_points(clean(text)))
-    for (code, language), number in named.items():
-        numbers[code, language] = number
+    for place_of_code, number in named.items():
+        numbers[place_of_code] = number
     if not texts:
         raise UserError(
             f"--descriptions-file {args.descriptions_file}: none of the {len(data.codes):,} codes of the"
             f" data stands in column {columns[0]!r}"
         )
-    between = ascii_lower if data.clean_text == ASCII_LOWER else str
+    clean = ascii_lower if data.clean_text == ASCII_LOWER else str
     template = [
-        None if piece == "{occ}" else "desc" if piece == "{desc}" else code_points(between(piece))
+        {"{occ}": None, "{desc}": "desc"}.get(piece, code_points(clean(piece)))
         for piece in re.split(r"(\{occ\}|\{desc\})", args.description_template)
         if piece
     ]
-    flat, offsets = join_texts(texts)
-    return Descriptions(seed, args.description_prob, template, numbers, flat, offsets)
+    return Descriptions(seed, args.description_prob, template, numbers, *join_texts(texts))
 
 
 def read_descriptions(
     path: str, codes: list[str], formatter: BlockyFormatter, required: bool = True
 ) -> dict[str, str]:
-    """Code → description, from a table of both. Raises UserError where it has no such columns or none of
+    """Code → description, from a table of both. Raises UserError if it has no such columns or none of
     `codes`; without `required` that is no description.
     """
-    header, _ = read_header(path)
-    usual_names = (CODE_COLUMNS, TEXT_COLUMNS)
-    names = [there[0] for usual in usual_names if (there := [name for name in usual if name in header])]
-    if len(names) < len(usual_names):
-        if not required:
-            return {}
-        raise UserError(
-            f"--descriptions {path}: needs a column of codes ({', '.join(CODE_COLUMNS)}) and one of"
-            f" descriptions ({', '.join(TEXT_COLUMNS)}); it has {', '.join(map(repr, header))}"
-        )
-    found: dict[str, str] = {}
-    for code, text in read_columns(path, names):
-        found.setdefault(formatter.repair(code)[0], text)
-    if required and not set(codes) & found.keys():
+    columns = find_columns(DescriptionFlags(descriptions_file=path), required)
+    rows = read_columns(path, columns) if columns else []
+    texts = {formatter.repair(code)[0]: text for code, text in reversed(rows)}  # the first of each code
+    if required and not set(codes) & texts.keys():
         raise UserError(
             f"--descriptions {path}: none of the {len(codes):,} codes of the model stands in column"
-            f" {names[0]!r}"
+            f" {columns[0]!r}"
         )
-    return found
+    return texts
 
 
 # ---- batches
 
 
 def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray:
-    """Tokens of each code, with a block of PAD at index −1 for «no code»; int64 [len(codes) + 1,
-    block_size].
-    """
+    """Tokens of each code, and a block of PAD for «no code» (index −1); int64 [codes + 1, block_size]."""
     table = np.full((len(codes) + 1, formatter.block_size), PAD_IDX, dtype=np.int64)
     for i, code in enumerate(codes):
         table[i] = formatter.encode_code(code)
@@ -341,9 +324,7 @@ class RowEncoding:
 
 @dataclass(frozen=True)
 class TextChanges:
-    """What is done to training texts, in this order; None for nothing. joined: rows of one code become rows
-    of two; augmenter: noise; descriptions: of codes, shown behind some texts.
-    """
+    """What is done to training texts, in this order; None for nothing."""
 
     joined: JoinedRows | None = None
     augmenter: Augmenter | None = None
@@ -409,28 +390,20 @@ class TextRows(Rows):
 
     def piece(self, batch: dict[str, torch.Tensor], kept: np.ndarray) -> dict[str, torch.Tensor]:
         width, rows = self.widths(batch)[kept].max(), torch.from_numpy(kept)
-        found = {name: value[rows] for name, value in batch.items()}
+        piece = {name: value[rows] for name, value in batch.items()}
         for name in ("input_ids", "attention_mask"):
-            found[name] = found[name][:, :width]
-        found["targets_seq2seq"] = self._shortened(found["targets_seq2seq"])
-        return found
+            piece[name] = piece[name][:, :width]
+        return piece | {"targets_seq2seq": self._shortened(piece["targets_seq2seq"])}
 
     def characters(self) -> np.ndarray:
         """Every character id that an input can hold, but for words from other files; sorted int64."""
-        own = [
-            np.array(self.alphabet, dtype=np.int64),
-            self.prefixes[0].ravel(),
-            np.array([0, SEP_ID]),
-            noise_characters().astype(np.int64),
-        ]
-        if self.changes.descriptions is not None:
-            own += [
-                self.changes.descriptions.flat,
-                *(piece for piece in self.changes.descriptions.template if isinstance(piece, np.ndarray)),
-            ]
+        ids = [self.alphabet, self.prefixes[0].ravel(), [0, SEP_ID], noise_characters()]
+        if (descriptions := self.changes.descriptions) is not None:
+            ids += [descriptions.flat]
+            ids += [piece for piece in descriptions.template if isinstance(piece, np.ndarray)]
         if self.changes.joined is not None:
-            own.append(self.changes.joined.characters())
-        return np.unique(np.concatenate(own).astype(np.int64))
+            ids.append(self.changes.joined.characters())
+        return np.unique(np.concatenate([np.asarray(part, dtype=np.int64) for part in ids]))
 
     def _read(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """(code points uint32 [N], offsets int64 [B + 1], numbers of the languages int64 [B], codes int64
@@ -440,15 +413,15 @@ class TextRows(Rows):
 
     def _changed(self, read: tuple[np.ndarray, ...], rows: np.ndarray, epoch: int) -> tuple[np.ndarray, ...]:
         """The same with this epoch's joined rows and noise."""
-        flat, offsets, language, codes = read
-        if self.changes.joined is not None:
-            flat, offsets, codes = self.changes.joined.apply(flat, offsets, codes, language, rows, epoch)
-        if self.changes.augmenter is not None:
-            flat, offsets = self.changes.augmenter.apply(flat, offsets, rows, epoch)
-        if self.changes.descriptions is not None:
-            flat, offsets = self.changes.descriptions.apply(flat, offsets, codes[:, 0], language, rows, epoch)
-        if self.changes.augmenter is not None:
-            language[self.changes.augmenter.hide_language(rows, epoch)] = self.unknown_language
+        (flat, offsets, language, codes), changes = read, self.changes
+        if changes.joined is not None:
+            flat, offsets, codes = changes.joined.apply(flat, offsets, codes, language, rows, epoch)
+        if changes.augmenter is not None:
+            flat, offsets = changes.augmenter.apply(flat, offsets, rows, epoch)
+        if changes.descriptions is not None:
+            flat, offsets = changes.descriptions.apply(flat, offsets, codes[:, 0], language, rows, epoch)
+        if changes.augmenter is not None:
+            language[changes.augmenter.hide_language(rows, epoch)] = self.unknown_language
         return flat, offsets, language, codes
 
     def _encoded(self, read: tuple[np.ndarray, ...], fixed_width: int | None) -> dict[str, torch.Tensor]:
@@ -463,9 +436,7 @@ class TextRows(Rows):
         }
 
     def _targets(self, codes: np.ndarray) -> np.ndarray:
-        """Token sequences of `codes` int64 [B, K]: BOS, the blocks, EOS; int64 [B, nb_blocks × block_size +
-        2].
-        """
+        """BOS, the blocks of `codes` int64 [B, K] as tokens, EOS; int64 [B, blocks × block_size + 2]."""
         block = self.code_tokens.shape[1]
         targets = np.full((len(codes), self.nb_blocks * block + 2), PAD_IDX, dtype=np.int64)
         targets[:, 0], targets[:, -1] = BOS_IDX, EOS_IDX

@@ -11,7 +11,7 @@ import unicodedata
 import numpy as np
 
 from histocc.runtime.rng import below, chance, draw, streams
-from histocc.text import ascii_lower, code_points
+from histocc.text import ascii_lower, code_points, piece_ranges, texts_of_pieces
 
 KINDS = ("delete", "keyboard", "insert", "substitute", "swap", "swap_words", "edges", "insert_word")
 MAX_EDGE = 20  # most characters that "edges" puts on one side
@@ -124,32 +124,27 @@ def _style(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return ((both & (_UPPER | _LOWER)) == _UPPER) + 2 * ((both & _IS_GREEK) > 0).astype(np.int64)
 
 
-def piece_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Indices start, start + 1, … for each of the given ranges, one after the other; int64 [sum of
-    lengths].
-    """
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-
-
 # ---- one transformation of many texts
 
 
 class _Transformation:
     """Collects, for M texts, the five pieces of which each will consist; a text without a change is its first
-    piece.
+    piece. A method named after a kind of noise applies it to the texts `k` (indices, int64).
 
-    text: uint32 [N]; length: int64 [M]; stream: uint64 [M]; first: number of the first draw of this
-    transformation. A method named after a kind of noise applies it to the texts `k` (indices, int64).
+    Args:
+        text: uint32 [N], code points.
+        length: int64 [M].
+        stream: uint64 [M].
+        first: number of the first draw of this transformation.
+        words: to insert: their code points, starts and lengths, and their weights summed up.
     """
 
-    def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int):
-        self.text, self.length, self.stream, self.first = text, length, stream, first
+    def __init__(self, text: np.ndarray, length: np.ndarray, stream: np.ndarray, first: int, words: tuple):
+        self.text, self.length, self.stream, self.first, self.words = text, length, stream, first, words
         self.end = np.cumsum(length)
         self.base = self.end - length
         self.bits = draw(stream[:, None], np.arange(first, first + _LETTERS))  # [M, 5]
-        self.start = np.zeros((len(length), 5), dtype=np.int64)
-        self.size = np.zeros((len(length), 5), dtype=np.int64)
+        self.start, self.size = np.zeros((2, len(length), 5), dtype=np.int64)
         self.start[:, 0], self.size[:, 0] = self.base, length
         self.pool, self.pool_size = [text, np.full(1, 32, dtype=np.uint32)], len(text) + 1
         self.blank = len(text)  # where the pool has a space
@@ -162,9 +157,7 @@ class _Transformation:
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """(the new texts uint32, their lengths int64 [M])"""
-        return np.concatenate(self.pool)[piece_ranges(self.start.ravel(), self.size.ravel())], self.size.sum(
-            axis=1
-        )
+        return texts_of_pieces(np.concatenate(self.pool), self.start, self.size)[0], self.size.sum(axis=1)
 
     def add(self, characters: np.ndarray) -> int:
         """Puts characters into the pool; where they begin."""
@@ -224,40 +217,32 @@ class _Transformation:
         at = self.place(k, shorter=1)
         self.splice(k, at, 2, (at + 1, 1), (at, 1))
 
-    def words(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def words_of(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of texts k: the number of their first word among all words, how many words they have; int64."""
         number = np.searchsorted(self.word_start, self.base[k])
         return number, np.searchsorted(self.word_start, self.end[k]) - number
 
     def swap_words(self, k: np.ndarray) -> None:
-        number, count = self.words(k)
+        number, count = self.words_of(k)
         ok = count > 1
         k, left = k[ok], number[ok] + below(self.bits[k[ok], _WHERE], count[ok] - 1)
         a, b = self.word_start[left], self.word_end[left]
         c, d = self.word_start[left + 1], self.word_end[left + 1]
         self.splice(k, a, d - a, (c, d - c), (b, c - b), (a, b - a))
 
-    def insert_word(self, k: np.ndarray, words: tuple, cumulative: np.ndarray | None) -> None:
-        """words: characters, starts and lengths; cumulative: their weights summed up, or None."""
-        number, count = self.words(k)
+    def insert_word(self, k: np.ndarray) -> None:
+        number, count = self.words_of(k)
         slot = below(self.bits[k, _WHERE], count + 1)
         last = slot == count  # behind everything
         at = np.where(last, self.end[k], np.append(self.word_start, 0)[number + slot])
-        flat, starts, sizes = words
-        if cumulative is None:
-            word = below(self.bits[k, _WHAT], len(sizes))
-        else:
-            point = (self.bits[k, _WHAT] >> np.uint64(11)) * 2.0**-53 * cumulative[-1]
-            word = np.minimum(np.searchsorted(cumulative, point, side="right"), len(sizes) - 1)
+        flat, starts, sizes, cumulative = self.words
+        point = (self.bits[k, _WHAT] >> np.uint64(11)) * 2.0**-53 * cumulative[-1]
+        word = np.minimum(np.searchsorted(cumulative, point, side="right"), len(sizes) - 1)
         size = sizes[word]
         start = self.add(flat[piece_ranges(starts[word], size)]) + np.cumsum(size) - size
-        self.splice(
-            k,
-            at,
-            0,
-            (np.where(last, self.blank, start), np.where(last, 1, size)),
-            (np.where(last, start, self.blank), np.where(last, size, 1)),
-        )
+        pieces = [(self.blank, 1), (start, size)]  # the other way round if it is not the last
+        pairs = zip(pieces, pieces[::-1])
+        self.splice(k, at, 0, *((np.where(last, a, c), np.where(last, b, d)) for (a, b), (c, d) in pairs))
 
     def edges(self, k: np.ndarray) -> None:
         side = below(self.bits[k, _WHAT], 4)  # 0 left, 1 right, 2 and 3 both
@@ -296,7 +281,7 @@ class Augmenter:
     - edges: letters and blanks before the text (1 in 4), behind it (1 in 4) or both (2 in 4), 1 to 20 on each
       side, separated from it by a space.
     - insert_word: one of `words`, before or behind an evenly chosen word, drawn in proportion to
-      `word_weights` if there are some.
+      `word_weights` (evenly without).
 
     A new letter is a–z, evenly, or in 32 of 266 draws a letter of another language of Latin script (æ, é, ß,
     …); beside a Greek letter it is Greek; between capitals it is a capital. The published noise draws letters
@@ -324,34 +309,35 @@ class Augmenter:
         kinds: tuple[str, ...] | None = None,
         only_ascii: bool = False,
     ):
-        for name, value in (("augmentation_prob", augmentation_prob), ("unk_lang_prob", unk_lang_prob)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {value}")
-        if num_transformations < 0:
-            raise ValueError(f"num_transformations must not be negative, but is {num_transformations}")
         words = list(words) if words is not None else []
-        if any(not word.strip() for word in words):
-            raise ValueError("words to insert must not be blank")
         weights = np.asarray(np.ones(len(words)) if word_weights is None else word_weights, dtype=np.float64)
-        if weights.shape != (len(words),):
-            raise ValueError(f"{len(words)} words to insert, but weights of shape {weights.shape}")
-        if words and (not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() <= 0):
-            raise ValueError("weights of words must be finite, not negative, and not all 0")
-        self.words = _ragged([word for word, weight in zip(words, weights) if weight > 0])
-        # None: drawn evenly
-        self.cumulative = None if word_weights is None else np.cumsum(weights[weights > 0])
         if kinds is None:
             kinds = tuple(kind for kind in KINDS if words or kind != "insert_word")
-        unknown = [kind for kind in kinds if kind not in KINDS]
-        if unknown or not kinds:
-            raise ValueError(
-                f"kinds of noise must be out of {', '.join(KINDS)}; got {', '.join(unknown) or 'none'}"
-            )
-        if "insert_word" in kinds and not words:
-            raise ValueError("insert_word needs words")
+        for ok, problem in (
+            (
+                0 <= augmentation_prob <= 1,
+                f"augmentation_prob must be between 0 and 1, not {augmentation_prob}",
+            ),
+            (0 <= unk_lang_prob <= 1, f"unk_lang_prob must be between 0 and 1, not {unk_lang_prob}"),
+            (num_transformations >= 0, f"num_transformations must not be negative: {num_transformations}"),
+            (all(word.strip() for word in words), "words to insert must not be blank"),
+            (weights.shape == (len(words),), f"{len(words)} words, but weights of shape {weights.shape}"),
+            (
+                not words or np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0,
+                "weights of words must be finite, not negative, and not all 0",
+            ),
+            (
+                kinds and set(kinds) <= set(KINDS),
+                f"kinds of noise must be out of {', '.join(KINDS)}: {kinds}",
+            ),
+            (words or "insert_word" not in kinds, "insert_word needs words"),
+        ):
+            if not ok:
+                raise ValueError(problem)
+        drawn = [word for word, weight in zip(words, weights) if weight > 0]
+        self.words = (*_ragged(drawn), np.cumsum(weights[weights > 0]))
         self.seed, self.kinds, self.num_transformations = seed, tuple(kinds), num_transformations
-        self.augmentation_prob = augmentation_prob
-        self.unk_lang_prob = unk_lang_prob
+        self.augmentation_prob, self.unk_lang_prob = augmentation_prob, unk_lang_prob
         self.only_ascii = only_ascii
 
     def hide_language(self, rows: np.ndarray, epoch: int) -> np.ndarray:
@@ -375,26 +361,18 @@ class Augmenter:
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)
         starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
         stream = streams(self.seed, epoch, rows)
-        if self.num_transformations == 0 or self.augmentation_prob == 0:
-            return flat.copy(), offsets - offsets[0]
         altered = np.flatnonzero(chance(draw(stream, _ALTERED), self.augmentation_prob) & (lengths > 0))
-        if len(altered) == 0:
+        if self.num_transformations == 0 or len(altered) == 0:
             return flat.copy(), offsets - offsets[0]
-        text = flat[piece_ranges(starts[altered], lengths[altered])]
-        length = lengths[altered]
-        stream = stream[altered]
-        for number in range(self.num_transformations):
-            change = _Transformation(text, length, stream, _BLOCK * (number + 1))
-            drawn = below(change.bits[:, _KIND], len(self.kinds))
+        text, length = flat[piece_ranges(starts[altered], lengths[altered])], lengths[altered]
+        for number in range(1, self.num_transformations + 1):
+            change = _Transformation(text, length, stream[altered], _BLOCK * number, self.words)
+            kind_of = below(change.bits[:, _KIND], len(self.kinds))
             for index, kind in enumerate(self.kinds):
-                if len(k := np.flatnonzero(drawn == index)):
-                    more = (self.words, self.cumulative) if kind == "insert_word" else ()
-                    getattr(change, kind)(k, *more)
+                if len(k := np.flatnonzero(kind_of == index)):
+                    getattr(change, kind)(k)
             text, length = change.result()
         if self.only_ascii:
             text = _IN_ASCII[np.minimum(text, _TABLE - 1)]
         starts[altered], lengths[altered] = len(flat) + np.cumsum(length) - length, length
-        return (
-            np.concatenate([flat, text])[piece_ranges(starts, lengths)],
-            np.concatenate([[0], np.cumsum(lengths)]),
-        )
+        return texts_of_pieces(np.concatenate([flat, text]), starts[:, None], lengths[:, None])

@@ -48,7 +48,7 @@ from histocc.data.rows import (
     write_words,
 )
 from histocc.data.tables import Chunk, read_chunks, table_format
-from histocc.formatter import BlockyFormatter
+from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.runtime.checkpoint import exists_in
 from histocc.runtime.errors import UserError, in_words
 from histocc.runtime.files import OwnFiles, atomic_write, kind_of, run_lock, sync
@@ -67,8 +67,8 @@ from histocc.text import (
 LISTS = ("key.csv", "rejected_rows.csv", "conflicts.csv", "data_report.json")  # for the user
 MAX_COUNTED_WORDS = 500_000  # rarer ones are forgotten on the way, so that memory does not grow with the rows
 ALL_WORDS_OF = 1 << 19  # words of so many training rows are all counted, then those of every fourth chunk
-_ODD = re.compile("[\ufffd\ue000-\ue004À-ÖØ-Þã]")  # some are in what the next two find
-_OF_THE_MODEL = re.compile("[\ue000-\ue004]")
+_ODD = re.compile("[\0\ufffd\ue000-\ue004À-ÖØ-Þã]")  # some are in what the next two match
+_FORBIDDEN = re.compile("[\0\ue000-\ue004]")
 # UTF-8 that was read as Windows-1252 (and made lower case), a capital inside a word, or lost altogether
 _BROKEN = re.compile("\ufffd|[Ãã][\x80-\xbf\u0152-\u2122]|[a-z][À-ÖØ-Þ]")
 LINES = np.dtype("<i8")  # number of the file × 2**40 + line
@@ -88,7 +88,7 @@ def nothing(*_) -> None:
 
 
 def split_values(hashes: np.ndarray) -> np.ndarray:
-    """Where texts stand in [0, 1) by their hashes (uint64): those below the share of validation are validated
+    """Numbers in [0, 1) for texts by their hashes (uint64): those below the share of validation are validated
     on.
     """
     return hashes / 2.0**64
@@ -122,8 +122,7 @@ class Reader:
     def __init__(self, settings: PrepareSettings, folder: str, check: Callable[[], None]):
         self.settings, self.folder, self.check = settings, folder, check
         self.formatter = BlockyFormatter.from_dict(settings.formatter)
-        numbers = settings.number_codes or settings.fixed_codes if settings.numbered else None
-        self.book = CodeBook(self.formatter, settings.fixed_codes, numbers, settings.recode)
+        self.book = CodeBook(self.formatter, settings.fixed_codes, settings.number_codes, settings.recode)
         self.clean = cleaner(settings.clean_text)
         self.languages = Languages(settings.language_col, settings.max_len // 2)
         self.missing = None if settings.missing_code is None else self.book.of_code(settings.missing_code)
@@ -167,52 +166,43 @@ class Reader:
     def _read_chunk(self, path: str, part: str, chunk: Chunk) -> None:
         settings, findings = self.settings, self.findings
         cells, lines, columns = chunk.columns[0], chunk.lines, chunk.columns
-        whole, name = "".join(cells), settings.input_col
-        are_composed = settings.clean_text == AS_IS and is_composed(whole)  # all at once: faster
-        texts = list(map(str.strip if are_composed else self.clean, cells))
-        if settings.clean_text == AS_IS and not are_composed:
-            changed = [i for i, text in enumerate(texts) if text != cells[i].strip()]
-            findings.note("texts_composed", path, lines[changed], (cells[i].strip() for i in changed))
-        dittos = fill_dittos(texts, self.above, settings.ditto)
-        findings.note(
-            "dittos_filled" if settings.ditto else "dittos", path, lines[dittos], (cells[i] for i in dittos)
-        )
-        self.above = texts[-1] if texts else self.above
+        joined = "".join(cells)
+        is_plain = settings.clean_text == AS_IS and is_composed(joined)  # all at once: faster
+        texts = list(map(str.strip if is_plain else self.clean, cells))
         keep = np.ones(len(texts), dtype=bool)
         rejects: list[tuple] = [(line, "", "", kind, reason) for line, kind, reason in chunk.faults]
+
+        def note(kind: str, rows) -> None:
+            findings.note(kind, path, lines[rows], (cells[i].strip() for i in rows))
 
         def reject(rows, kind: str, reason: str, column: str, values: list[str]) -> None:
             for i in rows:
                 keep[i] = False
                 rejects.append((lines[i], column, values[i], kind, reason))
 
-        is_odd = _ODD.search(whole)
-        if is_odd and _OF_THE_MODEL.search(whole):
-            reason = "the description holds a character from U+E000 to U+E004, which mark the ends of a text"
-            rows = [i for i, cell in enumerate(cells) if _OF_THE_MODEL.search(cell)]
-            reject(rows, "character of the model", reason, name, list(map(str.strip, cells)))
-        if "\0" in whole:
-            rows = [i for i in np.flatnonzero(keep) if "\0" in texts[i]]
-            reject(rows, "NUL character", "the description holds a NUL character", name, texts)
-        blank = [i for i, text in enumerate(texts) if not text or text.isspace()]
-        blank = [i for i in blank if keep[i]]
+        if settings.clean_text == AS_IS and not is_plain:
+            note("texts_composed", [i for i, text in enumerate(texts) if text != cells[i].strip()])
+        note("dittos_filled" if settings.ditto else "dittos", fill_dittos(texts, self.above, settings.ditto))
+        self.above = texts[-1] if texts else self.above
+        is_odd = _ODD.search(joined)
+        if is_odd and _FORBIDDEN.search(joined):
+            reason = "the description holds NUL, or a character from U+E000 to U+E004, which marks its ends"
+            rows = [i for i, cell in enumerate(cells) if _FORBIDDEN.search(cell)]
+            reject(rows, "character of the model", reason, settings.input_col, list(map(str.strip, cells)))
+        blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         if self.empty is None:
-            reject(blank, "empty text", "the description is empty", name, cells)
-        if is_odd and _BROKEN.search(whole):
-            broken = [i for i, cell in enumerate(cells) if _BROKEN.search(cell)]
-            findings.note("letters_broken", path, lines[broken], (cells[i].strip() for i in broken))
-
+            reject(blank, "empty text", "the description is empty", settings.input_col, cells)
+        if is_odd and _BROKEN.search(joined):
+            note("letters_broken", [i for i, cell in enumerate(cells) if _BROKEN.search(cell)])
         codes = self._codes(path, chunk, keep, reject)  # [n, K]
         if self.empty is not None:
             alone = (codes[:, 0] == self.empty) & (codes[:, 1:] < 0).all(axis=1)
             reason = f"the description is empty, and the code is another than {settings.empty_text}"
-            reject([i for i in blank if keep[i] and not alone[i]], "empty text", reason, name, cells)
-            kept = [i for i in blank if keep[i]]
-            findings.note("texts_empty", path, lines[kept], (cells[i] for i in kept))
+            others = [i for i in blank if keep[i] and not alone[i]]
+            reject(others, "empty text", reason, settings.input_col, cells)
+            note("texts_empty", [i for i in blank if keep[i]])
         for line, column, value, kind, reason in sorted(rejects, key=lambda reject: reject[0]):
-            # nobody has named a key for numbers that are none
-            assumed = settings.number_codes is not None and settings.fixed_codes is None
-            stops = kind == DOES_NOT_FIT and (assumed or not settings.drop_bad_labels)
+            stops = kind == DOES_NOT_FIT and (self._key_is_assumed or not settings.drop_bad_labels)
             findings.reject(kind, path, line, column, value, reason, stops)
         if not keep.all():
             texts, codes, lines = list(compress(texts, keep)), codes[keep], lines[keep]
@@ -228,15 +218,19 @@ class Reader:
         self.characters[code_points("".join(texts))] = True
         self.used.update(codes.ravel().tolist())
         self.chunks += 1
-        sides = {part: np.ones(len(texts), dtype=bool)}
+        is_val = np.full(len(texts), part == "val")
         if part == "train" and settings.share_val is not None:
-            val = split_values(arrays["text_hash"]) < settings.share_val
-            sides = {"train": ~val, "val": val}
-        for side, chosen in sides.items():
-            some = texts if chosen.all() else list(compress(texts, chosen))
-            self.parts[side].add(some, {name: values[chosen] for name, values in arrays.items()})
+            is_val = split_values(arrays["text_hash"]) < settings.share_val
+        for side, chosen in (("train", ~is_val), ("val", is_val)):
+            chosen_texts = texts if chosen.all() else list(compress(texts, chosen))
+            self.parts[side].add(chosen_texts, {name: values[chosen] for name, values in arrays.items()})
             if side == "train":
-                self._count_words(some)
+                self._count_words(chosen_texts)
+
+    @property
+    def _key_is_assumed(self) -> bool:
+        """Cells are read as numbers of the HISCO key, and nobody has named a key."""
+        return self.settings.number_codes is not None and self.settings.fixed_codes is None
 
     def _codes(self, path: str, chunk: Chunk, keep: np.ndarray, reject: Callable[..., None]) -> np.ndarray:
         """Provisional numbers of the codes, int64 [n, K], −1 behind the last; rejects rows that cannot be
@@ -262,8 +256,8 @@ class Reader:
             place = int(np.argmax(numbers[i] < WORD))
             reject([i], *self.book.fault(int(numbers[i, place])), names[place], cells[place])
 
-        def note(kind: str, found: np.ndarray) -> None:  # bool [n, K]
-            rows, places = np.nonzero(found & keep[:, None])
+        def note(kind: str, marked: np.ndarray) -> None:  # bool [n, K]
+            rows, places = np.nonzero(marked & keep[:, None])
             if len(rows):
                 values = (cells[place][row] for row, place in zip(rows, places))
                 self.findings.note(kind, path, chunk.lines[rows], values)
@@ -330,12 +324,12 @@ class Reader:
         """Closes the files and gives codes their final numbers. Returns (codes, report)."""
         self.close()
         settings, parts, lines = self.settings, [], []
-        codes, used = settings.fixed_codes, list(self.book.codes)
+        codes, met = settings.fixed_codes, list(self.book.codes)
         if codes is None:
             first = settings.first_codes or []
-            codes = first + sorted({used[number] for number in self.used - {BLANK}} - set(first))
+            codes = first + sorted({met[number] for number in self.used - {BLANK}} - set(first))
         place = {code: i for i, code in enumerate(codes)}
-        final = np.array([place.get(code, -1) for code in used] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
+        final = np.array([place.get(code, -1) for code in met] + [-1], dtype=ARRAYS["codes"])  # −1 stays −1
         for name in self.parts:
             numbers = map_array(os.path.join(self.folder, f"{name}.codes"), ARRAYS["codes"], "r+")
             for start in range(0, len(numbers), 1 << 20):
@@ -358,84 +352,70 @@ class Reader:
         return codes, report
 
     def close(self) -> None:
-        for file in [
-            self.findings.file,
-            *(file for part in self.parts.values() for file in part.files.values()),
-        ]:
-            file.close()
+        self.findings.file.close()
+        for part in self.parts.values():
+            for file in part.files.values():
+                file.close()
 
     def _what_was_read(self) -> list[str]:
-        settings, formatter = self.settings, self.formatter
-        language = (
-            f"column {settings.language_col}" if settings.language_col else f"{settings.language} for all"
-        )
+        settings, formatter, column = self.settings, self.formatter, self.settings.language_col
         codes = "no codes"
         if settings.target_cols:
             columns = ", ".join(settings.target_cols)
             codes = f"codes from {columns} ({formatter.kind}, block size {formatter.block_size})"
         lines = [
-            f"Read: descriptions from column {settings.input_col}, {codes}, language: {language}"
+            f"Read: descriptions from column {settings.input_col}, {codes}, language: "
+            + (f"column {column}" if column else f"{settings.language} for all")
             + (f"; texts: {settings.clean_text}" if settings.clean_text != AS_IS else "")
         ]
-        ignored = [
-            name for file in self.files for name in file["columns"] if name.casefold() in ("lang", "language")
-        ]
-        if ignored and not settings.language_col and settings.language == UNKNOWN_LANGUAGE:
-            lines.append(
-                f"Note: there is a column {ignored[0]!r} that is not read; --language-col {ignored[0]}"
-                " reads it"
-            )
+        names = [name for file in self.files for name in file["columns"]]
+        ignored = [name for name in names if name.casefold() in ("lang", "language")]
+        if ignored and not column and settings.language == UNKNOWN_LANGUAGE:
+            name = ignored[0]
+            lines.append(f"Note: there is a column {name!r} that is not read; --language-col {name} reads it")
         return lines
 
     def problem(self) -> str | None:
         """What makes the data unusable."""
-        settings, findings = self.settings, self.findings
-        rows = {name: part.rows for name, part in self.parts.items()}
-        if findings.errors:
+        settings, rejected = self.settings, self.findings.rejected
+        train, val = (part.rows for part in self.parts.values())
+        if self.findings.errors:
             return self._bad_labels()
-        if not rows["train"]:
-            kinds = (
-                "; ".join(f"{count:,} × {kind}" for kind, count in findings.rejected.items())
-                or "there are only column names"
-            )
-            if rows["val"]:
-                kinds = f"all {rows['val']:,} valid rows went to validation; lower --share-val (0: none)"
-            return f"{', '.join(settings.train_files)}: no valid row to train on ({kinds})"
-        if rows["val"] or not (settings.val_files or settings.share_val):
-            return None
-        if settings.val_files:
+        if not train:
+            kinds = "; ".join(f"{count:,} × {kind}" for kind, count in rejected.items())
+            if val:
+                kinds = f"all {val:,} valid rows went to validation; lower --share-val (0: none)"
+            files = ", ".join(settings.train_files)
+            return f"{files}: no valid row to train on ({kinds or 'there are only column names'})"
+        if not val and settings.val_files:
             return ", ".join(settings.val_files) + ": no valid row to validate on"
-        return (
-            f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise it,"
-            " or pass --share-val 0 to train without validation"
-        )
+        if not val and settings.share_val:
+            return (
+                f"--share-val {settings.share_val:g} leaves no row for validation in a file this small; raise"
+                " it, or pass --share-val 0 to train without validation"
+            )
+        return None
 
     def _bad_labels(self) -> str:
         formatter, [(kind, rows)] = self.formatter, self.findings.errors.items()
+        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
         ways = ["--drop-bad-labels leaves these rows out and lists them"]
         if formatter.kind == "gpf" and not formatter.allow_short:
             ways = [
+                "--formatter hisco is for HISCO codes, and restores lost leading zeros",
                 "--allow-codes-shorter-than-block-size fills shorter codes up",
                 *ways,
                 "--block-size N sets another length",
             ]
-            hisco = "--formatter hisco is for HISCO codes, and restores lost leading zeros"
-            ways = [hisco, *ways] if formatter.target_cols[0].startswith("hisco") else [*ways, hisco]
         if rows > sum(part.rows for part in self.parts.values()):
-            ways.insert(
-                0, "Most rows are of this kind: look whether --target-cols and --formatter are the right ones"
-            )
-        what = f"a code that does not fit the formatter {formatter.kind} (block size {formatter.block_size})"
-        if self.settings.numbered:
-            rename = [
-                "columns code1, code2 … hold numbers of the HISCO key if no --key is named: if they hold"
-                " codes, rename them"
-            ]
+            ways = ["Most rows are such: are --target-cols and --formatter the right ones?", *ways]
+        if self.settings.number_codes is not None:
             what = "what is not a number of the key"
-            ways = [
-                "--key names the file that the numbers belong to",
-                *(rename if self.settings.number_codes else ways),
-            ]
+            if self._key_is_assumed:
+                ways = [
+                    "columns code1, code2 … hold numbers of the HISCO key: rename them if they hold codes"
+                ]
+            ways = ["--key names the file that the numbers belong to", *ways]
         first = [
             f"{row['file']}, line {row['line']}, {row['reason']}" for row in self.findings.examples[kind]
         ]
@@ -451,10 +431,12 @@ def build_folder(
     """The folder `root`/`name`, filled by `build(path)` if it is not there as it was written; one process of
     a job.
 
-    It is built in a hidden folder beside it, and appears by one rename. An exception of `build` passes
-    through, an OSError (no space left, …) as a UserError, and nothing that was not there before stays behind.
-    Nothing is removed or replaced but plain files with names of `arrays.FILES` in folders with our names.
-    Raises UserError if something else is in the way, or another job works in `root`.
+    It is built in a hidden folder beside it, and appears by one rename. Nothing that was not there before
+    stays behind after an exception, and nothing is removed or replaced but plain files with names of
+    `arrays.FILES` in folders with our names.
+
+    Raises:
+        UserError: something else is in the way, another job works in `root`, or the machine lacks something.
     """
     folder = os.path.join(root, name)
     missing, path = [], os.path.abspath(root)
@@ -463,10 +445,10 @@ def build_folder(
         path = os.path.dirname(path)
     expected = {os.path.realpath(root): "a folder", folder: "a folder"}  # the first may link to another disk
     for path, kind in (expected | {os.path.join(folder, name): "a file" for name in FILES}).items():
-        found = kind_of(path, follow_links=False)
-        if found not in (None, kind):
+        there = kind_of(path, follow_links=False)
+        if there not in (None, kind):
             raise UserError(
-                f"{path}: found {found}, expected {kind} that this program made; nothing was changed. Move it"
+                f"{path}: found {there}, expected {kind} that this program made; nothing was changed. Move it"
                 " away, or choose another folder for the run"
             )
     try:
@@ -495,7 +477,7 @@ def _build(root: str, folder: str, build: Callable[[str], None]) -> None:
         if not os.path.isdir(folder):
             os.rename(new, folder)
         else:  # damaged: its files are replaced, meta.json goes first and comes last; the rest stays
-            for name in {*FILES, META}.difference(names) | {META}:
+            for name in (META, *FILES):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(folder, name))
             for name in names:
@@ -573,14 +555,13 @@ def prepare(
         UnusableData: rows that cannot be trained on.
         UserError: anything else that the user must mend. Both leave nothing behind but `reports`.
     """
+    paths = [path for _, path in settings.files]
     try:
-        key = fingerprint(settings)
+        key, before = fingerprint(settings), _states(paths)
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from None
-    before = _states(settings)
     root = os.path.join(save_path, "prepared")
     folder = os.path.join(root, key)
-    paths = [path for _, path in settings.files]
     problem = fault(folder, check=check)
     if problem is None:
         made_from = [file["path"] for file in read_meta(folder)["report"]["files"]]
@@ -594,14 +575,14 @@ def prepare(
 
     def build(new: str) -> None:
         reader = Reader(settings, new, check)
-        garbage_collection = gc.isenabled()
+        collects_garbage = gc.isenabled()
         gc.disable()  # rows make no cycles, but so many lists that looking for them takes a fifth of the time
         try:
             for part, path in settings.files:
                 reader.read(path, part)
             codes, report = reader.finish()
         finally:
-            if garbage_collection:
+            if collects_garbage:
                 gc.enable()
             with contextlib.suppress(OSError):  # what could not be written has been said
                 reader.close()
@@ -613,8 +594,7 @@ def prepare(
         if unusable := reader.problem():
             _copy_lists(new, reports)
             raise UnusableData(unusable, report)
-        now = _states(settings)
-        if changed := [path for path, state in now.items() if state is None or state != before[path]]:
+        if changed := [path for path, old, now in zip(paths, before, _states(paths)) if old != now]:
             raise UserError(
                 f"{', '.join(changed)} changed while it was read; start again when nobody writes to it"
             )
@@ -627,49 +607,19 @@ def prepare(
             "max_codes": settings.max_codes,
             "clean_text": settings.clean_text,
             "kept_codes": len(settings.first_codes or []),
-            "hisco_numbers": settings.number_codes is not None,
+            "hisco_numbers": settings.number_codes == list(hisco_key()),
             "report": report,
         }
         write_last(new, content)
 
-    folder = build_folder(root, key, build, check)
+    build_folder(root, key, build, check)
     _copy_lists(folder, reports)
     return folder
 
 
-def _states(settings: PrepareSettings) -> dict[str, tuple | None]:
-    """What tells a file from one that was written to since; None for one that is not there."""
-    found: dict[str, tuple | None] = {}
-    for _, path in settings.files:
-        try:
-            state = os.stat(path)
-            found[path] = (state.st_ino, state.st_size, state.st_mtime_ns)
-        except OSError:
-            found[path] = None
-    return found
-
-
-def prepare_on_node(
-    settings: PrepareSettings,
-    save_path: str,
-    folder: str,
-    rank: int,
-    check: Callable[[], None],
-    warn: Callable[[str], None] = print,
-) -> str:
-    """The prepared folder of the node that `rank` leads: `folder`, that of rank 0, if it is seen, else its
-    own. Looks at the checksums, but for rank 0, which has just done so. `warn` takes what is out of the
-    ordinary, with the rank. Raises UserError that names the rank.
-    """
-    if rank == 0 or fault(folder, check=check) is None:
-        return folder
-    try:
-        if problems := file_problems(settings):
-            raise UserError("\n  ".join(problems))
-        here = f"On the node of rank {rank}: "
-        return prepare(settings, save_path, nothing, None, check, lambda line: warn(here + line))
-    except (UserError, OSError) as error:
-        raise UserError(f"on the node of rank {rank}: {error}") from None
+def _states(paths: list[str]) -> list[tuple]:
+    """What tells a file from one that was written to since. Raises OSError."""
+    return [(state.st_ino, state.st_size, state.st_mtime_ns) for state in map(os.stat, paths)]
 
 
 def on_every_node(
@@ -683,10 +633,22 @@ def on_every_node(
     """The data that rank 0 has prepared in `folder`, or what a node prepares itself that does not see it. All
     ranks. name: of this work, once in a run.
     """
+
+    def prepared_here() -> str:
+        if world.rank == 0 or fault(folder, check=check) is None:  # rank 0 has just looked at the checksums
+            return folder
+        here = f"on the node of rank {world.rank}: "
+        try:
+            if problems := file_problems(settings):
+                raise UserError("\n  ".join(problems))
+            return prepare(
+                settings, save_path, nothing, None, check, lambda line: print(here.capitalize() + line)
+            )
+        except (UserError, OSError) as error:
+            raise UserError(here + str(error)) from None
+
     leaders = world.node_leaders()
-    folders = world.run_on(
-        name, leaders, lambda: prepare_on_node(settings, save_path, folder, world.rank, check)
-    )
+    folders = world.run_on(name, leaders, prepared_here)
     keys = list(map(os.path.basename, folders))
     differ = [str(rank) for rank, key in zip(leaders, keys) if key != keys[0]]
     if differ:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from histocc.data.arrays import RowSet
+from histocc.data.arrays import RowSet, text_keys
 from histocc.data.rows import NOTES, OTHER_NAMES, WITH_VALUES, Findings, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
@@ -45,7 +45,7 @@ def compare_rows(
         conflicts: texts of a language that have several sets of codes; val_rows_seen_in_training: rows of val
         whose text is also in train (0 if the parts were split by text).
     """
-    found = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
+    counts = dict.fromkeys(("distinct_texts", "duplicates", "conflicts", "val_rows_seen_in_training"), 0)
     buckets = max(1, -(-sum(map(len, parts)) // _BUCKET))
     with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace") as file:
         write_row = row_writer(file)
@@ -53,30 +53,30 @@ def compare_rows(
         for bucket in range(buckets):
             # hashes of texts, of texts and languages, of sets of codes, and numbers (over all parts) of the
             # rows whose text falls into the bucket
-            chosen, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
+            blocks, start = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int64)]], 0
             for part in parts:
                 for block in _blocks(part):
                     inside = np.flatnonzero(part.text_hash[block] % np.uint64(buckets) == bucket)
                     text = part.text_hash[block][inside]
-                    inputs = mix(text + mix(part.language[block][inside].astype(np.uint64)))
                     labels = np.zeros(len(inside), dtype=np.uint64)
                     for column in np.sort(part.codes[block][inside], axis=1).astype(np.uint64).T:
                         labels = mix(labels * np.uint64(3) + column)
-                    chosen.append([text, inputs, labels, inside + start + block.start])
+                    inputs = text_keys(text, part.language[block][inside])
+                    blocks.append([text, inputs, labels, inside + start + block.start])
                 start += len(part)
-            texts, inputs, labels, rows = map(np.concatenate, zip(*chosen))
-            _, first, counts = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
-            found["duplicates"] += len(rows) - len(first)
-            found["distinct_texts"] += len(np.unique(texts[first]))
+            texts, inputs, labels, rows = map(np.concatenate, zip(*blocks))
+            _, first, repeats = np.unique(inputs + mix(labels), return_index=True, return_counts=True)
+            counts["duplicates"] += len(rows) - len(first)
+            counts["distinct_texts"] += len(np.unique(texts[first]))
             if not split:
                 val = rows >= len(parts[0])
-                found["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())
+                counts["val_rows_seen_in_training"] += int(np.isin(texts[val], texts[~val]).sum())
             _, group, sizes = np.unique(inputs[first], return_inverse=True, return_counts=True)
-            found["conflicts"] += int((sizes > 1).sum())
-            total = np.bincount(group, weights=counts)
+            counts["conflicts"] += int((sizes > 1).sum())
+            total = np.bincount(group, weights=repeats)
             several = np.flatnonzero(sizes[group] > 1)
             of_text = group[several]
-            order = np.lexsort((rows[first[several]], -counts[several], of_text, -total[of_text]))
+            order = np.lexsort((rows[first[several]], -repeats[several], of_text, -total[of_text]))
             for at in several[order]:
                 number = int(rows[first[at]])
                 in_val = number >= len(parts[0])
@@ -85,8 +85,8 @@ def compare_rows(
                 source, line = divmod(int(lines[in_val][number]), 1 << 40)
                 [text] = part.strings(np.array([number]))
                 label = " ".join(codes[code] for code in part.codes[number] if code >= 0)
-                write_row((text, languages[part.language[number]], label, counts[at], files[source], line))
-    return found
+                write_row((text, languages[part.language[number]], label, repeats[at], files[source], line))
+    return counts
 
 
 def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) -> dict:
@@ -104,19 +104,21 @@ def describe_parts(parts: list[RowSet], codes: list[str], languages: list[str]) 
             sizes = np.diff(part.offsets[block.start : block.stop + 1])
             lengths += np.bincount(np.minimum(sizes, MAX_LENGTH), minlength=len(lengths))
     of_code = in_part.sum(axis=0)
-    unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0))
+    unseen = np.flatnonzero((in_part[0] == 0) & (of_code > 0)) if in_part[0].any() else []
     named = {name: int(count) for name, count in zip(languages, of_language) if count}
+
+    def rows_of(numbers) -> dict[str, int]:
+        return {codes[i]: int(of_code[i]) for i in numbers if of_code[i]}
+
     return {
         "languages": dict(sorted(named.items(), key=lambda item: -item[1])),
         "unpublished_languages": [name for name in named if name not in LANGUAGES],
         "codes": len(codes),
         "codes_used": int((of_code > 0).sum()),
         "codes_per_row": {str(n): int(count) for n, count in enumerate(per_row) if count},
-        "frequent_codes": {
-            codes[i]: int(of_code[i]) for i in np.argsort(-of_code, kind="stable")[:RARE] if of_code[i]
-        },
-        "rare_codes": {codes[i]: int(of_code[i]) for i in np.flatnonzero((of_code > 0) & (of_code < RARE))},
-        "codes_only_in_validation": {codes[i]: int(of_code[i]) for i in unseen} if in_part[0].any() else {},
+        "frequent_codes": rows_of(np.argsort(-of_code, kind="stable")[:RARE]),
+        "rare_codes": rows_of(np.flatnonzero(of_code < RARE)),
+        "codes_only_in_validation": rows_of(unseen),
         "length": _percentiles(lengths),
     }
 
@@ -128,13 +130,11 @@ def _percentiles(lengths: np.ndarray) -> dict:
     rows = int(lengths.sum())
     if not rows:
         return {}
-    upto = np.cumsum(lengths)
-    at = {f"p{share}": int(np.searchsorted(upto, -(-rows * share // 100))) for share in PERCENTILES}
-    present = np.flatnonzero(lengths)
+    upto, present = np.cumsum(lengths), np.flatnonzero(lengths)
     return {
         "mean": round(float(lengths @ np.arange(len(lengths))) / rows, 2),
         "min": int(present[0]),
-        **at,
+        **{f"p{share}": int(np.searchsorted(upto, -(-rows * share // 100))) for share in PERCENTILES},
         "max": int(present[-1]),
     }
 
@@ -173,97 +173,69 @@ def make_report(
 
 def report_lines(report: dict) -> list[str]:
     """A report as lines for people; what did not happen is not said."""
-    lines = [*report["read"], *_what_there_is(report), *_notes(report)]
-    for problem in report["problems"]:
-        if problem["action"] == "noted":
-            lines.append(f"Note: {problem['rows']:,} {NOTES[problem['kind']]}{_where(problem)}")
-    if report["rejected_rows"]:
-        lines.append(f"Note: {report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
-        lines += [
-            f"  {problem['rows']:,} × {problem['kind']}{_where(problem)}"
-            for problem in report["problems"]
-            if problem["action"] == "rejected"
-        ]
-    return lines
 
+    def listed(counts: dict) -> str:
+        return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
-def _what_there_is(report: dict) -> list[str]:
-    """Rows, texts, lengths, codes and languages."""
-    unusable = (
-        f", {report['unusable_rows']:,} that stop the run; what follows is without them"
-        if report["unusable_rows"]
-        else ""
-    )
+    unusable = f", {report['unusable_rows']:,} that stop the run; what follows is without them"
     lines = [
+        *report["read"],
         f"Rows: {report['rows']:,} read, {report['train_rows']:,} for training, {report['val_rows']:,} for"
-        " validation" + unusable,
-        (
-            f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier"
-            " one (text, language and codes)"
-        ),
+        " validation" + unusable * bool(report["unusable_rows"]),
+        f"Texts: {report['distinct_texts']:,} distinct; {report['duplicates']:,} rows repeat an earlier one"
+        " (text, language and codes)",
     ]
     if report["length"]:
-        lines.append(
-            "Length in characters: "
-            + ", ".join(f"{name} {value:,}" for name, value in report["length"].items())
-        )
-    codes = [
-        f"Codes: {report['codes_used']:,} used"
-        + (f" of {report['codes']:,} in the key" if report["codes"] > report["codes_used"] else "")
-        + f", {len(report['rare_codes']):,} of them in fewer than {RARE} rows"
-        + "".join(
+        lines.append(f"Length in characters: {listed(report['length'])}")
+    if report["codes"]:
+        key = f" of {report['codes']:,} in the key" * (report["codes"] > report["codes_used"])
+        rare = f"{len(report['rare_codes']):,} of them in fewer than {RARE} rows"
+        rows = [
             f"; rows with {n} {'code' if n == '1' else 'codes'}: {count:,}"
             for n, count in report["codes_per_row"].items()
-        )
-    ]
-    return [
-        *lines,
-        *(codes if report["codes"] else []),
-        "Languages: "
-        + (", ".join(f"{name} {count:,}" for name, count in report["languages"].items()) or "none"),
-    ]
-
-
-def _notes(report: dict) -> list[str]:
-    """What is remarkable about the data as a whole."""
-    lines = [
-        f"Note: {os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]
-    ]
+        ]
+        lines.append(f"Codes: {report['codes_used']:,} used{key}, {rare}{''.join(rows)}")
+    lines.append(f"Languages: {listed(report['languages']) or 'none'}")
+    notes = [f"{os.path.basename(file['path'])} {note}" for file in report["files"] for note in file["notes"]]
     if report["unpublished_languages"]:
-        lines.append(
-            "Note: languages that the published models were not trained on: "
-            + ", ".join(
-                name + (f" ({OTHER_NAMES[name]} there)" if name in OTHER_NAMES else "")
-                for name in report["unpublished_languages"]
-            )
-            + f". They know {' '.join(LANGUAGES)}; a model that is trained on others learns them as they"
-            " stand"
+        names = [
+            name + (f" ({OTHER_NAMES[name]} there)" if name in OTHER_NAMES else "")
+            for name in report["unpublished_languages"]
+        ]
+        notes.append(
+            f"languages that the published models were not trained on: {', '.join(names)}. They know"
+            f" {' '.join(LANGUAGES)}; a model that is trained on others learns them as they stand"
         )
     if report["conflicts"]:
-        lines.append(
-            f"Note: texts that are coded differently in different rows: {report['conflicts']:,}, listed in"
+        notes.append(
+            f"texts that are coded differently in different rows: {report['conflicts']:,}, listed in"
             " conflicts.csv"
         )
-    if report["codes_only_in_validation"]:
-        unseen = report["codes_only_in_validation"]
-        lines.append(
-            f"Note: codes that occur in validation rows alone: {len(unseen):,} (rows:"
-            f" {sum(unseen.values()):,}), which the model cannot learn"
+    if unseen := report["codes_only_in_validation"]:
+        notes.append(
+            f"codes that occur in validation rows alone: {len(unseen):,} (rows: {sum(unseen.values()):,}),"
+            " which the model cannot learn"
         )
-    if report["val_rows_seen_in_training"]:
-        share = report["val_rows_seen_in_training"] / report["val_rows"]
-        lines.append(
-            f"Note: {report['val_rows_seen_in_training']:,} validation rows ({share:.0%}) have a text that is"
-            " also trained on; their accuracy flatters the model"
+    if seen := report["val_rows_seen_in_training"]:
+        notes.append(
+            f"{seen:,} validation rows ({seen / report['val_rows']:.0%}) have a text that is also trained on;"
+            " their accuracy flatters the model"
         )
-    return lines
+    noted = [problem for problem in report["problems"] if problem["action"] == "noted"]
+    notes += [f"{kind['rows']:,} {NOTES[kind['kind']]}{_where(kind)}" for kind in noted]
+    if report["rejected_rows"]:
+        notes.append(f"{report['rejected_rows']:,} rows rejected, listed in rejected_rows.csv")
+    lines += [f"Note: {note}" for note in notes]
+    rejected = [problem for problem in report["problems"] if problem["action"] == "rejected"]
+    return [*lines, *(f"  {kind['rows']:,} × {kind['kind']}{_where(kind)}" for kind in rejected)]
 
 
 def _where(problem: dict) -> str:
+    """The first rows of a kind, by file and line, and their values where they tell something."""
     lines: dict[str, list[str]] = {}
     for first in problem["first"]:
         lines.setdefault(os.path.basename(first["file"]), []).append(f"{first['line']:,}")
-    places = [f"{name} line{'s' * (len(found) > 1)} {', '.join(found)}" for name, found in lines.items()]
+    places = "; ".join(f"{name} line{'s' * (len(of) > 1)} {', '.join(of)}" for name, of in lines.items())
     values = dict.fromkeys(first["value"].strip() for first in problem["first"])
     shown = ": " + ", ".join(map(repr, values)) if problem["kind"] in WITH_VALUES else ""
-    return f" ({'; '.join(places)}{' …' if problem['rows'] > len(problem['first']) else ''}{shown})"
+    return f" ({places}{' …' if problem['rows'] > len(problem['first']) else ''}{shown})"

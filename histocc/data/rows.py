@@ -1,13 +1,11 @@
-"""What a row may hold: codes and languages by their cells, keys, and what is said of rows that are out of the
-ordinary.
-"""
+"""What a row may hold: codes and languages by their cells, keys, and what is reported of unusual rows."""
 
 import csv
 import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
@@ -86,7 +84,7 @@ class Findings:
         self._example(kind, path, line, value, f"column {column!r}: {reason}" if stops else reason)
 
     def note(self, kind: str, path: str, lines: Iterable[int], values: Iterable[str]) -> None:
-        """Rows that are used, after a change or in spite of something: their lines and what stands there."""
+        """Rows that are used, after a change or in spite of something: their lines and cells."""
         for line, value in zip(lines, values):
             self.notes[kind] += 1
             self._example(kind, path, line, value, NOTES[kind])
@@ -102,15 +100,40 @@ class Findings:
         """Each kind with its rows: {"kind", "action": error|rejected|noted, "rows", "first": examples}; the
         worst first.
         """
+        actions = {"error": self.errors, "rejected": self.rejected, "noted": self.notes}
         return [
             {"kind": kind, "action": action, "rows": rows, "first": self.examples[kind]}
-            for action, counter in (
-                ("error", self.errors),
-                ("rejected", self.rejected),
-                ("noted", self.notes),
-            )
+            for action, counter in actions.items()
             for kind, rows in counter.most_common()
         ]
+
+
+# ---- texts that only say "the same as above"
+
+DITTOS = frozenset(("do", "do.", "dto", "dto.", "ditto", "ditto.", "dito", "dito.", "idem", "idem.", "id."))
+DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-"-'}
+
+
+def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
+    """Which of the texts only say "the same as above"; with `fill` they become the text above. above: that of
+    the row before the first.
+    """
+    dittos = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
+    for i in dittos if fill else ():
+        texts[i] = texts[i - 1] if i else above
+    return dittos
+
+
+def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chunk]:
+    """The chunks of consecutive rows with their `texts`, of the column at `place`; with `ditto`, texts such
+    as do. are those of the row above.
+    """
+    above = ""
+    for chunk in chunks:
+        chunk.texts = list(chunk.columns[place])
+        fill_dittos(chunk.texts, above, ditto)
+        above = chunk.texts[-1] if chunk.texts else above
+        yield chunk
 
 
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
@@ -127,39 +150,26 @@ FLAGS = {
         ("zeros_restored", "codes_rewritten", "codes_recoded", "codes_unknown", "codes_short"), 40
     )
 }
-# Of texts that only say "the same as above"
-DITTOS = frozenset(("do", "do.", "dto", "dto.", "ditto", "ditto.", "dito", "dito.", "idem", "idem.", "id."))
-DITTOS |= {"ib.", "ibid.", '"', '""', "''", ",,", "„", "”", "″", "〃", '-"-'}
 
 
-def fill_dittos(texts: list[str], above: str, fill: bool) -> list[int]:
-    """Which of the texts only say "the same as above"; with `fill` they become the text above. above: that of
-    the row before the first.
+def code_of_cell(cell: str, formatter: BlockyFormatter, key: Container[str] = ()) -> str:
+    """The code that a cell holds, repaired as in training data; "" for a blank cell and a word such as NA or
+    null that is not in the key.
     """
-    found = [i for i, text in enumerate(texts) if len(text) < 8 and text.strip().casefold() in DITTOS]
-    for i in found if fill else ():
-        texts[i] = texts[i - 1] if i else above
-    return found
-
-
-def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chunk]:
-    """The chunks of consecutive rows with their `texts`, of the column at `place`; with `ditto`, texts such
-    as do. are those of the row above.
-    """
-    above = ""
-    for chunk in chunks:
-        chunk.texts = list(chunk.columns[place])
-        fill_dittos(chunk.texts, above, ditto)
-        above = chunk.texts[-1] if chunk.texts else above
-        yield chunk
+    code = formatter.repair(cell)[0]
+    return "" if code.casefold() in MISSING_WORDS and code not in key else code
 
 
 class CodeBook(dict):
     """Cell → number: `book[cell]` checks a cell when it is met for the first time.
 
     A number ≥ 0 is the provisional number of a code, in the order in which codes were met, plus those of
-    FLAGS; BLANK and WORD are no code; `fault` explains lower ones. by_number: cells hold numbers of these
-    codes; recode: codes that become others.
+    FLAGS; BLANK and WORD are no code; `fault` explains lower ones.
+
+    Args:
+        fixed_codes: the codes of a key; others are faults.
+        by_number: cells hold numbers of these codes.
+        recode: codes that become others.
     """
 
     def __init__(
@@ -188,11 +198,10 @@ class CodeBook(dict):
             if number.casefold() in MISSING_WORDS:
                 return WORD
             if not number.isdecimal() or len(number) > 12 or int(number) >= len(self.by_number):
-                return self._fault(
-                    DOES_NOT_FIT, f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
-                )
+                what = f"{cell!r} is not a number of the key, 0 … {len(self.by_number) - 1}"
+                return self._fault(DOES_NOT_FIT, what)
             code, repaired = self.by_number[int(number)], False
-        if code.casefold() in MISSING_WORDS and (self.fixed is None or code not in self.fixed):
+        elif not code_of_cell(cell, self.formatter, self.fixed or ()):
             return WORD
         flags = []
         if repaired:
@@ -223,9 +232,8 @@ class CodeBook(dict):
                 hint = " (changed by a spreadsheet? Its number format for codes is Text, or without decimals)"
             return self._fault(DOES_NOT_FIT, str(error) + hint)
         if self.fixed is not None and code not in self.fixed:
-            return self._fault(
-                OUTSIDE_KEY, f"code {code!r} is not among the {len(self.fixed)} codes of the key"
-            )
+            what = f"code {code!r} is not among the {len(self.fixed)} codes of the key"
+            return self._fault(OUTSIDE_KEY, what)
         return self.codes.setdefault(code, len(self.codes))
 
     def _fault(self, kind: str, message: str) -> int:
@@ -237,9 +245,7 @@ class CodeBook(dict):
         return self.faults[WORD - number - 1]
 
     def forget_faults(self) -> None:
-        """Between chunks of rows: keeps memory small where nearly every cell is another one that does not
-        fit.
-        """
+        """Between chunks of rows: keeps memory small if nearly every cell is another that does not fit."""
         if len(self.faults) > MAX_FAULTS:
             for cell in [cell for cell, number in self.items() if number < WORD]:
                 del self[cell]
@@ -250,23 +256,23 @@ class CodeBook(dict):
 # of ISO 639-1 (de, sv, el) stay: a model may have learned them.
 _LANGUAGES_BY_NAME = {
     other: name
-    for name, *others in (
-        ("en", "english", "eng"),
-        ("da", "danish", "dan"),
-        ("se", "swedish", "swe"),
-        ("nl", "dutch", "nld", "dut"),
-        ("ca", "catalan", "cat"),
-        ("fr", "french", "fra", "fre"),
-        ("no", "norwegian", "nor", "nob", "nno"),
-        ("is", "icelandic", "isl", "ice"),
-        ("pt", "portuguese", "por"),
-        ("ge", "german", "deu", "ger"),
-        ("es", "spanish", "spa"),
-        ("it", "italian", "ita"),
-        ("gr", "greek", "ell", "gre"),
-        (UNKNOWN_LANGUAGE, "unknown", "und"),
-    )
-    for other in others
+    for name, others in {
+        "en": "english eng",
+        "da": "danish dan",
+        "se": "swedish swe",
+        "nl": "dutch nld dut",
+        "ca": "catalan cat",
+        "fr": "french fra fre",
+        "no": "norwegian nor nob nno",
+        "is": "icelandic isl ice",
+        "pt": "portuguese por",
+        "ge": "german deu ger",
+        "es": "spanish spa",
+        "it": "italian ita",
+        "gr": "greek ell gre",
+        UNKNOWN_LANGUAGE: "unknown und",
+    }.items()
+    for other in others.split()
 }
 # ISO 639-1 → how the published models, and those that follow them, name the language
 OTHER_NAMES = {"de": "ge", "sv": "se", "el": "gr", "nb": "no", "nn": "no"}
@@ -282,49 +288,27 @@ def language_name(cell: str) -> str:
 class Languages(dict):
     """Cell of the language column → its number, plus RENAMED; 0 is `unk`."""
 
-    def __init__(self, column: str | None, longest: int):
+    def __init__(self, column: str | None, max_length: int):
         super().__init__()
-        self.column, self.longest, self.names = column, longest, [UNKNOWN_LANGUAGE]
+        self.column, self.max_length, self.names = column, max_length, [UNKNOWN_LANGUAGE]
 
     def __missing__(self, cell: str) -> int:
         name = language_name(cell) or UNKNOWN_LANGUAGE
-        if len(name) > self.longest:
-            raise UserError(
-                f"column {self.column!r} holds {name[:30] + '…'!r}, of {len(name)} characters; is it the"
-                " language?"
-            )
         if name not in self.names:
             self.names.append(name)
-            if len(self.names) > MAX_LANGUAGES:
-                raise UserError(
-                    f"column {self.column!r} holds more than {MAX_LANGUAGES} different values; is it the"
-                    " language?"
-                )
+        what = ""
+        if len(name) > self.max_length:
+            what = f"{name[:30] + '…'!r}, of {len(name)} characters"
+        elif len(self.names) > MAX_LANGUAGES:
+            what = f"more than {MAX_LANGUAGES} different values"
+        if what:
+            raise UserError(f"column {self.column!r} holds {what}; is it the language?")
         renamed = bool(cell.strip()) and cell.strip() != name
         number = self[cell] = self.names.index(name) + RENAMED * renamed
         return number
 
 
-# ---- the small tables beside the rows: keys of codes, frequencies of words, and which columns hold codes
-
-
-def find_target_columns(
-    header: list[str], naming: str = "hisco", has_key: bool = False, formatter: str | None = None
-) -> list[tuple[str, list[str]]]:
-    """The families of target columns that `header` has, as (formatter, columns), the first choice first.
-
-    Families: code1 … code5 (only with a key file, whose numbers they hold), `naming`_1 … _5, OCC1950_1/2;
-    those of `formatter` come before the others.
-    """
-    families = [(formatter or "hisco", [f"code{i}" for i in range(1, 6)])] if has_key else []
-    families += [
-        ("hisco" if naming == "hisco" else "gpf", [f"{naming}_{i}" for i in range(1, 6)]),
-        ("occ1950", ["OCC1950_1", "OCC1950_2"]),
-    ]
-    found = [
-        (kind, [name for name in names if name in header]) for kind, names in families if names[0] in header
-    ]
-    return sorted(found, key=lambda family: family[0] != formatter)
+# ---- the small tables beside the rows: keys of codes, frequencies of words
 
 
 def hold_numbers(columns: list[str]) -> bool:
@@ -336,8 +320,7 @@ def read_columns(path: str, columns: list[str]) -> list[list[str]]:
     """The cells of some columns, row by row, without blanks around them. Raises UserError, also for a row too
     short.
     """
-    problems = column_problems(path, table_format(path).names, columns)
-    if problems:
+    if problems := column_problems(path, table_format(path).names, columns):
         raise UserError("\n".join(problems))
     rows = []
     for chunk in read_chunks(path, columns):
@@ -355,10 +338,10 @@ def key_reader(path: str | None) -> Callable[[], list[str]] | None:
 
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
-    `hisco`.
+    `hisco`. Rows without a code are passed over; the path "hisco" is the HISCO key if there is no such file.
 
-    Rows without a code are passed over; the path "hisco", where there is no such file, is the HISCO key.
-    Raises UserError where a code is listed twice, or the numbers are not 0 … n−1, each once.
+    Raises:
+        UserError: a code is listed twice, or the numbers are not 0 … n−1, each once.
     """
     if path == "hisco" and not os.path.exists(path):
         return list(hisco_key())
@@ -369,46 +352,37 @@ def read_key(path: str) -> list[str]:
             f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
             f"this one has {', '.join(map(repr, header))}"
         )
-    numbered: dict[int, str] = {}
-    for code, number in read_columns(path, [name, "code"]):
-        if not code:
-            continue
-        if not number.isdecimal() or len(number) > 12 or int(number) in numbered:
-            raise UserError(
-                f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; code {code!r} has"
-                f" {number!r}"
-            )
-        numbered[int(number)] = code
-    if sorted(numbered) != list(range(len(numbered))) or not numbered:
+    rows = [(code, number) for code, number in read_columns(path, [name, "code"]) if code]
+    numbered = {int(number): code for code, number in rows if number.isdecimal() and len(number) < 13}
+    codes = [numbered.get(i, "") for i in range(len(rows))]
+    if not rows or "" in codes:
+        lacks = codes.index("") if rows else 0
         raise UserError(
-            f"{path}: column 'code' must number the codes 0 … {max(len(numbered) - 1, 0)} without a gap"
+            f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacks} is missing"
         )
-    codes = [numbered[i] for i in range(len(numbered))]
-    twice, times = Counter(codes).most_common(1)[0]
+    code, times = Counter(codes).most_common(1)[0]
     if times > 1:
-        raise UserError(f"{path}: code {twice!r} is listed {times} times")
+        raise UserError(f"{path}: code {code!r} is listed {times} times")
     return codes
 
 
 def read_words(path: str) -> dict[str, int]:
     """Words and how often they occur: columns word, freq. Raises UserError."""
-    rows = read_columns(path, ["word", "freq"])
-    bad = next((row for row in rows if not row[0] or not row[1].isdecimal() or len(row[1]) > 18), None)
-    if bad or not rows:
-        raise UserError(
-            f"{path}: needs rows of a word and a whole number" + (f"; one is {bad!r}" if bad else "")
-        )
     words: Counter[str] = Counter()
-    for word, count in rows:
+    for word, count in (rows := read_columns(path, ["word", "freq"])):
+        if not word or not count.isdecimal() or len(count) > 18:
+            raise UserError(f"{path}: needs rows of a word and a whole number; one is {[word, count]!r}")
         words[word] += int(count)
+    if not rows:
+        raise UserError(f"{path}: needs rows of a word and a whole number")
     return dict(words)
 
 
 def write_table(path: str, rows: Iterable[Sequence]) -> None:
     with open(path, "w", encoding="utf-8", newline="") as file:
-        write = row_writer(file)
+        write_row = row_writer(file)
         for row in rows:
-            write(row)
+            write_row(row)
 
 
 def write_words(path: str, words: dict[str, int]) -> None:

@@ -53,10 +53,14 @@ csv.field_size_limit(1 << 24)
 
 @dataclass
 class Chunk:
-    """Some rows of a file, below the header. lines: where each row begins in the file, int64 [n], 1 is the
-    first line (Parquet: the number of the row); columns: the cells of each wanted column, n texts each;
-    faults: rows that cannot be read, as (line, kind, reason); share: of the file that is read, 0…1, or None;
-    texts: those that are coded, see `rows.with_texts`.
+    """Some rows of a file, below the header.
+
+    Attributes:
+        lines: int64 [n], where each row begins in the file, from 1 (Parquet: the number of the row).
+        columns: the cells of each wanted column, n texts each.
+        faults: rows that cannot be read, as (line, kind, reason).
+        share: of the file that is read, 0…1, or None.
+        texts: those that are coded, see `rows.with_texts`.
     """
 
     lines: np.ndarray
@@ -67,8 +71,8 @@ class Chunk:
 
 
 class Format(NamedTuple):
-    """How a file is read. names: of its columns; delimiter, encoding: "" for Parquet; above: lines before the
-    names; notes: what a user should know of it.
+    """How a file is read. delimiter, encoding: "" for Parquet; above: lines before the column names; notes:
+    what a user should know of it.
     """
 
     names: list[str]
@@ -79,14 +83,13 @@ class Format(NamedTuple):
 
 
 def table_format(path: str, delimiter: str | None = None, encoding: str | None = None) -> Format:
-    """How a file is read; what is not given is found. Raises UserError for what cannot be a table."""
+    """How a file is read; what is not given is detected. Raises UserError for what cannot be a table."""
     with opened(path) as file:
         begin = file.read(_BEGIN)
-    kind = next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None)
-    if kind:
+    if kind := next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
     if begin.startswith(PARQUET):
-        return Format(_parquet(path)[1].names, "", "")
+        return Format(_parquet(path)[0].schema_arrow.names, "", "")
     notes: tuple[str, ...] = ()
     if encoding is None:
         state = os.stat(path)
@@ -96,13 +99,13 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
         first = [text.readline(), *islice(text, 20)]
         text.detach()
     above = 0
-    if said := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # as Excel reads and writes it
-        delimiter, above, first = delimiter or said[1], 1, [*first[1:], ""]
+    if named := re.fullmatch('"?sep=(.)"?\\s*', first[0]):  # as Excel reads and writes it
+        delimiter, above, first = delimiter or named[1], 1, [*first[1:], ""]
     if not first[0].strip():
         what = "the first line, with the column names, is blank" if first[0] else "is empty"
         raise UserError(f"{path}: {what}")
     unquoted = "".join(first[0].split('"')[::2])
-    delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first where none occurs
+    delimiter = delimiter or max(DELIMITERS.values(), key=unquoted.count)  # the first if none occurs
     rows = csv.reader(first, delimiter=delimiter, strict=True)
     try:
         names = next(rows)
@@ -133,45 +136,46 @@ def column_problems(
     """What is wrong with the columns of a file, a line each. flags: that name a column, by its name."""
     problems = []
     for name in dict.fromkeys(wanted):
-        if name not in header:
-            near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
-            problems.append(
-                f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}"
-                + (f". Is {near[0]!r} meant?" if near else "")
-                + (f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "")
-                + (" (separate several columns by spaces)" if "," in name else "")
-                + (" (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "")
-                + _names_below(path, wanted)
-            )
-        elif header.count(name) > 1:
+        if header.count(name) > 1:
             problems.append(
                 f"{path}: column {name!r} is listed {header.count(name)} times; rename one of them"
             )
+        if name in header:
+            continue
+        near = [other for other in header if other.strip().casefold() == name.strip().casefold()]
+        hints = [
+            f". Is {near[0]!r} meant?" if near else "",
+            f" ({flags[name]} names it)" if flags and name in flags and len(header) > 1 else "",
+            " (separate several columns by spaces)" if "," in name else "",
+            " (one column only: --delimiter names the column delimiter)" if len(header) == 1 else "",
+        ]
+        with opened(path) as file:
+            lines = file.read(_BEGIN).splitlines()[:20]
+        for number, line in enumerate(lines[1:], 2):
+            if all(name.encode() in line for name in wanted):
+                hints.append(f". Its names seem to be in line {number}: remove the lines above")
+                break
+        problems.append(
+            f"{path}: has no column {name!r}; it has {', '.join(map(repr, header))}{''.join(hints)}"
+        )
     return problems
-
-
-def _names_below(path: str, wanted: list[str]) -> str:
-    """A hint that the names of columns are not in the first line of a file."""
-    with opened(path) as file:
-        lines = file.read(_BEGIN).splitlines()[:20]
-    for number, line in enumerate(lines[1:], 2):
-        if all(name.encode() in line for name in wanted):
-            return f". Its names seem to be in line {number}: remove the lines above"
-    return ""
 
 
 def read_chunks(
     path: str, columns: list[str] | None, delimiter: str | None = None, encoding: str | None = None
 ) -> Iterator[Chunk]:
-    """All rows below the header, with the cells of `columns`, which the header must have; None: all columns,
-    in order. delimiter, encoding: None finds them. Raises UserError where the file cannot be read to its end.
+    """All rows below the header.
+
+    Args:
+        columns: whose cells are wanted, which the header must have; None: all, in order.
+        delimiter, encoding: None detects them.
+
+    Raises:
+        UserError: the file cannot be read to its end.
     """
     table = table_format(path, delimiter, encoding or None)
     if not table.encoding:
-        row = 0
-        for cells in _parquet_columns(path, columns):
-            yield Chunk(np.arange(row, row + len(cells[0]), dtype=np.int64) + 1, cells)
-            row += len(cells[0])
+        yield from _parquet_chunks(path, columns)
         return
     width = len(table.names)
     places = range(width) if columns is None else [table.names.index(name) for name in columns]
@@ -179,24 +183,24 @@ def read_chunks(
         size = max(1, os.fstat(file.fileno()).st_size)
         more = True
         while more:
-            rows, faults, starts = [], [], []
+            rows, faults = [], []
+            ends = [np.array([reader.line_num])]  # lines on which rows end, that before the first included
             while more and len(rows) < CHUNK:
-                start, before = reader.line_num, len(rows)
+                before, start, error = len(rows), reader.line_num, None
                 try:
                     rows.extend(islice(reader, CHUNK - before))  # keeps what came before an error
-                    more, error = len(rows) == CHUNK, None
+                    more = len(rows) == CHUNK
                 except csv.Error as caught:
                     error = caught
                 if width == 1:  # an empty line is a row with an empty cell
                     rows[before:] = [row or [""] for row in rows[before:]]
-                ends = _ends(rows[before:], start, reader.line_num if error is None else None)
-                starts.append(ends)
-                if error is not None:
-                    line = int(ends[-1]) + 1
-                    faults.append(_broken_row(path, table, line, reader.line_num, lines.last(reader), error))
-                    rows.append([])  # passed over, so that the next row's line is right
-                    starts[-1] = np.append(ends, reader.line_num)
-            chunk = _chunk(rows, starts, faults, table, places)
+                if error:
+                    rows.append([])  # passed over
+                ends.append(_ends(rows[before:], start, reader.line_num))
+                if error:
+                    begin = int(ends[-1][-1])
+                    faults.append(_broken_row(path, table, begin, reader.line_num, lines.last(reader), error))
+            chunk = _chunk(rows, np.concatenate(ends), faults, table, places)
             if len(chunk.lines) or chunk.faults:
                 chunk.share = file.tell() / size
                 yield chunk
@@ -215,7 +219,7 @@ def csv_rows(path: str, table: Format) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Lines:
-    """The lines of an open file with their ends: a line feed, a carriage return, or a pair of both."""
+    """The lines of an open file with their ends, block by block; remembers the last block."""
 
     def __init__(self, file: io.TextIOWrapper):
         self.file, self.block, self.before = file, [], 0  # before: lines of earlier blocks
@@ -257,16 +261,14 @@ def _decodes(path: str, encoding: str, reader: Any = None) -> Iterator[None]:
         ) from None
 
 
-def _ends(rows: list[list[str]], start: int, last: int | None) -> np.ndarray:
-    """`start`, and the line on which each row ends, int64 [n + 1], for rows that begin behind the line
-    `start`; `last` is the last of them where it is known.
+def _ends(rows: list[list[str]], start: int, last: int) -> np.ndarray:
+    """int64 [n], the line on which each row ends; they begin behind the line `start`, and were read down to
+    the line `last`.
     """
-    if last is not None and last == start + len(
-        rows
-    ):  # only quoted line breaks make a row longer than a line
-        return np.arange(start, last + 1)
-    breaks = [0, *(1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows)]
-    return start + np.cumsum(np.array(breaks, dtype=np.int64))
+    if last == start + len(rows):  # only quoted line breaks make a row longer than a line
+        return np.arange(start, last) + 1
+    lines = [1 + sum(len(_LINE_BREAK.findall(cell)) for cell in row) for row in rows]
+    return start + np.cumsum(np.array(lines, dtype=np.int64))
 
 
 def _broken_row(
@@ -275,54 +277,38 @@ def _broken_row(
     """The fault of a row that is not CSV, in the lines `first` to `last`; text: the last one. Raises
     UserError if other rows are lost with it.
     """
-    where = f"{path}, line {first:,}"
-    if str(error).startswith("field larger"):
-        raise UserError(
-            f"{where}: a cell there has more than {csv.field_size_limit():,} characters (down to line"
-            f" {last:,}). Is a quotation mark not closed?"
-        )
+    rule = "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
     is_open = re.search(f'(?:^|{re.escape(table.delimiter)})"[^"]*(?:""[^"]*)*$', text)
-    if last > first or is_open and not str(error).startswith("unexpected end"):
+    is_large = str(error).startswith("field larger")
+    if is_large or last > first or is_open and not str(error).startswith("unexpected end"):
         raise UserError(
-            f"{where}: a quotation mark there is not closed before line {last:,}, so that rows are lost. A"
-            " cell that begins with a quotation mark must end with one, and quotation marks inside it must be"
-            f" doubled ({error})"
+            f"{path}, line {first:,}: a quotation mark there is not closed before line {last:,}, so that rows"
+            f" are lost: {rule} ({error})"
         )
-    return (
-        first,
-        "broken quotation marks",
-        "a cell that begins with a quotation mark must end with one, and those inside it must be doubled"
-        f" ({error})",
-    )
+    return first, "broken quotation marks", f"{rule} ({error})"
 
 
-def _chunk(rows: list[list[str]], spans: list[np.ndarray], faults: list, table: Format, places: Any) -> Chunk:
-    """spans: as `_ends` gives them, of consecutive rows."""
+def _chunk(rows: list[list[str]], ends: np.ndarray, faults: list, table: Format, places: Any) -> Chunk:
+    """ends: int64 [n + 1], the line before the rows, and that on which each ends."""
     width, delimiter = len(table.names), table.delimiter
-    lines = np.concatenate([span[:-1] for span in spans]) + 1
-    ends = np.concatenate([span[1:] for span in spans])
+    lines, ends = ends[:-1] + 1, ends[1:]
     keep = np.ones(len(rows), dtype=bool)
     if set(map(len, rows)) - {width}:
         sizes = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         keep = sizes == width
-        faults += [
-            (
-                int(lines[i]),
-                "wrong number of cells",
-                f"{sizes[i]} cells in the row, {width} columns in the header",
-            )
-            for i in np.flatnonzero(~keep & (sizes != 0))  # 0: a blank line between rows of several cells
-        ]
+        for i in np.flatnonzero(~keep & (sizes != 0)):  # 0: a blank line between rows of several cells
+            reason = f"{sizes[i]} cells in the row, {width} columns in the header"
+            faults.append((int(lines[i]), "wrong number of cells", reason))
     for i in np.flatnonzero((ends > lines) & keep) if width > 1 else ():
-        # a cell with as many delimiters, for its lines, as rows have; one before a blank is that of prose
-        if any(
-            cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0
-            for cell in rows[i]
-            for breaks in [len(_LINE_BREAK.findall(cell))]
-        ):
-            keep[i] = False
-            reason = f"a cell holds whole rows, down to line {ends[i]:,}: is a quotation mark not closed?"
-            faults.append((int(lines[i]), "rows inside a cell", reason))
+        for cell in rows[i]:  # as many delimiters, for its lines, as rows have: one before a blank is prose's
+            breaks = len(_LINE_BREAK.findall(cell))
+            if cell.count(delimiter) - cell.count(delimiter + " ") >= (width - 1) * breaks > 0:
+                keep[i] = False
+                reason = (
+                    f"a cell holds several rows, down to line {ends[i]:,}: is a quotation mark not closed?"
+                )
+                faults.append((int(lines[i]), "rows inside a cell", reason))
+                break
     if not keep.all():
         rows, lines = list(compress(rows, keep)), lines[keep]
     return Chunk(lines, [[row[place] for row in rows] for place in places], sorted(faults))
@@ -343,11 +329,10 @@ _WESTERN = (
     "áðéíóúýþæö",
     "éèêëïîöüóáíúàâôûçĳ",
 )
-_CYRILLIC = "".join(map(chr, range(0x430, 0x460))) + "ґ"
 _LETTERS = {
     "cp1252": _WESTERN,
     "cp1250": ("áčďéěíňóřšťúůýž", "áäčďéíĺľňóôŕšťúýž", "ąćęłńóśźż", "áéíóöőúüű", "čćđšž", "ăâîşţ"),
-    "cp1251": (_CYRILLIC,),
+    "cp1251": ("".join(map(chr, range(0x430, 0x460))) + "ґ",),
     "cp1253": ("αβγδεζηθικλμνξοπρσςτυφχψωάέήίόύώϊϋΐΰ",),
     "cp1254": ("çğıöşüâîû\u0307",),
     "cp850": _WESTERN,
@@ -369,10 +354,10 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
         if begin[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16", ("was read as UTF-16",)
         if b"\0" in begin.partition(b"\n")[0]:
-            nul = {at % 2 for at, byte in enumerate(begin) if not byte}
-            utf16 = f"; --encoding utf-16-{'le' if nul == {1} else 'be'} reads it if it is UTF-16"
+            parity = {at % 2 for at, byte in enumerate(begin) if not byte}
+            utf16 = f"; --encoding utf-16-{'le' if parity == {1} else 'be'} reads it if it is UTF-16"
             raise UserError(
-                f"{path}: is not a text file (a NUL byte in the first line)" + utf16 * (len(nul) == 1)
+                f"{path}: is not a text file (a NUL byte in the first line)" + utf16 * (len(parity) == 1)
             )
         with contextlib.suppress(UnicodeDecodeError):
             decoder.decode(begin)
@@ -385,18 +370,16 @@ def _detected(path: str, *_state: int) -> tuple[str, tuple[str, ...]]:
 
 def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
     """As `_detected`, for a file that is not UTF-8."""
-    odd, utf8, first = [], 0, 0
+    odd, utf8, first = [], 0, 0  # lines
     with opened(path) as file:
         for number, line in enumerate(file, 1):
-            if not line.isascii():
+            if not line.isascii() and len(odd) < _MAX_ODD_LINES:
                 try:
                     line.decode("utf-8")
                     utf8 += 1
                 except UnicodeDecodeError:
                     first = first or number
                     odd.append(line)
-                    if len(odd) == _MAX_ODD_LINES:
-                        break
     if utf8 * 100 > len(odd):
         raise UserError(
             f"{path}: is not UTF-8 in line {first:,}, as {utf8:,} other lines are. Parts of different"
@@ -404,47 +387,39 @@ def _code_page(path: str) -> tuple[str, tuple[str, ...]]:
         )
     words = {word for line in odd for word in _HIGH_WORD.findall(line)}
     best = {page: _explained(words, page) for page in _LETTERS}
-    single, several = best["cp1252"]
     samples = list(dict.fromkeys(cell.strip()[:40] for line in odd for cell in _HIGH_CELL.findall(line)))[:3]
 
     def shown(page: str) -> str:
         return ", ".join(repr(sample.decode(page, "replace")) for sample in samples)
 
-    page = "cp1252"
-    if several < _MIN_SHARE or max(share for share, _ in best.values()) > single:
+    page: str | None = "cp1252"
+    if best["cp1252"][1] < _MIN_SHARE or max(best.values())[0] > best["cp1252"][0]:
         page = _guessed(b"".join(odd))
         if page is not None and best[page][1] < _MIN_SHARE:  # signs stand where letters should
             page = None
     if page is not None:
         name = "Windows-1252" if page == "cp1252" else page
-        note = f"was read as {name}, since it is not UTF-8: {shown(page)}; --encoding names another"
-        return page, (note,)
-    raise UserError(
-        "\n    ".join(
-            [
-                f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME"
-                " reads it; some of its texts as each would read them:",
-                *(f"{page}: {shown(page)}" for page in sorted(_LETTERS, key=best.__getitem__, reverse=True)),
-                "The package charset-normalizer, where it is installed, is asked for a guess",
-            ]
-        )
-    )
+        return page, (f"was read as {name}, since it is not UTF-8: {shown(page)}; --encoding names another",)
+    pages = sorted(_LETTERS, key=best.__getitem__, reverse=True)
+    lines = [
+        f"{path}: is not UTF-8 (line {first:,}), and its code page cannot be told. --encoding NAME reads it;"
+        " some of its texts as each would read them:",
+        *(f"{page}: {shown(page)}" for page in pages),
+        "The package charset-normalizer, if it is installed, is asked for a guess",
+    ]
+    raise UserError("\n    ".join(lines))
 
 
 def _explained(words: set[bytes], page: str) -> tuple[float, float]:
     """The shares of words that the best language of a code page explains, and that any of them does."""
     of_language: Counter[int] = Counter()
-    some = 0
+    explained = 0
     for word in words:
-        text = word.decode(page, "replace").strip(_SIGNS).lower()
-        fits = [
-            i
-            for i, letters in enumerate(_LETTERS[page])
-            if all(c < "\x80" or c in letters or c == "’" for c in text)
-        ]
+        odd = {c for c in word.decode(page, "replace").strip(_SIGNS).lower() if c >= "\x80"} - {"’"}
+        fits = [i for i, letters in enumerate(_LETTERS[page]) if odd.issubset(letters)]
         of_language.update(fits)
-        some += bool(fits)
-    return max(of_language.values(), default=0) / len(words), some / len(words)
+        explained += bool(fits)
+    return max(of_language.values(), default=0) / len(words), explained / len(words)
 
 
 def _guessed(data: bytes) -> str | None:
@@ -453,18 +428,18 @@ def _guessed(data: bytes) -> str | None:
         from charset_normalizer import from_bytes
     except ImportError:
         return None
-    found = from_bytes(data, cp_isolation=list(_LETTERS)).best()
-    return None if found is None else found.encoding
+    best = from_bytes(data, cp_isolation=list(_LETTERS)).best()
+    return None if best is None else best.encoding
 
 
 # ---- Parquet, through pyarrow
 #
-# What cannot be seen: where the writer has stored no checksums of pages (most do not unless asked to), a
-# changed byte may give another text or number without any error.
+# What cannot be seen: if the writer has stored no checksums of pages (most do not unless asked to), a changed
+# byte may give another text or number without any error.
 
 
-def _parquet(path: str) -> tuple[Any, Any, tuple[type[Exception], ...]]:
-    """(file, schema, what pyarrow raises for damaged files). Raises UserError."""
+def _parquet(path: str) -> tuple[Any, tuple[type[Exception], ...]]:
+    """(file, what pyarrow raises for damaged files). Raises UserError."""
     with opened(path):  # a regular file that can be read
         pass
     try:
@@ -479,9 +454,8 @@ def _parquet(path: str) -> tuple[Any, Any, tuple[type[Exception], ...]]:
         # Never mapped into memory: a file that is shortened meanwhile would end the process with a signal.
         # Nothing is read ahead: that would hold all row groups in memory.
         file = parquet.ParquetFile(pyarrow.OSFile(path), pre_buffer=False, page_checksum_verification=True)
-        schema = file.schema_arrow
-        _ = schema.names  # are decoded here, where an error is caught
-        return file, schema, errors
+        _ = file.schema_arrow.names  # are decoded here, where an error is caught
+        return file, errors
     except errors as error:
         raise UserError(f"{path}: is a damaged Parquet file ({_short(error)})") from None
 
@@ -490,33 +464,31 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _parquet_columns(path: str, columns: list[str] | None) -> Iterator[list[list[str]]]:
-    """The texts of each column, in the order of `columns` (None: all), up to CHUNK rows at a time; none and
-    NaN become the empty text. Raises UserError.
-    """
+def _parquet_chunks(path: str, columns: list[str] | None) -> Iterator[Chunk]:
+    """As `read_chunks`; none and NaN become the empty text."""
     import pyarrow
 
-    file, schema, errors = _parquet(path)
+    file, errors = _parquet(path)
+    schema, row, batches = file.schema_arrow, 0, file.iter_batches(CHUNK, columns=columns)
     places = range(len(schema)) if columns is None else [schema.get_field_index(name) for name in columns]
-    for column in (schema.field(place) for place in places):
+    for column in map(schema.field, places):
         if pyarrow.types.is_nested(column.type):
             raise UserError(
                 f"{path}: column {column.name!r} holds {column.type}, not texts or numbers; write the file"
                 " without it, or with one text in each row"
             )
-    row, batches = 0, file.iter_batches(CHUNK, columns=columns)
     while places:
         try:
             if (batch := next(batches, None)) is None:
                 break
-            # By place where all are read, since names may repeat.
-            found = places if columns is None else map(batch.schema.get_field_index, columns)
-            cells = [_texts(batch.column(place)) for place in found]
+            # By place if all are read, since names may repeat.
+            order = places if columns is None else map(batch.schema.get_field_index, columns)
+            cells = [_texts(batch.column(place)) for place in order]
         except errors as error:
             raise UserError(
                 f"{path}, row {row + 1:,} or below: cannot be read as text ({_short(error)})"
             ) from None
-        yield cells
+        yield Chunk(np.arange(row, row + len(batch), dtype=np.int64) + 1, cells)
         row += len(batch)
     if places and row != file.metadata.num_rows:
         raise UserError(
@@ -525,7 +497,7 @@ def _parquet_columns(path: str, columns: list[str] | None) -> Iterator[list[list
 
 
 def _texts(values: Any) -> list[str]:
-    """A column as texts; floats that are whole (in pandas, whole numbers with gaps) without a fraction."""
+    """A column as texts; whole floats (in pandas, whole numbers with gaps) without a fraction."""
     import pyarrow.compute
 
     compute: Any = pyarrow.compute  # its functions are made when it is imported
@@ -536,10 +508,9 @@ def _texts(values: Any) -> list[str]:
     texts = values.cast(pyarrow.string())
     if pyarrow.types.is_floating(values.type):
         wide = values.cast(pyarrow.float64())
-        small = compute.less(
-            compute.abs(wide), 1 << 53
-        )  # beyond it a float does not tell whole numbers apart
-        whole = compute.and_(compute.equal(compute.floor(wide), wide), small)
-        numbers = compute.if_else(whole, wide, 0.0).cast(pyarrow.int64()).cast(pyarrow.string())
-        texts = compute.if_else(compute.is_nan(wide), None, compute.if_else(whole, numbers, texts))
+        # beyond 2**53 a float does not tell whole numbers apart
+        small = compute.less(compute.abs(wide), 1 << 53)
+        is_whole = compute.and_(compute.equal(compute.floor(wide), wide), small)
+        numbers = compute.if_else(is_whole, wide, 0.0).cast(pyarrow.int64()).cast(pyarrow.string())
+        texts = compute.if_else(compute.is_nan(wide), None, compute.if_else(is_whole, numbers, texts))
     return [text or "" for text in texts.to_pylist()]

@@ -157,7 +157,6 @@ def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatt
         fixed_codes=sorted(state["key"], key=state["key"].get),
         delimiter=args.delimiter,
         clean_text=state["config"]["text"],
-        numbered=numbers is not None,
         number_codes=numbers,
         encoding=args.encoding,
         code_separator=args.code_separator,

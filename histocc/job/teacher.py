@@ -231,7 +231,6 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
         missing_code=None,
         drop_bad_labels=False,
         fixed_codes=None,
-        numbered=False,
         number_codes=None,
         first_codes=None,
         code_separator=None,

@@ -27,17 +27,15 @@ class SampleConfig(Config):
     overwrite: bool = flag(False, "replace files with other content")
 
 
-def get_args_parser() -> Parser:
-    return Parser(
-        SampleConfig,
-        "python -m histocc.sample",
-        "Writes made-up register rows with HISCO codes, columns occ1, lang, hisco_1, hisco_2, hisco_3. The"
-        " same rows and seed give the same bytes everywhere.",
-    )
+DESCRIPTION = (
+    "Writes made-up register rows with HISCO codes, columns occ1, lang, hisco_1, hisco_2, hisco_3. The same"
+    " rows and seed give the same bytes everywhere."
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
+    parser = Parser(SampleConfig, "python -m histocc.sample", DESCRIPTION)
+    return run_command(lambda: run(parser.parse_args(arguments)))
 
 
 def run(args: SampleConfig) -> None:

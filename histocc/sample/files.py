@@ -1,4 +1,4 @@
-"""Writes the sample as CSV files that are whole or not there at all, and splits it by a hash of the text."""
+"""Writes the sample as CSV files that appear complete or not at all, and splits it by a hash of the text."""
 
 import contextlib
 import csv
@@ -15,9 +15,9 @@ from histocc.sample.generate import Row
 HEADER = ("occ1", "lang", "hisco_1", "hisco_2", "hisco_3")
 VAL_SHARE = 0.1  # of the texts, in val.csv
 CHUNK = 512  # rows that are written at once
-REMEMBERED = 1 << 16  # texts whose side of the split is not computed again: half of the rows repeat one
 
 
+@lru_cache(maxsize=1 << 16)  # half of the rows repeat a text
 def in_validation(text: str) -> bool:
     """Which side of the split a text is on; capital letters make no difference."""
     digest = hashlib.blake2b(text.casefold().encode(), digest_size=8).digest()
@@ -36,14 +36,13 @@ def write(
     if output and any(files.is_same(output, path) for path in sides):
         raise OSError(f"--output {output} is also a file of --split-dir")
     counts = dict.fromkeys([output, *sides] if output else sides, 0)
-    is_val = lru_cache(maxsize=REMEMBERED)(in_validation)
     remaining = iter(rows)
     with contextlib.ExitStack() as stack:
-        writers = {path: stack.enter_context(_whole(path, overwrite)) for path in counts}
+        writers = {path: stack.enter_context(_writer(path, overwrite)) for path in counts}
         while chunk := list(islice(remaining, CHUNK)):
             parts = {output: chunk}
-            for path, is_side in zip(sides, (False, True)):
-                parts[path] = [row for row in chunk if is_val(row[0]) == is_side]
+            for path, is_val in zip(sides, (False, True)):
+                parts[path] = [row for row in chunk if in_validation(row[0]) == is_val]
             for path, writer in writers.items():
                 writer.writerows(parts[path])
                 counts[path] += len(parts[path])
@@ -51,14 +50,16 @@ def write(
 
 
 @contextlib.contextmanager
-def _whole(path: str, overwrite: bool) -> Iterator:
-    """A CSV writer, whose file gets its name when it is whole. Raises OSError where another one has it."""
+def _writer(path: str, overwrite: bool) -> Iterator:
+    """A CSV writer, whose file gets its name when it is complete. Raises OSError if another one has it."""
     path = os.path.realpath(path)
-    folder = os.path.dirname(path)
-    for problem in [*files.problems([path], {}, overwrite=True), files.save_path_problem(folder)]:
+    for problem in [
+        *files.problems([path], {}, overwrite=True),
+        files.save_path_problem(os.path.dirname(path)),
+    ]:
         if problem:
             raise OSError(problem)
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         with files.atomic_write(path, overwrite) as file:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="")

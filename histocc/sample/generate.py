@@ -17,11 +17,10 @@ demo.csv           twelve rows to show a trained model
 import csv
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
 from itertools import chain
-from operator import attrgetter
 from random import Random
 from struct import Struct
 
@@ -60,103 +59,82 @@ def rows(n: int, seed: int) -> Iterator[Row]:
 def _rows(n: int, bits) -> Iterator[Row]:
     shown = {text.casefold() for text, *_ in demo_rows()}
     draw = [
-        each
+        (kind, language, getattr(language, titles))
         for language in languages()
         for kind, titles, times in KINDS
-        for each in [(kind, language, getattr(language, titles), kind in COMPOSED)] * times
+        for _ in range(times)
     ]
-    size, cased, length = len(draw), len(CASES), _NUMBERS.size * AT_ONCE
+    length = _NUMBERS.size * AT_ONCE
     while True:
         numbers = bits(8 * length).to_bytes(length, "little")
         for which, case, a, b, c, d, e, f in _NUMBERS.iter_unpack(numbers):
             if n <= 0:
                 return
-            kind, language, occupations, composed = draw[which % size]
-            titles = occupations[a % len(occupations)]
-            row = kind(language, titles[b % len(titles)], c, d, e, f)
-            case %= 100
-            if case < cased:
-                row = (CASES[case](row[0]), *row[1:])
-            if not composed or row[0].casefold() not in shown:
+            kind, language, occupations = draw[which % len(draw)]
+            title = pick(pick(occupations, a), b)
+            made = kind(language, title, c, d, e, f)
+            text, *columns = (made, *title.columns) if isinstance(made, str) else made
+            if case % 100 < len(CASES):
+                text = CASES[case % 100](text)
+            if kind not in COMPOSED or text.casefold() not in shown:
                 n -= 1
-                yield row
+                yield (text, *columns)  # pyright: ignore[reportReturnType]  of five
 
 
-# Kinds of rows, in lower case. `c` to `f` are random numbers far above the length of what they pick from.
+# Kinds of rows: a text in lower case, or a row if it has other codes than the title. `c` to `f` are random
+# numbers far above the length of what they pick from.
 
 
-def _plain(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return title.plain
+def pick(texts: Sequence, number: int):
+    return texts[number % len(texts)]
 
 
-def _written(way: str) -> Callable[..., Row]:
-    """A kind of rows: titles in one of the ways of writing them."""
-    texts_of = attrgetter(way)
-
-    def kind(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-        texts = texts_of(title)
-        return (texts[c % len(texts)], *title.columns)
-
-    return kind
+def _nothing(language: "Language", title: "Title", c: int, d: int, *_: int) -> str:
+    return pick(title.slips, d) if c % 100 < SLIPS_OF_NOTHING else title.text
 
 
-def _nothing(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
-    return (title.slips[d % len(title.slips)], *title.columns) if c % 100 < SLIPS_OF_NOTHING else title.plain
-
-
-def _careless(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+def _careless(language: "Language", title: "Title", c: int, d: int, *_: int) -> str:
     """A title written carelessly, or with what the clerk left before or after it."""
-    if d % 2:
-        return (title.careless[c % len(title.careless)], *title.columns)
-    strays = language.phrases["stray"]
-    return (strays[c % len(strays)].replace("{}", title.text), *title.columns)
+    return pick(title.careless, c) if d % 2 else pick(language.phrases["stray"], c).replace("{}", title.text)
 
 
-def _status(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+def _status(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> str:
     """A widow, a former holder, or a rank of a craft; now and then of a town."""
-    texts = (title.text, *title.spellings) if c % 100 < SPELLED else (title.text,)
-    text = texts[d % len(texts)]
+    text = pick((title.text, *title.spellings), d) if c % 100 < SPELLED else title.text
     kinds = title.statuses[text.endswith(language.rank_ending) and " " not in text]
-    kind = kinds[e % len(kinds)]
-    text = _in_phrase(language, kind[f % len(kind)], text)
-    if (c >> 8) % 100 < STATUS_IN_TOWN:
-        text += language.in_town[(f >> 8) % len(language.in_town)]
-    return (text, *title.columns)
+    text = _in_phrase(language, pick(pick(kinds, e), f), text)
+    return text + pick(language.in_town, f >> 8) if (c >> 8) % 100 < STATUS_IN_TOWN else text
 
 
-def _place(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> Row:
+def _place(language: "Language", title: "Title", c: int, d: int, e: int, f: int) -> str:
     """A title with an employer or a town."""
     where = title.employers if title.employers and c % 100 < EMPLOYED else language.in_town
-    return (title.written[d % len(title.written)] + where[e % len(where)], *title.columns)
+    return pick(title.written, d) + pick(where, e)
 
 
 def _two(language: "Language", first: "Title", c: int, d: int, e: int, f: int) -> Row:
     """Two occupations joined by "and", one of them from those that people had beside a trade."""
-    sides, joiners = language.sides, language.phrases["and"]
-    second = sides[c % len(sides)][d % SLOTS]
+    second = pick(language.sides, c)[d % SLOTS]
     if second.code == first.code:
-        second = sides[(c + 1) % len(sides)][d % SLOTS]
+        second = pick(language.sides, c + 1)[d % SLOTS]
     if e % 100 < SIDE_FIRST:
         first, second = second, first
-    one = first.written[(d >> 4) % len(first.written)]
-    other = second.written[(e >> 8) % len(second.written)]
-    text = f"{one} {joiners[f % len(joiners)]} {other}"
+    text = f"{pick(first.written, d >> 4)} {pick(language.phrases['and'], f)} {pick(second.written, e >> 8)}"
     if (f >> 2) % 100 < TWO_IN_TOWN:
-        text += language.in_town[(f >> 8) % len(language.in_town)]
+        text += pick(language.in_town, f >> 8)
     return text, language.tag, first.code, second.code, ""
 
 
 def _three(language: "Language", trade: "Title", c: int, d: int, e: int, f: int) -> Row:
     """A trade and two occupations beside it, in any order: "farmer, innkeeper and carpenter"."""
     sides = [titles for titles in language.sides if titles[0].code != trade.code]
-    joiners = language.phrases["and"]
     at = c % len(sides)
     another = (at + 1 + (c >> 8) % (len(sides) - 1)) % len(sides)
-    found = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
-    three = found[e % 3 : e % 3 + 3]
-    one, two, last = (each.written[(f >> 8 * i) % len(each.written)] for i, each in enumerate(three))
-    text = f"{one}, {two} {joiners[(e >> 8) % len(joiners)]} {last}"
-    return text, language.tag, three[0].code, three[1].code, three[2].code
+    titles = [trade, sides[at][d % SLOTS], sides[another][(d >> 8) % SLOTS]] * 2
+    titles = titles[e % 3 : e % 3 + 3]
+    one, two, last = (pick(title.written, f >> 8 * i) for i, title in enumerate(titles))
+    text = f"{one}, {two} {pick(language.phrases['and'], e >> 8)} {last}"
+    return text, language.tag, titles[0].code, titles[1].code, titles[2].code
 
 
 # (kind, from which titles of a language, share of rows in thousandths)
@@ -166,11 +144,11 @@ KINDS = (
     (_two, "trades", 100),
     (_status, "common", 140),
     (_place, "common", 80),
-    (_written("spellings"), "common", 105),
-    (_written("short"), "common", 50),
-    (_written("slips"), "common", 45),
+    (lambda language, title, c, *_: pick(title.spellings, c), "common", 105),
+    (lambda language, title, c, *_: pick(title.short, c), "common", 50),
+    (lambda language, title, c, *_: pick(title.slips, c), "common", 45),
     (_careless, "common", 20),
-    (_plain, "common", 390),
+    (lambda language, title, *_: title.text, "common", 390),
 )
 COMPOSED = (_three, _two, _status, _place)  # of words that could make a text of the demonstration
 
@@ -196,9 +174,9 @@ def _in_phrase(language: "Language", phrase: str, text: str) -> str:
 
 # How registers write a title
 
-LEAST_LETTERS = 6  # of a title that is misread or cut short, and of what is left
-LEAST_BEFORE_END, MOST_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; of a title
-MOST_SLIPS = 24  # of one letter; of a long title's every second or third
+MIN_LETTERS = 6  # of a title that is misread or cut short, and of what is left
+MIN_BEFORE_END, MAX_CONTRACTIONS = 4, 3  # letters before the end in "carpr"; of a title
+MAX_SLIPS = 24  # of one letter; of a long title's every second or third
 DOUBLED = frozenset("lmnprstkfe")  # letters that a writer in doubt doubles
 UNACCENTED = {ord("ø"): "o", ord("æ"): "ae", ord("œ"): "oe", ord("ß"): "s"}  # what NFD does not take apart
 _VOWELS, _CONSONANTS = "aeiouyæøåäöüàâéèêëîïôœù", frozenset("bcçdfghjklmnpqrsßtvwxz")
@@ -214,49 +192,49 @@ def spellings(title: str, rules: list[tuple]) -> list[str]:
 
 def slips(title: str, misread: dict[str, list[str]], first: list[tuple[str, str]]) -> list[str]:
     """The title with a letter left out, doubled, misread or swapped; never at the start of a word."""
-    if len(title) < LEAST_LETTERS:
+    if len(title) < MIN_LETTERS:
         return []
-    found = []
+    texts = []
     for at in range(1, len(title)):
         before, letter, after = title[:at], title[at], title[at + 1 :]
         if not letter.isalpha() or before[-1] == " ":
             continue
-        found.append(before + after)
+        texts.append(before + after)
         if letter in DOUBLED:
-            found.append(before + letter + title[at:])
-        found += [before + wrong + after for wrong in misread.get(letter, ())]
+            texts.append(before + letter + title[at:])
+        texts += [before + wrong + after for wrong in misread.get(letter, ())]
         if after and after[0].isalpha() and after[0] != letter:
-            found.append(before + after[0] + letter + after[1:])
-    found = found[:: len(found) // MOST_SLIPS + 1]
+            texts.append(before + after[0] + letter + after[1:])
+    texts = texts[:: len(texts) // MAX_SLIPS + 1]
     for right, wrong in first:
         at = title.find(right, 1)
         if at > 0 and title[at - 1] != " ":
-            found.append(title[:at] + wrong + title[at + len(right) :])
-    return found
+            texts.append(title[:at] + wrong + title[at + len(right) :])
+    return texts
 
 
 def careless(title: str) -> list[str]:
     """The title without its accents, with a space too few or too many, or with a full stop."""
     letters = unicodedata.normalize("NFD", title.translate(UNACCENTED))
-    found = ["".join(letter for letter in letters if not unicodedata.combining(letter))]
+    texts = ["".join(letter for letter in letters if not unicodedata.combining(letter))]
     if " " in title:
-        found += [title.replace(" ", "", 1), title.replace(" ", "-", 1)]
-    elif len(title) > LEAST_LETTERS + 1:
+        texts += [title.replace(" ", "", 1), title.replace(" ", "-", 1)]
+    elif len(title) > MIN_LETTERS + 1:
         middle = len(title) // 2
-        found += [f"{title[:at]} {title[at:]}" for at in (middle - 1, middle, middle + 1)]
-        found.append(f"{title[:middle]}-{title[middle:]}")
-    return [text for text in (*found, title + ".") if text != title]
+        texts += [f"{title[:at]} {title[at:]}" for at in (middle - 1, middle, middle + 1)]
+        texts.append(f"{title[:middle]}-{title[middle:]}")
+    return [text for text in (*texts, title + ".") if text != title]
 
 
 def _shared(pairs: Iterable[tuple]) -> set:
     """What stands for more than one code; pairs: (it, a code)."""
     first: dict = {}
-    return {each for each, code in pairs if first.setdefault(each, code) != code}
+    return {text for text, code in pairs if first.setdefault(text, code) != code}
 
 
 def _left(title: str) -> Iterator:
     """What can be left of a title: a beginning, a beginning and an end, the first letters of its words."""
-    yield from (title[:length] for length in range(LEAST_LETTERS, len(title) + 1))
+    yield from (title[:length] for length in range(MIN_LETTERS, len(title) + 1))
     yield from ((title[:length], title[-1]) for length in range(2, len(title)))
     *words, last = title.split()
     if words:
@@ -266,37 +244,37 @@ def _left(title: str) -> Iterator:
 
 def abbreviations(title: str, shared: set) -> list[str]:
     """The title cut short; shared: what could be left of a title of another code, too."""
-    found = [
+    short = [
         title[:length] + "."  # "blacksm."
-        for length in range(LEAST_LETTERS, len(title) - 2)
+        for length in range(MIN_LETTERS, len(title) - 2)
         if title[length - 1] in _CONSONANTS and title[:length] not in shared
     ]
     *words, last = title.split()
     if not words:
-        return found + _contractions(title, shared)[:MOST_CONTRACTIONS]
+        return short + _contractions(title, shared)[:MAX_CONTRACTIONS]
     letters = tuple(word[0] for word in words)
     if (*letters, last) not in shared:
         start = "".join(f"{letter}. " for letter in letters)
-        found += [start + last, start.replace(" ", "") + last]  # "f. labourer", "f.labourer"
-        found.append(" ".join(f"{word[:3]}." if len(word) > 4 else word for word in words) + f" {last}")
+        short += [start + last, start.replace(" ", "") + last]  # "f. labourer", "f.labourer"
+        short.append(" ".join(f"{word[:3]}." if len(word) > 4 else word for word in words) + f" {last}")
     if len(words) < 3 and (*letters, last[0]) not in shared:
-        found.append("".join(f"{letter}." for letter in (*letters, last[0])))  # "f.l."
-    return found
+        short.append("".join(f"{letter}." for letter in (*letters, last[0])))  # "f.l."
+    return short
 
 
 def _contractions(title: str, shared: set) -> list[str]:
     """One word without the vowels of its middle ("carpntr"), or its beginning and its end ("carpr")."""
     start, end = _HEAD.match(title), title[-1]
-    if len(title) <= LEAST_LETTERS or not start or end in _VOWELS:
+    if len(title) <= MIN_LETTERS or not start or end in _VOWELS:
         return []
-    head, found = start[0], []
+    head, short = start[0], []
     middle = re.sub(r"(\w)\1", r"\1", re.sub(f"[{_VOWELS}]", "", title[len(head) : -1]))
     if len(middle) < len(title) - len(head) - 2 and (head, end) not in shared:
-        found.append(head + middle + end)
-    for length in range(max(len(head), LEAST_BEFORE_END), len(title) - 3):
+        short.append(head + middle + end)
+    for length in range(max(len(head), MIN_BEFORE_END), len(title) - 3):
         if title[length - 1] in _CONSONANTS and (title[:length], end) not in shared:
-            found += [title[:length] + end, title[:length] + end + "."]
-    return found
+            short += [title[:length] + end, title[:length] + end + "."]
+    return short
 
 
 def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -305,25 +283,29 @@ def ways_of_writing(tag: str, code_of: dict[str, str]) -> dict[str, tuple[tuple[
     """
     rules = [(re.compile(r["written"]).sub, r["instead"]) for r in read("spellings.csv") if r["lang"] == tag]
     usual = {r["title"]: r["usual"].split("|") for r in read("abbreviations.csv") if r["lang"] == tag}
-    every = [(r["letters"], r["read"]) for r in read("misread.csv") if r["where"] == "everywhere"]
-    misread = {letter: [wrong for right, wrong in every if right == letter] for letter, _ in every}
-    first = [(r["letters"], r["read"]) for r in read("misread.csv") if r["where"] == "first"]
+    misread: dict[str, list[str]] = {}
+    first: list[tuple[str, str]] = []
+    for row in read("misread.csv"):
+        if row["where"] == "everywhere":
+            misread.setdefault(row["letters"], []).append(row["read"])
+        else:
+            first.append((row["letters"], row["read"]))
     working = {title for title, code in code_of.items() if code[0] != "-"}
     shared = _shared((left, code_of[title]) for title in working for left in _left(title))
-    found = {}
+    ways_of = {}
     for title in code_of:
         works = title in working
-        found[title] = (
+        ways_of[title] = (
             spellings(title, rules) if works else [],
             slips(title, misread, first),
             careless(title),
             [*usual.get(title, ()), *abbreviations(title, shared)] if works else [],
         )
-    texts = {title: map(str.casefold, (title, *chain(*ways))) for title, ways in found.items()}
-    shared = _shared((text, code_of[title]) for title in found for text in texts[title])
+    texts = {title: map(str.casefold, (title, *chain(*ways))) for title, ways in ways_of.items()}
+    shared = _shared((text, code_of[title]) for title in ways_of for text in texts[title])
     return {
         title: tuple(tuple(dict.fromkeys(t for t in way if t.casefold() not in shared)) for way in ways)
-        for title, ways in found.items()
+        for title, ways in ways_of.items()
     }
 
 
@@ -333,7 +315,6 @@ class Title:
     def __init__(self, text: str, row: dict[str, str], language: "Language", ways: tuple):
         self.text, self.code = text, row["hisco"]
         self.columns = (language.tag, self.code, "", "")  # of its rows, after the text
-        self.plain = (text, *self.columns)
         self.traits, phrases = set(row["traits"].split("|")), language.phrases
         kinds = [phrases["former, of women" if "women" in self.traits else "former"]]
         kinds += [] if self.traits & {"women", "no widows"} else [phrases["widow"]]
@@ -368,7 +349,7 @@ class Language:
             self.phrases.setdefault(row["kind"], []).extend(filter(None, [row[tag]]))
         self.rank_ending = "".join(self.phrases["rank as ending"][:1]).partition(" > ")[0]
         towns = [name for town in self.phrases["town"] for name in (town, town.title())]
-        self.in_town = [each[2:].replace("@", town) for town in towns for each in self.phrases["in town"]]
+        self.in_town = [phrase[2:].replace("@", town) for town in towns for phrase in self.phrases["in town"]]
         self.common, self.trades, self.sides, self.nothing = [], [], [], []
         table = read("occupations.csv")
         ways = ways_of_writing(tag, {title: row["hisco"] for row in table for title in row[tag].split("|")})
