@@ -4,18 +4,20 @@
     python -m histocc.review apply sheet.csv --to coded.csv --output final.csv
     python -m histocc.review make coded.csv --output sample.csv --rows 200 --sample
     python -m histocc.review report sample.csv --to coded.csv
+    python -m histocc.review serve coded.csv --decisions decided.csv
 
 A sheet has a line for each text, with its most probable codes and an empty column `decision`, for a
 spreadsheet. `apply` writes a new file with the decisions in all rows of their texts; the coded file is never
-changed. `report` says how accurate a file is, from rows that were drawn at random.
+changed. `report` says how accurate a file is, from rows that were drawn at random. `serve` shows the texts in
+a browser, and appends each decision to a sheet.
 """
 
 import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -25,8 +27,19 @@ from histocc.data.rows import read_columns, read_key, row_writer
 from histocc.data.tables import table_format
 from histocc.formatter import hisco_classes, hisco_key
 from histocc.predict.output import csv_text
-from histocc.review.sheet import DECIDED, MODEL, CodedFile, CodedText, Codes, Key, Sheets, key_of, sheet_text
-from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag
+from histocc.review import serve
+from histocc.review.sheet import (
+    DECIDED,
+    MODEL,
+    CodedFile,
+    Codes,
+    Key,
+    Sheets,
+    key_of,
+    most_wrong_first,
+    sheet_text,
+)
+from histocc.runtime.config import Config, Count, CountOrZero, Parser, flag, number
 from histocc.runtime.entrypoint import run_command
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import atomic_write, opened
@@ -34,6 +47,8 @@ from histocc.runtime.files import problems as output_problems
 
 DRAWS = 20_000  # of the distribution of the accuracy
 PERCENTILES = (2.5, 97.5)
+NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ("decisions",)}
+Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +58,13 @@ class ReviewConfig(Config):
     action: str = flag(
         MISSING,
         "make: a sheet of texts from a coded file; apply: the decisions of sheets to the file; report: how"
-        " accurate the file is, from a sheet that was made with --sample",
-        choices=("make", "apply", "report"),
+        " accurate the file is, from a sheet that was made with --sample; serve: a page on which texts are"
+        " decided one by one, in a browser on this machine",
+        choices=tuple(NEEDED),
         positional=True,
     )
     files: list[str] = flag(
-        MISSING, "make: the coded file; apply and report: sheets", metavar="FILE", positional=True
+        MISSING, "make and serve: the coded file; apply and report: sheets", metavar="FILE", positional=True
     )
     to: str = flag("", "apply and report: the coded file that the sheets were made of", metavar="CODED.csv")
     output: str = flag("", "make: the sheet; apply: the final file", metavar="FILE.csv")
@@ -62,8 +78,8 @@ class ReviewConfig(Config):
     seed: CountOrZero = flag(1, "of the draw")
     key: str | None = flag(
         None,
-        "codes that may be written, such as key.csv of a run (default: the HISCO key, for columns hisco_1 and"
-        " so on)",
+        "codes that may be written, such as key.csv of a run, or the word hisco (default: the HISCO key, for"
+        " columns hisco_1 and so on); for a table without answers of a model it must be given",
         metavar="FILE",
     )
     descriptions: str | None = flag(
@@ -78,6 +94,12 @@ class ReviewConfig(Config):
         "apply: also append the texts and their decided codes to this file, for the next fine-tuning",
         metavar="FILE.csv",
     )
+    decisions: str = flag(
+        "",
+        "serve: the sheet that each decision is appended to; begun if need be",
+        metavar="FILE.csv",
+    )
+    port: Port = flag(8765, "serve: of the page; the next free one if it is in use")
     column: str = flag("occ1", "column with the descriptions")
     language_column: str | None = flag(
         None, "column with the languages (default: lang, if the file has it)", metavar="COL"
@@ -88,15 +110,17 @@ class ReviewConfig(Config):
 
     def problems(self) -> list[str]:
         """What is wrong with these arguments, a line each."""
-        needed = {"make": ("output",), "apply": ("to", "output"), "report": ("to",)}[self.action]
+        needed = NEEDED[self.action]
         problems = [f"review {self.action} needs --{name}" for name in needed if not getattr(self, name)]
-        if self.action == "make" and len(self.files) > 1:
-            problems.append(f"review make takes one file, not {len(self.files)}: {' '.join(self.files)}")
+        if "to" not in needed and (self.to or len(self.files) > 1):
+            problems.append(f"review {self.action} takes one file, and no --to")
         if self.by.strip() in ("", MODEL):
             problems.append(f"--by: {self.by!r} is no name of somebody who decides")
         inputs: dict[str | None, str] = dict.fromkeys(self.files, "an input")
         inputs |= {self.to or None: "the coded file", self.key: "the file of --key"}
         inputs |= {self.descriptions: "the file of --descriptions"}
+        if self.decisions:
+            problems += output_problems([self.decisions], inputs, overwrite=True)
         if self.output:
             problems += output_problems([self.output], inputs, self.overwrite)
         if self.training_data:
@@ -111,30 +135,25 @@ def get_args_parser() -> Parser:
     )
 
 
-def codes_of_key(path: str | None, system: str) -> Codes:
+def codes_of_key(key: list[str] | None, system: str) -> Codes:
     """The codes that may be written. Raises UserError."""
-    if path is None and system != "hisco":
+    if key is None and system != "hisco":
         raise UserError(
             f"--key names the codes of {system} that may be written: key.csv in the folder of the run"
         )
-    return Codes(hisco_key() if path is None else read_key(path), system)
+    return Codes(hisco_key() if key is None else key, system)
 
 
-def words_of_codes(path: str | None, coded: CodedFile) -> dict[str, str]:
+def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
     """Code → description, those of the coded file first. Raises UserError."""
-    if path is None:
-        return coded.descriptions or (hisco_classes()["title"] if coded.classes["title"] else {})
-    codes = [code for text in coded.texts.values() for code in text.codes]
-    return read_descriptions(path, codes, Codes([], coded.system).formatter) | coded.descriptions
+    words = hisco_classes()["title"] if coded.system == "hisco" else {}
+    if path is not None:
+        codes = key or [code for text in coded.texts.values() for code in text.codes]
+        words = read_descriptions(path, codes, Codes([], coded.system).formatter)
+    return words | coded.descriptions
 
 
-def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
-    """The texts that nobody has decided, first those in whose rows most mistakes are expected."""
-    undecided = [text for text in texts if not text.decided]
-    return sorted(undecided, key=lambda text: (-text.doubt, -text.rows, text.id))
-
-
-def make(args: ReviewConfig, coded: CodedFile) -> None:
+def make(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
     texts, drawn = list(coded.texts.values()), None
     chosen = most_wrong_first(texts)[: args.rows]
     if args.sample and texts:
@@ -145,7 +164,7 @@ def make(args: ReviewConfig, coded: CodedFile) -> None:
     if not chosen:
         raise UserError(f"{coded.path}: has no text that is not decided yet")
     with atomic_write(os.path.realpath(args.output), args.overwrite) as file:
-        file.write(sheet_text(chosen, words_of_codes(args.descriptions, coded), drawn))
+        file.write(sheet_text(chosen, words_of_codes(args.descriptions, coded, key), drawn))
     rows, doubt = sum(text.rows for text in chosen), sum(text.doubt for text in chosen)
     print(
         f"{args.output}: {len(chosen):,} texts, which stand in {rows:,} of {coded.rows:,} rows"
@@ -162,10 +181,10 @@ def make(args: ReviewConfig, coded: CodedFile) -> None:
     )
 
 
-def apply(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args.key, coded.system), args.delimiter)
+def apply(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system), args.delimiter)
     decided = {key: list(made.codes) for key, made in sheets.by_text.items() if made.codes is not None}
-    beside = [(coded.codes, None), (coded.words, words_of_codes(args.descriptions, coded))]
+    beside = [(coded.codes, None), (coded.words, words_of_codes(args.descriptions, coded, key))]
     beside += [(places, hisco_classes()[name]) for name, places in coded.classes.items()]
     # first: the same command can be given again if the rest fails
     added = args.training_data and add_training_rows(args.training_data, coded, decided)
@@ -185,7 +204,8 @@ def apply(args: ReviewConfig, coded: CodedFile) -> None:
                         row[place] = values[i] if i < len(values) else ""
                 for place in coded.blanks:
                     row[place] = ""
-                row[coded.review] = "0"
+                if coded.review is not None:
+                    row[coded.review] = "0"
                 row[coded.decided] = args.by
             write(row)
         text.detach()
@@ -238,13 +258,13 @@ def estimate(right: int, drawn: int) -> str:
     return f"{accuracy:.1%} (95 % interval {min(low, accuracy):.1%} to {max(high, accuracy):.1%})"
 
 
-def report(args: ReviewConfig, coded: CodedFile) -> None:
-    sheets = Sheets(args.files, coded, codes_of_key(args.key, coded.system), args.delimiter)
+def report(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+    sheets = Sheets(args.files, coded, codes_of_key(key, coded.system), args.delimiter)
     for note in sheets.notes:
         print(f"Note: {note}")
     drawn = right = corrected = 0
-    for key, times in sheets.drawn.items():
-        decision, text = sheets.by_text.get(key), coded.texts[key]
+    for drawn_text, times in sheets.drawn.items():
+        decision, text = sheets.by_text.get(drawn_text), coded.texts[drawn_text]
         if decision is None or decision.codes is None:
             continue
         answer, true = set(coded.answer(text.codes, text.decided)), set(decision.codes)
@@ -252,7 +272,7 @@ def report(args: ReviewConfig, coded: CodedFile) -> None:
         is_right = answer == true or coded.alternatives and not text.decided and bool(answer & true)
         drawn += times
         right += times * is_right
-        corrected += times * (is_right or key in sheets.chosen)
+        corrected += times * (is_right or drawn_text in sheets.chosen)
     if not drawn:
         raise UserError(
             f"{' '.join(args.files)}: no rows that were drawn have a decision other than skip; texts that"
@@ -267,12 +287,22 @@ def report(args: ReviewConfig, coded: CodedFile) -> None:
         print(f"With the decisions on texts that were chosen: {estimate(corrected, drawn)}.")
 
 
+def decide(args: ReviewConfig, coded: CodedFile, key: list[str] | None) -> None:
+    words = words_of_codes(args.descriptions, coded, key)
+    serve.serve(serve.Decisions(coded, codes_of_key(key, coded.system), words, args.decisions), args.port)
+
+
+ACTIONS = {"make": make, "apply": apply, "report": report, "serve": decide}
+
+
 def run(argv: list[str] | None) -> None:
     args = get_args_parser().parse_args(argv)
     raise_if_any(args.problems())
-    path = args.files[0] if args.action == "make" else args.to
-    coded = CodedFile(path, args.column, args.language_column, args.delimiter)
-    {"make": make, "apply": apply, "report": report}[args.action](args, coded)
+    key = read_key(args.key) if args.key else None
+    system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
+    path = args.to or args.files[0]
+    coded = CodedFile(path, args.column, args.language_column, args.delimiter, system)
+    ACTIONS[args.action](args, coded, key)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -20,6 +20,7 @@ MODEL = "model"  # in it: nobody has decided
 MAX_CODES = 5  # shown of a text
 MAX_LISTED = 20  # lines of a sheet that a message names
 DECISION, ID = "decision", "id"
+UNDO = "undo"  # a decision that takes the earlier one of its text back
 ID_DIGITS = 16
 # What stands before these in an id: how the text came into the sheet; s3: three of its rows were drawn.
 CHOSEN, DRAWN = "t", "s"
@@ -55,17 +56,19 @@ class CodedText:
 
 
 class CodedFile:
-    """All texts of a file as `python -m histocc.predict` writes it, but blank ones.
+    """All texts of a file as `python -m histocc.predict` writes it, but blank ones, or of another table.
 
     Args:
         column: with the texts.
         language_column: None is the column lang, if there is one.
         delimiter: None finds it.
+        system: the name of the columns of codes that a table without answers of a model gets, or has; None
+            refuses such a table.
 
     Attributes:
-        header: the columns of the file with decisions; text, language (or None), conf, review and decided are
-            places among them, codes, probs and words lists of places, blanks of what is about the code that
-            was replaced, classes of titles and classes of HISCO, by name.
+        header: the columns of the file with decisions; text, language, conf, review and decided are places
+            among them (the second to fourth may be None), codes, probs and words lists of places, blanks of
+            what is about the code that was replaced, classes of titles and classes of HISCO, by name.
         system: in the names of the columns of codes.
         texts: by `key_of`.
         rows: of the file.
@@ -83,37 +86,50 @@ class CodedFile:
         column: str = "occ1",
         language_column: str | None = None,
         delimiter: str | None = None,
+        system: str | None = None,
     ):
         self.path, self.delimiter = path, delimiter
         header = read_header(path, delimiter)[0]
-        missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
-        first = header.index("prob_1") - 1 if not missing else -1
-        if first < 0 or not header[first].endswith("_1"):
-            raise UserError(
-                f"{path}: is no coded file: it has no column {(missing or ['of codes before prob_1'])[0]!r}"
-                f" as python -m histocc.predict writes it; it has {', '.join(map(repr, header))}"
-            )
         if language_column is None and "lang" in header:
             language_column = "lang"
         wanted = [column] + ([language_column] if language_column else [])
         flags = {column: "--column", language_column or "": "--language-column"}
+        missing = [name for name in ("prob_1", "conf", "needs_review") if header.count(name) != 1]
+        first = header.index("prob_1") - 1 if not missing else -1
+        self.is_coded = first >= 0 and header[first].endswith("_1")
+        if self.is_coded:
+            # what predict writes stands together; columns of the same names elsewhere are the user's own
+            places = {header[i]: i for i in range(first, header.index("needs_review") + 1)}
+            system, nobody = header[first].removesuffix("_1"), MODEL
+            new = [] if DECIDED in header[first:] else [DECIDED]
+            numbers = [i for i in range(1, len(places)) if {f"{system}_{i}", f"prob_{i}"} <= places.keys()]
+        elif system is None:
+            raise UserError(
+                f"{path}: is no coded file: it has no column {(missing or ['of codes before prob_1'])[0]!r}"
+                f" as python -m histocc.predict writes it; it has {', '.join(map(repr, header))}. For a table"
+                " without answers of a model --key names the codes"
+            )
+        else:
+            first, numbers, nobody = 0, range(1, MAX_CODES + 1), ""
+            names = [*(f"{system}_{i}" for i in numbers), DECIDED]
+            new = [name for name in names if name not in header]
+            places = {name: [*header, *new].index(name) for name in names}
         raise_if_any(column_problems(path, header, wanted, flags))
-        # what predict writes stands together; columns of the same names elsewhere are the user's own
-        places = {header[i]: i for i in range(first, header.index("needs_review") + 1)}
-        system = self.system = header[first].removesuffix("_1")
-        numbers = [i for i in range(1, len(places)) if {f"{system}_{i}", f"prob_{i}"} <= places.keys()]
+        self.system, self.header, self.added = (
+            system,
+            header + new,
+            [nobody if name == DECIDED else "" for name in new],
+        )
         self.codes, self.probs, self.words, *classes = (
             [places[f"{name}_{i}"] for i in numbers if f"{name}_{i}" in places]
             for name in (system, "prob", "desc", "title", *CLASSES)
         )
         self.classes = dict(zip(("title", *CLASSES), classes))
-        self.text, self.conf, self.review = header.index(column), places["conf"], places["needs_review"]
+        self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
         self.language = header.index(language_column) if language_column else None
-        prefix = [places[name] for name in (f"{system}_prefix", "prob_prefix") if name in places]
-        self.blanks = [*self.probs, *prefix, self.conf]
-        self.added = [] if DECIDED in header[first:] else [MODEL]
-        self.header = header + [DECIDED] * len(self.added)
-        self.decided = self.header.index(DECIDED, first)
+        self.conf, self.review = places.get("conf"), places.get("needs_review")
+        about_code = (f"{system}_prefix", "prob_prefix", "conf")
+        self.blanks = [*self.probs, *(places[name] for name in about_code if name in places)]
         self.texts: dict[Key, CodedText] = {}
         self.descriptions: dict[str, str] = {}
         self.rows = several = same = 0
@@ -122,7 +138,7 @@ class CodedFile:
             codes, probs = self.codes_of(row), [row[i] for i in self.probs if row[i]]
             decider, key = self.decider(row), self.key(row)
             if len(codes) > 1 and not decider:
-                several, same = several + 1, same + (row[self.conf] in probs[:1])
+                several, same = several + 1, same + (self.conf is not None and row[self.conf] in probs[:1])
             if not key[0]:
                 continue
             text = self.texts.get(key)
@@ -131,7 +147,7 @@ class CodedFile:
                 text = self.texts[key] = CodedText(row[self.text], language, 0, 0.0, codes, probs)
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
             text.rows += 1
-            text.doubt += 1 - (confidence(row[self.conf]) if codes else 0.0)
+            text.doubt += 1 - (confidence(row[self.conf]) if codes and self.conf is not None else 0.0)
             if decider:
                 text.decided, text.doubt = decider, 0.0
         self.alternatives = 0 < several == same
@@ -169,6 +185,12 @@ def confidence(cell: str) -> float:
 
 
 # ---- sheets
+
+
+def most_wrong_first(texts: Iterable[CodedText]) -> list[CodedText]:
+    """The texts that nobody has decided, first those in whose rows most mistakes are expected."""
+    undecided = [text for text in texts if not text.decided]
+    return sorted(undecided, key=lambda text: (-text.doubt, -text.rows, text.text))
 
 
 def escape_formula(cell: str) -> str:
@@ -302,6 +324,10 @@ class Sheets:
             self.drawn.setdefault(key, int(times[1]))
         if not row[DECISION]:
             self.undecided += 1
+            return
+        if row[DECISION] == UNDO:
+            self.by_text.pop(key, None)
+            self.chosen.discard(key)
             return
         codes = self.codes.decision(row[DECISION], text, len(self.coded.codes))
         before = self.by_text.get(key)

@@ -1,0 +1,387 @@
+"""A page on this machine on which a person decides on texts one by one.
+
+Each decision is a line of the decisions file, a sheet that `review apply` takes, and on disk before the page
+shows the next text. The coded file is only read.
+"""
+
+import errno
+import hmac
+import json
+import math
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections import Counter
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+
+from histocc.data.tables import table_format
+from histocc.predict.output import csv_text
+from histocc.review.sheet import (
+    CHOSEN,
+    DECISION,
+    ID,
+    MAX_CODES,
+    UNDO,
+    CodedFile,
+    Codes,
+    Sheets,
+    escape_formula,
+    most_wrong_first,
+)
+from histocc.runtime.errors import UserError, in_words
+from histocc.runtime.files import atomic_write
+from histocc.text import text_key
+
+HOST, PORTS = "127.0.0.1", 20  # so many ports are tried
+COLUMNS = ["text", "language", "rows", DECISION, ID]
+RESERVED_SECONDS = 600.0  # a text that one window shows is not offered to another one for so long
+MAX_BODY = 1 << 16  # bytes of a request
+NEAREST, MIN_SIMILARITY = 3, 0.3  # known texts that are shown
+MAX_COMMON = 5_000  # texts that share three letters: more tell nothing
+
+
+class Conflict(Exception):
+    """The text was decided otherwise since the page has shown it."""
+
+
+class KnownTexts:
+    """Texts whose codes are known, by the triples of letters that they share with another text."""
+
+    def __init__(self):
+        self.codes: dict[str, tuple[str, ...]] = {}
+        self.sizes: dict[str, int] = {}
+        self.with_triple: dict[str, list[str]] = {}
+
+    def add(self, text: str, codes: tuple[str, ...]) -> None:
+        if text not in self.sizes:
+            triples = triples_of(text)
+            self.sizes[text] = len(triples)
+            for triple in triples:
+                self.with_triple.setdefault(triple, []).append(text)
+        self.codes[text] = codes
+
+    def nearest(self, text: str) -> list[str]:
+        """The most similar ones, by the cosine of their sets of triples."""
+        triples = triples_of(text)
+        shared: Counter[str] = Counter()
+        for triple in triples:
+            if len(same := self.with_triple.get(triple, ())) <= MAX_COMMON:
+                shared.update(same)
+        near = {
+            other: common / math.sqrt(len(triples) * self.sizes[other])
+            for other, common in shared.items()
+            if other != text and other in self.codes
+        }
+        best = sorted(near, key=lambda other: (-near[other], other))[:NEAREST]
+        return [other for other in best if near[other] >= MIN_SIMILARITY]
+
+
+def triples_of(text: str) -> set[str]:
+    padded = f"  {text} "
+    return {padded[i : i + 3] for i in range(len(padded) - 2)}
+
+
+class Decisions:
+    """The texts of a file, what is decided on them, and the file that the decisions are appended to. Calls
+    from several threads take turns.
+
+    Args:
+        coded: the file; texts that are decided there are not asked for.
+        codes: that may be decided on.
+        words: code → title.
+        path: of the decisions file, which is begun if it does not exist.
+
+    Raises:
+        UserError: the decisions file is of another coded file, or none of ours.
+    """
+
+    def __init__(self, coded: CodedFile, codes: Codes, words: dict[str, str], path: str):
+        self.coded, self.codes, self.words, self.path = coded, codes, words, path
+        self.lock = threading.Lock()
+        self.texts = most_wrong_first(coded.texts.values())
+        self.place = {text.id: i for i, text in enumerate(self.texts)}
+        self.cells: dict[int, str] = {}  # what is decided, as it stands in the file
+        self.rows = sum(text.rows for text in coded.texts.values())
+        self.rows_open = sum(text.rows for text in self.texts)
+        self.doubt = sum(text.doubt for text in self.texts)
+        self.skipped = self.first_open = 0
+        self.reserved: dict[str, tuple[int, float]] = {}  # window → the text that it shows, since when
+        self.known = KnownTexts()
+        for text in coded.texts.values():
+            if text.decided and (answer := coded.answer(text.codes, text.decided)):
+                self.known.add(text_key(text.text), tuple(answer))
+        self.size = self._open()
+
+    def _open(self) -> int:
+        """Reads the decisions that are there; returns the size of the file."""
+        if not os.path.lexists(self.path):
+            with atomic_write(self.path, overwrite=False) as file:
+                file.write("\ufeff".encode() + csv_text([COLUMNS]))
+        table = table_format(self.path)
+        if (table.names, table.delimiter, table.encoding) != (COLUMNS, ",", "utf-8-sig"):
+            raise UserError(
+                f"{self.path}: is no file of decisions of review serve, which has the columns"
+                f" {','.join(COLUMNS)} in UTF-8: choose another one for --decisions"
+            )
+        with open(self.path, "r+b") as file:  # a line that was being written when the machine went down
+            content = file.read()
+            size = content.rfind(b"\n") + 1
+            file.truncate(size)
+        for key, decision in Sheets([self.path], self.coded, self.codes).by_text.items():
+            text = self.coded.texts[key]
+            if text.id in self.place:
+                self._set(self.place[text.id], cell_of(decision.codes), decision.codes)
+        return size
+
+    def _set(self, place: int, cell: str, codes: tuple[str, ...] | None) -> None:
+        """Counts a decision; cell: UNDO for none."""
+        text, before = self.texts[place], self.cells.pop(place, UNDO)
+        settled = (cell not in (UNDO, "skip")) - (before not in (UNDO, "skip"))
+        self.rows_open -= settled * text.rows
+        self.doubt -= settled * text.doubt
+        self.skipped += (cell == "skip") - (before == "skip")
+        self.known.codes.pop(text_key(text.text), None)
+        if codes:
+            self.known.add(text_key(text.text), codes)
+        if cell == UNDO:
+            self.first_open = min(self.first_open, place)
+        else:
+            self.cells[place] = cell
+
+    def decide(self, text_id: str, answer: list[str] | str, seen: str) -> None:
+        """Appends a decision and syncs it to disk.
+
+        Args:
+            answer: codes; or none, skip, undo.
+            seen: what was decided when the page showed the text, "" for nothing.
+
+        Raises:
+            Conflict: somebody else has decided since; nothing is written.
+            ValueError: no such text, or no such decision.
+            OSError: it could not be written; nothing is.
+        """
+        with self.lock:
+            place = self._place(text_id)
+            text = self.texts[place]
+            cell = answer if isinstance(answer, str) else cell_of(tuple(dict.fromkeys(answer)))
+            codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
+            before = self.cells.get(place, "")
+            if cell == (before or UNDO):  # the same request again, or the same decision in two windows
+                return
+            if seen != before:
+                raise Conflict
+            # on one line: blanks do not count
+            cells = [" ".join(value.split()) for value in (text.text, text.language)]
+            self._append([*cells, str(text.rows), cell, f"{CHOSEN}-{text.id}"])
+            self._set(place, cell, codes)
+
+    def _append(self, cells: list[str]) -> None:
+        line = csv_text([[escape_formula(cell) for cell in cells]])
+        with open(self.path, "r+b") as file:
+            if file.seek(0, os.SEEK_END) != self.size:
+                reason = "was changed by another program; start review serve again"
+                raise OSError(errno.EBUSY, reason, self.path)
+            try:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError as error:
+                os.truncate(self.path, self.size)
+                raise OSError(error.errno, error.strerror, self.path) from None
+        self.size += len(line)
+
+    def _place(self, text_id: str) -> int:
+        if text_id not in self.place:
+            raise ValueError("there is no such text")
+        return self.place[text_id]
+
+    def next(self, window: str) -> dict[str, Any]:
+        """The first text that is open and that no other window shows."""
+        with self.lock:
+            while self.first_open in self.cells:
+                self.first_open += 1
+            now = time.monotonic()
+            elsewhere = {
+                place
+                for other, (place, since) in self.reserved.items()
+                if other != window and now - since < RESERVED_SECONDS
+            }
+            for place in range(self.first_open, len(self.texts)):
+                if place not in self.cells and place not in elsewhere:
+                    return self._shown(place, window)
+            self.reserved.pop(window, None)
+            return {"text": None, "elsewhere": len(elsewhere - self.cells.keys())} | self._progress()
+
+    def show(self, text_id: str, window: str) -> dict[str, Any]:
+        """One text, decided or not. Raises ValueError."""
+        with self.lock:
+            return self._shown(self._place(text_id), window)
+
+    def _shown(self, place: int, window: str) -> dict[str, Any]:
+        text = self.texts[place]
+        self.reserved[window] = place, time.monotonic()
+        near = self.known.nearest(text_key(text.text))
+        choices: list[dict[str, Any]] = [
+            {"code": code, "title": self.words.get(code, ""), "prob": prob}
+            for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])
+        ]
+        offered = {choice["code"] for choice in choices}
+        for code in dict.fromkeys(code for other in near for code in self.known.codes[other]):
+            if code not in offered and len(choices) < MAX_CODES:
+                choices.append({"code": code, "title": self.words.get(code, ""), "prob": "", "near": True})
+        shown = {
+            "id": text.id,
+            "text": text.text,
+            "language": text.language,
+            "rows": text.rows,
+            "choices": choices,
+            "near": [{"text": other, "codes": self.known.codes[other]} for other in near],
+            "seen": self.cells.get(place, ""),
+        }
+        return {"text": shown} | self._progress()
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "decided": len(self.cells) - self.skipped,
+            "skipped": self.skipped,
+            "texts": len(self.texts),
+            "settled": 1 - self.rows_open / max(self.rows, 1),
+            "accuracy": 1 - self.doubt / max(self.rows, 1) if self.coded.is_coded else None,
+        }
+
+
+def cell_of(codes: tuple[str, ...] | None) -> str:
+    """A decision as it stands in a sheet."""
+    if not codes:
+        return "skip" if codes is None else "none"
+    words = re.compile(f"[1-{MAX_CODES}]|none|skip|{UNDO}", re.IGNORECASE)
+    return " & ".join(f"code {code}" if words.fullmatch(code) else code for code in codes)
+
+
+# ---- the page
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers a browser on this machine that has the address with the token."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60.0
+    server: "Server"
+
+    def is_allowed(self) -> bool:
+        """The page of another site can send requests here, also under another name of this machine."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        token = self.path.split("/")[1] if self.path.startswith("/") else ""
+        return (
+            host.rpartition(":")[0] in (HOST, "localhost")
+            and origin in (None, f"http://{host}")
+            and hmac.compare_digest(token.encode(), self.server.token.encode())
+        )
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix(f"/{self.server.token}/")
+        if not self.is_allowed() or name not in ("", "key.json"):
+            return self.refuse()
+        if name == "key.json":
+            decisions = self.server.decisions
+            key = [[code, decisions.words.get(code, "")] for code in sorted(decisions.codes.codes)]
+            return self.answer(HTTPStatus.OK, key)
+        nonce = secrets.token_urlsafe(16)
+        page = files("histocc.review").joinpath("page.html").read_text(encoding="utf-8")
+        policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:"
+        policy += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        self.send(HTTPStatus.OK, page.replace("NONCE", nonce).encode(), "text/html; charset=utf-8", policy)
+
+    def do_POST(self) -> None:
+        size = self.headers.get("Content-Length", "")
+        if not self.is_allowed() or self.path != f"/{self.server.token}/api":
+            return self.refuse()
+        if not size.isdecimal() or int(size) > MAX_BODY:
+            return self.refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        decisions = self.server.decisions
+        try:
+            asked = json.loads(self.rfile.read(int(size)))
+            window, text_id = str(asked["window"]), asked.get("id")
+            if "answer" in asked:
+                decisions.decide(text_id, asked["answer"], asked["seen"])
+            shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window)
+            self.answer(HTTPStatus.OK, shown)
+        except Conflict:
+            self.answer(HTTPStatus.CONFLICT, decisions.show(text_id, window))
+        except OSError as error:
+            self.answer(HTTPStatus.INSUFFICIENT_STORAGE, {"error": in_words(error)})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.answer(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+
+    def answer(self, status: HTTPStatus, content: Any) -> None:
+        self.send(status, json.dumps(content).encode(), "application/json")
+
+    def refuse(self, status: HTTPStatus = HTTPStatus.FORBIDDEN) -> None:
+        self.close_connection = True  # a body may follow that is not read
+        self.send(status, b"", "text/plain")
+
+    def send(self, status: HTTPStatus, content: bytes, kind: str, policy: str = "default-src 'none'") -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(content))),
+            ("Content-Security-Policy", policy),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = os.name != "nt"  # where it would share a port with another program
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the browser has closed the connection
+            super().handle_error(request, client_address)
+
+    def __init__(self, port: int, decisions: Decisions):
+        self.decisions, self.token = decisions, secrets.token_urlsafe(16)
+        super().__init__((HOST, port), Handler)
+
+
+def open_server(port: int, decisions: Decisions) -> Server:
+    """On the first of some ports that is free. Raises UserError."""
+    for number in range(port, port + PORTS):
+        try:
+            server = Server(number, decisions)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        if number != port:
+            print(f"Port {port} is in use; {number} is taken instead.")
+        return server
+    raise UserError(f"the ports {port} to {port + PORTS - 1} are in use: choose another --port")
+
+
+def serve(decisions: Decisions, port: int) -> None:
+    """Until Ctrl-C."""
+    with open_server(port, decisions) as server:
+        print(
+            f"{decisions.coded.path}: {len(decisions.texts):,} texts, {len(decisions.cells):,} of them have a"
+            f" decision in {decisions.path}\nOpen http://{HOST}:{server.server_port}/{server.token}/ in a"
+            " browser on this machine. Ctrl-C ends.",
+            flush=True,
+        )
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print(f"{len(decisions.cells):,} texts have a decision. Then: python -m histocc.review apply")

@@ -1,0 +1,339 @@
+"""`python -m histocc.review serve`: decisions through the page's interface, with a real server process."""
+
+import csv
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from browser import CHROMIUM, Browser
+from helpers import _as_script, environment, fork_server, free_port
+from test_review import read, run, write
+
+SCRIPT = "<script>document.title='ran'</script> smith"
+TEXTS = [  # text, language, rows, code and probability of the best answer; the others are the same for all
+    ("smith", "en", 10, "83110", 0.5),
+    ("clerk", "en", 6, "39310", 0.25),
+    (SCRIPT, "en", 5, "83110", 0.4),
+    ("=1+1\nsmid", "da", 4, "83120", 0.4),
+    ("farmer", "en", 30, "61110", 0.99),
+]
+OTHERS = ["75400", "0.1", "-1", "0.05"]
+CODES = [f"{name}_{i}" for i in (1, 2, 3) for name in ("hisco", "prob")]
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rows = [
+        [text, lang, code, str(prob), *OTHERS, str(prob), "1"]
+        for text, lang, times, code, prob in TEXTS
+        for _ in range(times)
+    ]
+    write(tmp_path / "coded.csv", [["occ1", "lang", *CODES, "conf", "needs_review"], *rows])
+    write(tmp_path / "texts.csv", [["occ1", "lang"], *(row[:2] for row in rows)])
+    return tmp_path
+
+
+class Serving:
+    """A server process, and a window that asks it."""
+
+    def __init__(self, folder, *more, coded="coded.csv"):
+        self.output = folder / "output.txt"
+        self.output.write_text("")
+        arguments = ["serve", folder / coded, "--decisions", folder / "decided.csv", *more]
+        if "--port" not in more:
+            arguments += ["--port", free_port()]
+        self.process = fork_server().Process(
+            target=_as_script,
+            args=("histocc.review", list(map(str, arguments)), str(self.output), environment()),
+        )
+        self.process.start()
+        until = time.monotonic() + 60
+        while not (found := re.search(r"http://\S+/", self.output.read_text())):
+            assert self.process.is_alive() and time.monotonic() < until, self.output.read_text()
+            time.sleep(0.02)
+        self.address = found[0]
+
+    def send(self, address=None, content=None, **headers):
+        """(status, content)"""
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(address or self.address + "api", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def ask(self, window="one", status=200, **content):
+        answered, body = self.send(content={"window": window, **content})
+        assert answered == status, body
+        return json.loads(body)
+
+    def decide(self, answer, text=None, window="one", status=200, **more):
+        """On a text, or on the one that the window shows."""
+        text = text or self.ask(window)["text"]
+        more = {"seen": text["seen"]} | more
+        return self.ask(window, status, id=text["id"], answer=answer, **more)
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+def decisions(folder):
+    return [(row["text"], row["decision"]) for row in read(folder / "decided.csv")]
+
+
+def final(folder, *more, coded="coded.csv", columns=3):
+    run("apply", folder / "decided.csv", "--to", folder / coded, "--output", folder / "final.csv", *more)
+    rows = read(folder / "final.csv")
+    return {
+        row["occ1"]: [row[f"hisco_{i}"] for i in range(1, columns + 1) if row[f"hisco_{i}"]] for row in rows
+    }
+
+
+def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folder):
+    raw = (folder / "coded.csv").read_bytes()
+    with Serving(folder) as server:
+        first = server.ask()
+        text = first["text"]
+        assert (text["text"], text["language"], text["rows"], text["seen"]) == ("smith", "en", 10, "")
+        assert text["choices"][0] == {"code": "83110", "title": "Blacksmith, General", "prob": "0.5"}
+        assert [choice["code"] for choice in text["choices"]] == ["83110", "75400", "-1"]
+        # of 55 rows the model expects 10·.5 + 6·.75 + 5·.6 + 4·.6 + 30·.01 wrong
+        assert first["settled"] == 0 and first["accuracy"] == pytest.approx(1 - 15.2 / 55)
+        second = server.decide(["83110", "41025"], text)
+        assert decisions(folder) == [("smith", "83110 & 41025")]
+        assert second["decided"] == 1 and second["settled"] == pytest.approx(10 / 55)
+        assert second["accuracy"] == pytest.approx(1 - 10.2 / 55)
+        assert second["text"]["text"] == "clerk"
+        third = server.decide("none", second["text"])
+        fourth = server.decide("skip", third["text"])
+        assert fourth["skipped"] == 1 and fourth["decided"] == 2 and fourth["text"]["rows"] == 4
+        assert server.decide(["83120"], fourth["text"])["text"]["text"] == "farmer"
+        server.kill()
+    with open(folder / "decided.csv", "ab") as file:
+        file.write(b"farmer,en,30,611")  # the machine went down in the middle of a line
+    with Serving(folder) as server:
+        again = server.ask()
+        assert again["text"]["text"] == "farmer" and (again["decided"], again["skipped"]) == (3, 1)
+        server.decide("undo", server.ask(id=text["id"], stay=True)["text"])
+        server.decide("undo", server.ask(id=second["text"]["id"], stay=True)["text"])
+        server.decide(["39310"], server.ask(id=second["text"]["id"], stay=True)["text"])
+        assert server.ask()["text"]["text"] == "smith"  # is open again
+    expected = ["83110 & 41025", "none", "skip", "83120", "undo", "undo", "39310"]
+    assert [decision for _, decision in decisions(folder)] == expected
+    codes = final(folder)
+    assert codes["clerk"] == ["39310"] and codes["=1+1\nsmid"] == ["83120"]
+    assert codes["smith"] == ["83110", "75400", "-1"] and codes[SCRIPT][0] == "83110"  # as the model has them
+    assert (folder / "coded.csv").read_bytes() == raw
+
+
+def test_two_windows_lose_and_double_nothing(folder):
+    with Serving(folder) as server:
+        one, two = server.ask("one")["text"], server.ask("two")["text"]
+        assert (one["text"], two["text"]) == ("smith", "clerk")
+        assert server.ask("one")["text"] == one  # loaded again
+        for _ in range(3):  # sent again: the answer got lost
+            server.decide(["83110"], one)
+        shown = server.decide(["41025"], one, "two", status=409)  # as it stands in a window that is behind
+        assert shown["text"]["seen"] == "83110" and decisions(folder) == [("smith", "83110")]
+        server.decide(["41025"], shown["text"], "two")  # on purpose
+
+        def work(window):
+            while text := server.ask(window)["text"]:
+                server.decide(["61110"], text, window)
+
+        threads = [threading.Thread(target=work, args=(window,)) for window in ("one", "two", "three")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    lines = decisions(folder)
+    assert lines[:2] == [("smith", "83110"), ("smith", "41025")] and len(lines) == 6
+    assert len({text for text, _ in lines}) == 5
+
+
+def test_other_users_sites_and_requests_are_refused(folder):
+    with Serving(folder) as server:
+        host = server.address.split("/")[2]
+        status, page = server.send(server.address)
+        assert status == 200 and b"NONCE" not in page and b"Shift" in page
+        with urllib.request.urlopen(server.address) as reply:
+            policy = reply.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        for address, headers in (
+            (f"http://{host}/", {}),
+            (f"http://{host}/wrong/", {}),
+            (server.address + "../sheet.py", {}),
+            (server.address, {"Host": "evil.example"}),
+            (server.address, {"Host": "evil.example:80"}),
+            (server.address, {"Origin": "http://evil.example"}),
+            (server.address, {"Origin": "null"}),
+            (server.address + "key.json", {"Origin": "http://localhost:1"}),
+        ):
+            assert server.send(address, **headers)[0] == 403, (address, headers)
+        text = server.ask()["text"]
+        request = {"window": "w", "id": text["id"], "answer": "none", "seen": ""}
+        assert server.send(content=request, Origin="http://evil.example")[0] == 403
+        assert server.send(f"http://{host}/wrong/api", request)[0] == 403
+        assert server.send(content={**request, "window": "w" * 70_000})[0] == 413
+        for change in ({"id": "?"}, {"answer": ["9"]}, {"answer": "maybe"}, {"answer": None}, {"id": [1]}):
+            assert server.send(content=request | change)[0] == 400, change
+        assert (
+            server.send(content=request | {"answer": ["83110", "75400", "-1", "41025"]})[0] == 400
+        )  # room for 3
+        assert server.send(content=[1])[0] == 400
+        assert decisions(folder) == [] and "Traceback" not in server.output.read_text()
+        connection = http.client.HTTPConnection(host)  # an address that is reached through another port
+        connection.request("GET", server.address.partition(host)[2], headers={"Host": "localhost:9000"})
+        assert connection.getresponse().status == 200
+
+
+def test_a_table_without_answers(folder):
+    with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
+        first = server.ask()
+        assert first["text"]["text"] == "farmer" and first["text"]["choices"] == []  # most rows
+        assert first["accuracy"] is None
+        server.decide(["61110", "61115"], first["text"])
+        text = server.decide(["83110"])["text"]
+        while text["text"] != SCRIPT:
+            text = server.decide("skip", text)["text"]
+        assert text["near"] == [{"text": "smith", "codes": ["83110"]}]
+        offered = {"code": "83110", "title": "Blacksmith, General", "prob": "", "near": True}
+        assert text["choices"] == [offered]
+        key = dict(json.loads(server.send(server.address + "key.json")[1]))
+        assert len(key) == 1919 and key["83110"] == "Blacksmith, General"
+    codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
+    assert (codes["farmer"], codes["smith"], codes["clerk"]) == (["61110", "61115"], ["83110"], [])
+    assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
+
+
+def test_a_key_without_titles(folder):
+    write(folder / "key.csv", [["system_code", "code"], ["1", 0], ["none", 1], ["B", 2]])
+    with Serving(folder, "--key", folder / "key.csv", coded="texts.csv") as server:
+        assert json.loads(server.send(server.address + "key.json")[1]) == [["1", ""], ["B", ""], ["none", ""]]
+        server.decide(["1", "none", "B"])
+    assert decisions(folder) == [("farmer", "code 1 & code none & B")]
+    run(
+        *("apply", folder / "decided.csv", "--to", folder / "texts.csv", "--key", folder / "key.csv"),
+        *("--output", folder / "final.csv"),
+    )
+    row = next(row for row in read(folder / "final.csv") if row["occ1"] == "farmer")
+    assert [row[f"code_{i}"] for i in (1, 2, 3)] == ["1", "none", "B"]
+
+
+def test_a_port_in_use_and_a_file_that_another_program_changes(folder):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with Serving(folder, "--port", str(port)) as server:
+            assert f"Port {port} is in use; {port + 1} is taken instead." in server.output.read_text()
+            before = (folder / "decided.csv").read_bytes()
+            (folder / "decided.csv").write_bytes(before + b"x")
+            status, body = server.send(
+                content={"window": "w", "id": server.ask()["text"]["id"], "answer": "none", "seen": ""}
+            )
+            assert status == 507 and "was changed by another program" in json.loads(body)["error"]
+            assert (folder / "decided.csv").read_bytes() == before + b"x"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("coded.csv", "review serve needs --decisions"),
+        ("coded.csv --decisions coded.csv", "coded.csv is an input"),
+        ("coded.csv --decisions texts.csv", "texts.csv: is no file of decisions of review serve"),
+        ("coded.csv --decisions other.csv", "other.csv, line 2: is about a text that"),
+        ("coded.csv --decisions bad.csv", "is no code of the key"),
+        ("coded.csv --decisions new.csv --port 99999", "is not a port"),
+        ("texts.csv --decisions new.csv", "For a table without answers of a model --key names the codes"),
+        ("texts.csv --decisions new.csv --key hisco --column text", "has no column 'text'"),
+    ],
+)
+def test_mistakes(folder, monkeypatch, arguments, message):
+    header = ["text", "language", "rows", "decision", "id"]
+    write(
+        folder / "other.csv",
+        [header, ["baker", "en", "3", "none", "t-0123456789abcdef"]],
+        encoding="utf-8-sig",
+    )
+    run("make", folder / "coded.csv", "--output", folder / "sheet.csv")
+    text = read(folder / "sheet.csv")[0]
+    write(folder / "bad.csv", [header, [text["text"], "en", "10", "00000", text["id"]]], encoding="utf-8-sig")
+    monkeypatch.chdir(folder)
+    assert message in run("serve", *arguments.split(), code=2)
+    assert not (folder / "new.csv").exists()
+
+
+@pytest.mark.full
+def test_half_a_million_texts_take_milliseconds_for_each_decision(folder):
+    with open(folder / "texts.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["occ1", "lang"])
+        writer.writerows([f"smith of the {i % 977} hundred no {i}", "en"] for i in range(500_000))
+    with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
+        text, seconds = server.ask()["text"], []
+        for _ in range(200):
+            started = time.perf_counter()
+            text = server.decide(["83110"], text)["text"]
+            seconds.append(time.perf_counter() - started)
+    assert sorted(seconds)[100] < 0.05, sorted(seconds)[::20]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on this machine")
+def test_the_page_by_its_keys(folder, tmp_path):
+    with Serving(folder) as server:
+        browser = Browser(tmp_path / "profile")
+        try:
+            browser.open(server.address)
+            shows = "document.getElementById('text').textContent === {!r}".format
+            browser.wait(shows("smith"))
+            assert (
+                browser.value("[...document.querySelectorAll('.code b')].map(b => b.textContent).join()")
+                == "83110,75400,-1"
+            )
+            browser.press("1", shift=True)
+            browser.press("2")
+            browser.wait(shows("clerk"))
+            browser.press("/")
+            for letter in "general black":
+                browser.press(letter)
+            browser.wait("document.querySelectorAll('[role=option]').length > 0")
+            assert browser.value("document.querySelector('[aria-selected=true]').textContent") == (
+                "83110Blacksmith, General"
+            )
+            browser.press("Enter")
+            browser.wait(shows(SCRIPT))
+            assert browser.value("document.title") == SCRIPT and browser.value("document.scripts.length") == 1
+            browser.press("n")
+            browser.wait("text.rows === 4")
+            browser.press("s")
+            browser.wait(shows("farmer"))
+            browser.press("u")
+            browser.wait("text.rows === 4 && !text.seen")
+            browser.press("b")
+            browser.wait(f"text.seen === 'none' && {shows(SCRIPT)}")
+            browser.press("2")
+            browser.wait("text.rows === 4")
+            assert "3 of 5 texts decided" in browser.value("document.body.innerText")
+            server.kill()
+            browser.press("1")
+            browser.wait("document.getElementById('message').textContent.includes('Not saved')")
+        finally:
+            browser.close()
+    expected = ["83110 & 75400", "83110", "none", "skip", "undo", "75400"]
+    assert [decision for _, decision in decisions(folder)] == expected
