@@ -84,7 +84,7 @@ def main() -> None:
         model = args.model or trained(folder, "tiny", args.steps)
         for decoder in args.decoders:
             for way, flag in WAYS.items():
-                flags = f"--decoder {decoder} {flag}"
+                flags = f"--decoder {decoder} --system coded {flag}"
                 found[f"{decoder}, {way}"] = code(model, source, flags, args.threads)
     rows = [
         [name, f"{each['rows_per_sec']:,.0f}", f"{each['peak_mb']:,.0f}"]
