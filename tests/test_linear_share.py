@@ -16,7 +16,7 @@ from histocc.evaluate.figures import SHARES
 from histocc.formatter import hisco_blocky5
 from histocc.model import search
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import NgramHasher
+from histocc.model.ngrams import hash_ngrams
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.predict.coder import Coder
 from histocc.published import models
@@ -28,7 +28,7 @@ from histocc.text import encode, text_hashes
 
 def ngrams_of(texts: list[str]) -> torch.Tensor:
     """Their hashes, int64, increasing."""
-    hashes, there, _ = NgramHasher()(torch.from_numpy(encode(texts, ["en"] * len(texts))[0]))
+    hashes, there, _ = hash_ngrams(torch.from_numpy(encode(texts, ["en"] * len(texts))[0]))
     return hashes[there].unique()
 
 

@@ -8,7 +8,6 @@ import train_mixer
 from histocc import export
 from histocc.formatter import hisco_blocky5
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.no_encoder import NoEncoder
 from histocc.predict.coder import Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
@@ -17,33 +16,33 @@ from histocc.text import encode
 TEXTS = ["farmer no 3", "wine merchant and weaver of linen no 12, deceased", "tailor"]
 
 
+NGRAMS = {"rows": 64, "width": 16}
+
+
 def made(narrow=True, **more):
     torch.manual_seed(0)
-    config = model_config("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    formatter = hisco_blocky5()
-    return Seq2SeqMixerOccCANINE(formatter.num_classes, 30, config=config, memory_mask=narrow, **more).eval()
+    classes = hisco_blocky5().num_classes
+    return Seq2SeqMixerOccCANINE(classes, 30, config=model_config("tiny"), memory_mask=narrow, **more).eval()
 
 
-@pytest.mark.parametrize("ngrams", [None, {"rows": 64, "width": 16}])
+@torch.no_grad()
+@pytest.mark.parametrize("ngrams", [None, NGRAMS])
 @pytest.mark.parametrize("narrow", [True, False])
 def test_the_text_alone_is_what_encode_gives(ngrams, narrow):
     model = made(narrow, ngrams=ngrams)
     ids, mask = map(torch.from_numpy, encode(TEXTS, ["en"] * 3, 128, None if narrow else 128))
-    with torch.no_grad():
-        memory, pooled = model.encode(ids, mask)
-        assert torch.equal(model.encode_text(ids, mask), pooled)
-        assert torch.equal(model.encoder(ids, mask, narrow)[1], pooled[:, :128])
-    assert memory.shape == (*ids.shape, 128)
+    memory, pooled = model.encode(ids, mask)
+    assert torch.equal(model.encode_text(ids, mask), pooled) and memory.shape == (*ids.shape, 128)
 
 
-def test_no_encoder_gives_zeros_in_the_type_of_the_model():
-    model = made(ngrams={"rows": 64, "width": 16}, encoder=False)
-    assert isinstance(model.encoder, NoEncoder) and not list(model.encoder.parameters())
+def test_without_an_encoder_the_model_has_its_ngrams_alone():
+    model = made(ngrams=NGRAMS, encoder=False).double()
     assert not [name for name in model.state_dict() if name.startswith("encoder.")]
     ids, mask = map(torch.from_numpy, encode(TEXTS, ["en"] * 3))
-    memory, pooled = model.double().encoder(ids, mask)
-    assert memory.dtype == pooled.dtype == torch.float64 and not memory.any() and not pooled.any()
-    assert memory.shape == (*ids.shape, 128) and pooled.shape == (3, 128)
+    text, memory = model.ngrams(ids)
+    found = model.encode(ids, mask)
+    assert torch.equal(found[0], memory) and torch.equal(found[1][:, 128:], text)
+    assert found[1].dtype == torch.float64 and not found[1][:, :128].any()
     with pytest.raises(ValueError, match="needs n-grams"):
         made(encoder=False)
 
@@ -78,12 +77,8 @@ def test_runs_of_ngrams_alone(rows, tmp_path):
     assert state["config"]["encoder"] is False and models.size_name(state["config"]) == "ngrams"
     coder = Coder.load(str(one))
     for decoder in ("flat", "topk"):
-        assert [
-            coded.codes[0] for coded in coder.code(["farmer no 8", "tailor no 7"], ["en", "da"], decoder)
-        ] == [
-            "61110",
-            "79100",
-        ]
+        coded = coder.code(["farmer no 8", "tailor no 7"], ["en", "da"], decoder)
+        assert [each.codes[0] for each in coded] == ["61110", "79100"]
 
 
 def test_what_does_not_go_with_it(rows, tmp_path):
@@ -97,14 +92,10 @@ def test_what_does_not_go_with_it(rows, tmp_path):
 
 def test_it_starts_other_runs_and_is_exported(rows, tmp_path):
     run("train_mixer.py", *flags(rows, tmp_path / "run", "--max-steps", 2))
-    for size, code in ((["--model-size", "ngrams"], 0), (["--model-size", "tiny"], 2), ([], 0)):
-        more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1]
-        arguments = [*flags(rows, tmp_path / f"next{len(size)}{code}", *more)]
-        at = arguments.index("--model-size")
-        arguments[at : at + 2] = size
-        found, said = run_inside(train_mixer.main, *arguments)
-        assert found == code, said
-        assert code == 0 or "has another size" in said
+    for size, expected in (("ngrams", 0), ("tiny", 2)):
+        more = ["--initial-checkpoint", tmp_path / "run", "--max-steps", 1, "--model-size", size]
+        code, said = run_inside(train_mixer.main, *flags(rows, tmp_path / f"next-{size}", *more))
+        assert code == expected and (code == 0 or "has another size" in said), said
     export.export(str(tmp_path / "run"), "safetensors", str(tmp_path / "out.safetensors"))
-    whole = Coder.load(str(tmp_path / "run")).code(TEXTS, ["en"] * 3)
-    assert Coder.load(str(tmp_path / "out.safetensors")).code(TEXTS, ["en"] * 3) == whole
+    coded = [Coder.load(str(tmp_path / name)).code(TEXTS, ["en"] * 3) for name in ("run", "out.safetensors")]
+    assert coded[0] == coded[1]

@@ -10,8 +10,7 @@ from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job import initial_weights
 from histocc.job.config import FinetuneConfig
 from histocc.job.recipe import CHOICES, coding_entries, decide, make_loss, refuse_other_arguments
-from histocc.model.linear_loss import MEAN, ROWS
-from histocc.model.loss import BEST_FIT, ONE_TO_ONE
+from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.runtime.config import differing
 from histocc.runtime.errors import UserError

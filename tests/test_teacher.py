@@ -21,8 +21,7 @@ from histocc.formatter import PAD_IDX, hisco_blocky5
 from histocc.job import teacher as asking
 from histocc.job.teacher import Teacher
 from histocc.model.distillation import DistillationLoss, spread
-from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
-from histocc.model.loss import BlockOrderInvariantLoss, LossMixer
+from histocc.model.loss import MEAN, ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.published import models
 from histocc.runtime import checkpoint
 

@@ -355,7 +355,7 @@ class TextRows(Rows):
     """
 
     has_lengths = True
-    groups_in_model = ("cpu",)  # see `histocc.model.width_groups`
+    groups_in_model = ("cpu",)  # see `histocc.model.layers.width_groups`
 
     def __init__(
         self,

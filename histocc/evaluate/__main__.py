@@ -44,8 +44,7 @@ from histocc.job.config import Losses
 from histocc.model.confidence import MIN_TEXTS, Confidence, Thresholds
 from histocc.model.decoding import greedy_from_memory, sets_of
 from histocc.model.int8 import to_int8
-from histocc.model.linear_loss import MEAN
-from histocc.model.loss import BEST_FIT
+from histocc.model.loss import BEST_FIT, MEAN
 from histocc.model.search import CodeSearch, CodeTrie
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content

@@ -172,7 +172,7 @@ def start_ngrams(
     own = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
     model.load_state_dict(world.broadcast(own if world.is_main else None, 0), strict=False)
     if seconds:
-        model.encoder.say_nothing()  # which the decoders know nothing of yet
+        model.encoder.zero_output()  # which the decoders know nothing of yet
         world.print(f"Fitted in {seconds:.1f} s")
         if args.freeze_encoder:
             world.print(

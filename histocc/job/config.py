@@ -8,10 +8,9 @@ from typing import Annotated
 
 from histocc import __version__
 from histocc.data.config import Descriptions, Split, Tables
-from histocc.model.linear_loss import LINEAR_LOSSES
-from histocc.model.loss import BLOCK_LOSSES
+from histocc.model.loss import BLOCK_LOSSES, LINEAR_LOSSES
 from histocc.model.mixer import NGRAMS
-from histocc.model.ngrams import AUTO, LEAST_BITS, MOST_BITS, NONE
+from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.trainer.config import TrainConfig
 
@@ -26,9 +25,9 @@ NgramBits = Annotated[
         str,
         lambda text: (
             text in (AUTO, NONE)
-            or (text.isascii() and text.isdecimal() and LEAST_BITS <= int(text[:4]) <= MOST_BITS)
+            or (text.isascii() and text.isdecimal() and MIN_BITS <= int(text[:4]) <= MAX_BITS)
         ),
-        f"auto, none or a number of bits from {LEAST_BITS} to {MOST_BITS}",
+        f"auto, none or a number of bits from {MIN_BITS} to {MAX_BITS}",
     ),
 ]
 

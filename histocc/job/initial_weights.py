@@ -200,7 +200,7 @@ def load_initial_weights(
     if not same_key:
         linear = {name: weights.pop(name) for name in list(weights) if name.startswith(OF_CODES)}
     if model.ngrams and "ngrams.idf" not in weights:
-        model.ngrams.add_nothing()
+        model.ngrams.zero_output()
     new, unused = load_matching(model, weights)
     world.print(
         f"Initial weights: {args.initial_checkpoint}, {first['what']}"

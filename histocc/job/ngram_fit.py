@@ -9,7 +9,6 @@ threads, the same for any number of processes, and never again when a run is res
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from histocc.data.arrays import PreparedData, RowSet, text_keys
 from histocc.formatter import PAD_IDX
 from histocc.model.loss import LossMixer
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
-from histocc.model.ngrams import NgramHasher, Ngrams
+from histocc.model.ngrams import Ngrams, hash_ngrams
 from histocc.runtime.rng import mix
 from histocc.seq2seq_mixer_engine import more_entries, multi_hot, row_losses
 from histocc.text import encode_batch, language_table
@@ -27,8 +26,8 @@ from histocc.trainer.batches import MicroBatches
 from histocc.trainer.loop import CLIP_NORM
 from histocc.trainer.schedule import linear_factor, set_learning_rate
 
-MOST_ROWS, MOST_COUNTED = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
-MOST_SHOWN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
+MAX_ROWS, MAX_TEXTS = 1 << 22, 1 << 17  # rows looked at, and distinct texts counted, for frequencies
+MAX_SEEN, BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
 TINY_WIDTH = 128
 LINEAR_PASSES = 10  # of the first part
 DROPOUT = 0.3  # share of the n-grams that are left out
@@ -49,45 +48,42 @@ def _spread(rows: np.ndarray, most: int) -> np.ndarray:
 
 
 class TextNgrams:
-    """The n-grams of distinct training texts. rows: number of each text's first row, int64 [N]; flat:
-    hashes of all texts, one after the other, int64; offsets: int64 [N + 1]."""
+    """The n-grams of distinct training texts. texts: their number; flat: hashes of all texts, one text after
+    the other, int64; counts: of each text, int64 [texts].
+    """
 
     def __init__(self, data: PreparedData, max_len: int, check: Callable[[], None] = lambda: None):
         """check: called again and again, may raise to stop."""
-        train = data.train
-        looked_at = _spread(np.arange(len(train)), MOST_ROWS)
-        _, first = np.unique(
-            text_keys(train.text_hash[looked_at], train.language[looked_at]), return_index=True
-        )
-        self.rows = _spread(looked_at[np.sort(first)], MOST_COUNTED)
-        table, hasher = language_table(data.languages), NgramHasher()
-        hashes, counts = [], []
-        for start in range(0, len(self.rows), _CHUNK):
+        train, table = data.train, language_table(data.languages)
+        sample = _spread(np.arange(len(train)), MAX_ROWS)
+        _, first = np.unique(text_keys(train.text_hash[sample], train.language[sample]), return_index=True)
+        distinct = _spread(sample[np.sort(first)], MAX_TEXTS)
+        hashes, counts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for start in range(0, len(distinct), _CHUNK):
             check()
-            rows = self.rows[start : start + _CHUNK]
+            rows = distinct[start : start + _CHUNK]
             ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
-            found, there, _ = hasher(torch.from_numpy(ids))
-            hashes.append(found[there].numpy())
-            counts.append(there.sum((1, 2)).numpy())
-        self.flat = np.concatenate(hashes) if hashes else np.zeros(0, dtype=np.int64)
-        self.offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts) if counts else [])]).astype(
-            np.int64
-        )
+            hashed, exist, _ = hash_ngrams(torch.from_numpy(ids))
+            hashes.append(hashed[exist].numpy())
+            counts.append(exist.sum((1, 2)).numpy())
+        self.texts, self.flat, self.counts = len(distinct), np.concatenate(hashes), np.concatenate(counts)
 
     def weights(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """(hashes of the `most` n-grams that most texts have, increasing, int64 [R]; their inverse
-        document frequency, float32 [R]): ln((1 + texts) / (1 + texts with it)) + 1."""
-        text = np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+        document frequency, float32 [R]): ln((1 + texts) / (1 + texts with it)) + 1.
+        """
+        text = np.repeat(np.arange(self.texts), self.counts)
         hashes, place = np.unique(self.flat, return_inverse=True)
         pairs = np.unique(text * len(hashes) + place)
         frequency = np.bincount(pairs % max(1, len(hashes)), minlength=len(hashes))
         kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
-        return hashes[kept], (np.log((1 + len(self.rows)) / (1 + frequency[kept])) + 1).astype(np.float32)
+        return hashes[kept], (np.log((1 + self.texts) / (1 + frequency[kept])) + 1).astype(np.float32)
 
 
 class DistinctRows:
     """Training rows of which none has text, language and codes of another, read like a `RowSet`; `weight`
-    float32 [N]: the root of how often each occurs, 1 on average."""
+    float32 [N]: the root of how often each occurs, 1 on average.
+    """
 
     def __init__(self, train: RowSet):
         pair = text_keys(train.text_hash, train.language)
@@ -122,79 +118,58 @@ def fit(
     seed: int,
     check: Callable[[str, int, int], None] = lambda part, step, steps: None,
 ) -> float:
-    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on `batches`
-    of `DistinctRows` with these `weights`, without the encoder, in place, on the CPU in float32: first with
-    the linear decoder alone in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in
-    `passes`. At most MOST_SHOWN rows are seen in either part, and the fewer the wider the decoder. check:
-    called before each step with the name of its part, its number there and how many steps the part has; may
-    raise to stop. Returns the seconds."""
+    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder without the
+    encoder, in place, on the CPU in float32: first with the linear decoder alone in LINEAR_PASSES, each of
+    which takes a sixth of one with both, then with both in `passes`. At most MAX_SEEN rows are seen in either
+    part, and the fewer the wider the decoder. Returns the seconds.
+
+    Args:
+        batches: of `DistinctRows` with these `weights`.
+        check: called before each step with the name of its part, its number there and how many steps the part
+            has; may raise to stop.
+    """
     began, threads, state = time.perf_counter(), torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(THREADS)  # the same to the last bit, whatever the number of processes and threads
     torch.manual_seed(seed % 2**63)
     model.train()
     ngrams = ngrams_of(model)
     dropout, ngrams.dropout, ngrams.sparse = ngrams.dropout, DROPOUT, True
-    most = MOST_SHOWN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
-    steps = [
-        max(1, min(each * len(batches), most // batches.plan.global_batch_size))
-        for each in (LINEAR_PASSES, passes)
-    ]
+    most = MAX_SEEN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
     fast = [ngrams.linear.weight, model.linear_decoder.bias]
-    to_memory = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight]
-    slow = [*to_memory, *model.decoder.parameters()]
-    parts = (
-        ("linear decoder", linear_losses, [], RATE, range(steps[0])),
-        ("both decoders", both_losses, slow, RATE_WITH_DECODER, range(steps[0], sum(steps))),
-    )
+    slow = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight, *model.decoder.parameters()]
+    first = 0  # step
     try:
-        for name, losses, others, rate, own in parts:
-            _descend(
-                batches,
-                weights,
-                partial(losses, model, loss_fn),
-                _optimizers(ngrams.table.weight, fast, others, rate),
-                own,
-                partial(check, name),
-            )
+        for part, losses, count, others, rate in (
+            ("linear decoder", linear_losses, LINEAR_PASSES, [], RATE),
+            ("both decoders", both_losses, passes, slow, RATE_WITH_DECODER),
+        ):
+            steps = max(1, min(count * len(batches), most // batches.plan.global_batch_size))
+            groups = [{"params": fast, "lr": rate}]
+            if others:
+                groups.append({"params": others, "lr": DECODER_RATE})
+            optimizers = [
+                torch.optim.SparseAdam([ngrams.table.weight], lr=rate),
+                torch.optim.Adam(groups, fused=True),
+            ]
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["initial_lr"] = group["lr"]
+            for step in range(steps):
+                check(part, step, steps)
+                for batch in batches[divmod(first + step, len(batches))]:
+                    loss = losses(model, loss_fn, batch) * batch["weights"] * weights[batch["rows"]]
+                    (loss.sum() / batch["global_count"]).backward()
+                torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
+                for optimizer in optimizers:
+                    set_learning_rate(optimizer, linear_factor(step, steps // 20, steps))
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+            first += steps
     finally:
         ngrams.dropout, ngrams.sparse = dropout, False
         model.zero_grad(set_to_none=True)
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
     return time.perf_counter() - began
-
-
-def _descend(
-    batches: MicroBatches,
-    weights: Tensor,
-    losses: Callable[[dict], Tensor],
-    optimizers: list[torch.optim.Optimizer],
-    steps: range,
-    check: Callable[[int, int], None],
-) -> None:
-    """Steps of Adam, at rates that rise and fall. losses: [B] of a batch; weights: of rows, [N]; check: as
-    in `fit`, without the name."""
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["initial_lr"] = group["lr"]
-    slow = [p for group in optimizers[1].param_groups[1:] for p in group["params"]]
-    for step in steps:
-        check(step - steps.start, len(steps))
-        for batch in batches[divmod(step, len(batches))]:
-            loss = losses(batch) * batch["weights"] * weights[batch["rows"]]
-            (loss.sum() / batch["global_count"]).backward()
-        torch.nn.utils.clip_grad_norm_(slow, CLIP_NORM)
-        for optimizer in optimizers:
-            set_learning_rate(optimizer, linear_factor(step - steps.start, len(steps) // 20, len(steps)))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-
-def _optimizers(
-    table: Tensor, fast: list[Tensor], slow: list[Tensor], rate: float
-) -> list[torch.optim.Optimizer]:
-    """table, fast: trained at `rate`; slow: at DECODER_RATE, in the last group."""
-    groups = [{"params": each, "lr": peak} for each, peak in ((fast, rate), (slow, DECODER_RATE)) if each]
-    return [torch.optim.SparseAdam([table], lr=rate), torch.optim.Adam(groups, fused=True)]
 
 
 def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:

@@ -12,8 +12,15 @@ from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.job.config import JobConfig, Losses
 from histocc.model.confidence import USUAL
 from histocc.model.distillation import DistillationLoss
-from histocc.model.linear_loss import MEAN, ROWS, LinearLoss
-from histocc.model.loss import BEST_FIT, ONE_TO_ONE, BlockOrderInvariantLoss, LossMixer
+from histocc.model.loss import (
+    BEST_FIT,
+    MEAN,
+    ONE_TO_ONE,
+    ROWS,
+    BlockOrderInvariantLoss,
+    LinearLoss,
+    LossMixer,
+)
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.trainer import run

@@ -115,7 +115,7 @@ def about(
     args: JobConfig, settings: PrepareSettings, data: PreparedData, model: Seq2SeqMixerOccCANINE
 ) -> list[str]:
     """What is said of data and model before the start, a line each."""
-    encoder, columns = model.encoder.config, ", ".join(settings.target_cols or [])
+    encoder, columns = model.config, ", ".join(settings.target_cols or [])
     has_encoder = isinstance(model.encoder, CanineEncoder)
     kept = ""
     if data.kept_codes:

@@ -15,10 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model import packed_attention
-from histocc.model.layers import Dropout, Linear, attend, for_attention, product
-from histocc.model.packed_attention import Group
-from histocc.model.width_groups import joined, parted, product_of_groups
+from histocc.model.layers import (
+    Dropout,
+    Group,
+    Linear,
+    attend,
+    for_attention,
+    is_packed,
+    pack,
+    packed_attention,
+    product,
+    product_of_groups,
+    unpack,
+)
 from histocc.runtime.parallel import full_tensor
 
 # One multiplier per hash function; their order is part of the published weights.
@@ -39,8 +48,8 @@ MAX_SIZES = {  # of what the shapes of the weights do not limit
 class CanineConfig:
     """Sizes of the encoder, with the published field names; the defaults are those of `google/canine-s`.
 
-    Dropouts are probabilities 0…1. Raises ValueError for values of another kind, out of range, or that do not
-    go together.
+    Raises:
+        ValueError: a value of another type, out of range, or that does not go with the others.
     """
 
     hidden_size: int = 768
@@ -65,17 +74,15 @@ class CanineConfig:
             value, kind = getattr(self, field.name), type(field.default)
             if type(value) is not kind and (kind is not float or type(value) is not int):
                 raise ValueError(f"{field.name}: found {value!r:.60}, expected a {kind.__name__}")
-            least = int(kind is int and field.name != "num_hidden_layers")
-            if kind is not str and not least <= value <= MAX_SIZES.get(field.name, 1 << 24):  # NaN is not
-                most = MAX_SIZES.get(field.name, 1 << 24)
-                raise ValueError(f"{field.name}: found {value}, expected {least} … {most:,}")
-        for parts in ("num_attention_heads", "num_hash_functions"):
-            if self.hidden_size % getattr(self, parts):
-                raise ValueError(f"{parts}: hidden_size {self.hidden_size} is not a multiple of it")
+            low = int(kind is int and field.name != "num_hidden_layers")
+            high = MAX_SIZES.get(field.name, 1 << 24)
+            if kind is not str and not low <= value <= high:  # NaN is not
+                raise ValueError(f"{field.name}: found {value}, expected {low} … {high:,}")
+        for name in ("num_attention_heads", "num_hash_functions"):
+            if self.hidden_size % getattr(self, name):
+                raise ValueError(f"{name}: hidden_size {self.hidden_size} is not a multiple of it")
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(
-                f"hidden_act: found {self.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}"
-            )
+            raise ValueError(f"hidden_act: {self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
 
     def to_dict(self) -> dict:
         """All fields as a dict of plain Python types."""
@@ -83,11 +90,9 @@ class CanineConfig:
 
     @classmethod
     def from_dict(cls, values: dict) -> "CanineConfig":
-        """The encoder's fields in `values`: what `to_dict` gave, a published `config.json`, or a checkpoint's
-        config.
-
-        Such dicts also say things that are no part of the encoder; these are left aside, and fields that are
-        not there keep their defaults. Raises ValueError for a `model_type` other than canine.
+        """The encoder's fields in `values`, a published `config.json` or a checkpoint's config; other entries
+        are ignored, missing fields keep their defaults. Raises ValueError for a `model_type` other than
+        canine.
         """
         if values.get("model_type", "canine") != "canine":
             raise ValueError(f"model_type {values['model_type']!r} is not 'canine'")
@@ -97,37 +102,34 @@ class CanineConfig:
 class CharEmbeddings(nn.Module):
     """Sum of hashed character, position and segment embeddings (section 3.1 of the paper).
 
-    The tables have far more rows than the characters of any data touch, and a gradient, a step and an
-    all-reduce of whole tables would be paid for at every step. `train_rows_of` leaves the others out of
-    training.
+    The tables have far more rows than the characters of any data touch, and each step would pay for the
+    gradient, the update and the all-reduce of all: `train_rows_of` leaves the others out of training.
     """
 
     primes: Tensor
-    place: Tensor
+    trained_row_of: Tensor
     first_bucket: Tensor
 
     def __init__(self, config: CanineConfig):
         super().__init__()
-        self.width, self.tables = config.hidden_size // config.num_hash_functions, config.num_hash_functions
-        for i in range(self.tables):
-            self.add_module(
-                f"HashBucketCodepointEmbedder_{i}", nn.Embedding(config.num_hash_buckets, self.width)
-            )
+        self.num_tables, self.buckets = config.num_hash_functions, config.num_hash_buckets
+        self.width = config.hidden_size // self.num_tables
+        for i in range(self.num_tables):
+            self.add_module(f"HashBucketCodepointEmbedder_{i}", nn.Embedding(self.buckets, self.width))
         # As published, there are as many position vectors as hash buckets.
         self.char_position_embeddings = nn.Embedding(config.num_hash_buckets, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.buckets = config.num_hash_buckets
         self.max_positions = min(config.max_position_embeddings, config.num_hash_buckets)
-        self.register_buffer("primes", torch.tensor(PRIMES[: self.tables]), persistent=False)
-        self.register_load_state_dict_pre_hook(drop_position_ids)
+        self.register_buffer("primes", torch.tensor(PRIMES[: self.num_tables]), persistent=False)
+        self.register_load_state_dict_pre_hook(_drop_position_ids)
         self.trained_rows: nn.Parameter | None = None
         self.trained_positions: nn.Parameter | None = None
 
-    def hashed_tables(self) -> list[nn.Embedding]:
-        tables = [self.get_submodule(f"HashBucketCodepointEmbedder_{i}") for i in range(self.tables)]
-        return cast(list[nn.Embedding], tables)
+    def tables(self) -> list[nn.Embedding]:
+        names = [f"HashBucketCodepointEmbedder_{i}" for i in range(self.num_tables)]
+        return cast(list[nn.Embedding], list(map(self.get_submodule, names)))
 
     def hash(self, ids: Tensor) -> Tensor:
         """Rows of the tables, int64 [..., tables], for character ids int64 [...]."""
@@ -137,102 +139,86 @@ class CharEmbeddings(nn.Module):
         length = input_ids.shape[1]
         if length > self.max_positions:
             raise ValueError(f"{length} positions, but the encoder has only {self.max_positions}")
-        hashed = self.hash(input_ids)  # [B, S, tables]
-        if self.trained_rows is None:
-            x, positions = self.whole_rows(hashed), self.char_position_embeddings.weight
+        hashed, positions = self.hash(input_ids), self.char_position_embeddings.weight  # [B, S, tables]
+        if self.trained_rows is None or self.trained_positions is None:
+            x = self.rows_of_tables(hashed)
         else:
-            trained_rows, positions = self.in_training()
-            x = self.rows_in_training(hashed, trained_rows)
-            if length > len(positions):
-                positions = torch.cat(
-                    [positions, self.char_position_embeddings.weight[len(positions) : length]]
-                )
+            x, known = self.rows_in_training(hashed, self.trained_rows), len(self.trained_positions)
+            positions = (
+                torch.cat([self.trained_positions, positions[known:length]])
+                if known < length
+                else self.trained_positions
+            )
         x = x + (positions[:length] + self.token_type_embeddings.weight[0])
         return self.dropout(self.LayerNorm(x))
 
-    def whole_rows(self, hashed: Tensor) -> Tensor:
+    def rows_of_tables(self, hashed: Tensor) -> Tensor:
         # [B, S, H]
-        return torch.cat([table(ids) for table, ids in zip(self.hashed_tables(), hashed.unbind(-1))], dim=-1)
-
-    def in_training(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """What `train_rows_of` has made: rows [rows of all tables, H / tables], positions [positions, H]."""
-        assert self.trained_rows is not None and self.trained_positions is not None
-        return self.trained_rows, self.trained_positions
+        return torch.cat([table(ids) for table, ids in zip(self.tables(), hashed.unbind(-1))], dim=-1)
 
     def rows_in_training(self, hashed: Tensor, trained_rows: Tensor) -> Tensor:
-        place = self.place[hashed + self.first_bucket]  # [B, S, tables]
-        x = F.embedding(place.clamp(min=0), trained_rows).flatten(2)  # [B, S, H]
-        outside = place < 0
-        if outside.device.type == "cpu" and not outside.any():  # on a GPU asking would wait for it
+        row = self.trained_row_of[hashed + self.first_bucket]  # [B, S, tables]
+        x = F.embedding(row.clamp(min=0), trained_rows).flatten(2)  # [B, S, H]
+        untrained = row < 0
+        if untrained.device.type == "cpu" and not untrained.any():  # on a GPU asking would wait for it
             return x
-        return torch.where(outside.repeat_interleave(self.width, dim=-1), self.whole_rows(hashed), x)
+        return torch.where(untrained.repeat_interleave(self.width, dim=-1), self.rows_of_tables(hashed), x)
 
     def train_rows_of(self, ids: Tensor, positions: int) -> None:
-        """From now on only the rows that the characters `ids` (int64 [N]) touch are trained, and the first
-        `positions` positions.
-
-        The others still count where they are asked for, but nothing changes them. State dicts stay as they
-        were: whole tables.
+        """From now on only the rows of characters `ids` (int64 [N]) and the first `positions` positions are
+        trained. The others still count, but nothing changes them. State dicts stay as they were: whole
+        tables.
         """
-        tables = self.hashed_tables()
-        rows = [bucket.unique() for bucket in self.hash(ids.to(self.primes.device)).unbind(-1)]
-        place = torch.full((self.tables, self.buckets), -1)
+        tables, device = self.tables(), self.primes.device
+        self.buckets_in_training = [bucket.unique() for bucket in self.hash(ids.to(device)).unbind(-1)]
+        trained_row_of = torch.full((self.num_tables, self.buckets), -1)
         start = 0
-        for i, bucket in enumerate(rows):
-            place[i, bucket.cpu()] = torch.arange(start, start + len(bucket))
+        for i, bucket in enumerate(self.buckets_in_training):
+            trained_row_of[i, bucket.cpu()] = torch.arange(start, start + len(bucket))
             start += len(bucket)
-        device = self.primes.device
-        self.row_numbers = rows
-        self.register_buffer("place", place.flatten().to(device), persistent=False)
-        self.register_buffer(
-            "first_bucket", torch.arange(self.tables, device=device) * self.buckets, persistent=False
-        )
-        for whole in (*tables, self.char_position_embeddings):
-            whole.weight.requires_grad_(False)
-        self.trained_rows = nn.Parameter(
-            torch.empty(start, self.width, device=device, dtype=tables[0].weight.dtype)
-        )
+        first_bucket = torch.arange(self.num_tables, device=device) * self.buckets
+        self.register_buffer("trained_row_of", trained_row_of.flatten().to(device), persistent=False)
+        self.register_buffer("first_bucket", first_bucket, persistent=False)
+        for table in (*tables, self.char_position_embeddings):
+            table.weight.requires_grad_(False)
+        self.trained_rows = nn.Parameter(tables[0].weight.new_empty(start, self.width))
         self.trained_positions = nn.Parameter(
             self.char_position_embeddings.weight[:positions].detach().clone()
         )
-        self.take_from_tables()
-        self.register_state_dict_post_hook(self.into_tables)
-        self.register_load_state_dict_pre_hook(self.add_own_rows)
-        self.register_load_state_dict_post_hook(lambda module, _: module.take_from_tables())
+        self.copy_from_tables()
+        self.register_state_dict_post_hook(self.add_to_tables)
+        self.register_load_state_dict_pre_hook(self.add_trained)
+        self.register_load_state_dict_post_hook(lambda module, _: module.copy_from_tables())
 
     @torch.no_grad()
-    def take_from_tables(self) -> None:
-        rows, positions = self.in_training()
-        rows.copy_(
-            torch.cat([table.weight[bucket] for table, bucket in zip(self.hashed_tables(), self.row_numbers)])
-        )
-        positions.copy_(self.char_position_embeddings.weight[: len(positions)])
+    def copy_from_tables(self) -> None:
+        assert self.trained_rows is not None and self.trained_positions is not None
+        pairs = zip(self.tables(), self.buckets_in_training)
+        self.trained_rows.copy_(torch.cat([table.weight[bucket] for table, bucket in pairs]))
+        self.trained_positions.copy_(self.char_position_embeddings.weight[: len(self.trained_positions)])
 
     @staticmethod
-    def add_own_rows(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
-        """State dicts hold whole tables alone, from which `take_from_tables` takes these afterwards."""
+    def add_trained(module: "CharEmbeddings", state: dict, prefix: str, *_) -> None:
+        """State dicts hold the tables alone, from which `copy_from_tables` takes these afterwards."""
         state[prefix + "trained_rows"] = module.trained_rows
         state[prefix + "trained_positions"] = module.trained_positions
 
     @staticmethod
     @torch.no_grad()
-    def into_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
-        """Trained rows go back to their places in the tables of a state dict. Where processes share them out
-        (FSDP): all ranks.
-        """
-        trained, positions = (
+    def add_to_tables(module: "CharEmbeddings", state: dict, prefix: str, _) -> None:
+        """Trained rows go back to their places in the tables of a state dict. With FSDP: all ranks."""
+        rows, positions = (
             full_tensor(state.pop(prefix + name)) for name in ("trained_rows", "trained_positions")
         )
-        for i, (bucket, part) in enumerate(
-            zip(module.row_numbers, trained.split([len(bucket) for bucket in module.row_numbers]))
-        ):
+        parts = rows.split([len(bucket) for bucket in module.buckets_in_training])
+        for i, (bucket, part) in enumerate(zip(module.buckets_in_training, parts)):
             name = f"{prefix}HashBucketCodepointEmbedder_{i}.weight"
             state[name] = state[name].clone().index_copy_(0, bucket.to(part.device), part)
         name = prefix + "char_position_embeddings.weight"
         state[name] = torch.cat([positions, state[name][len(positions) :]])
 
 
-def drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
+def _drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> None:
     """Older published weights hold a constant 0, 1, 2, …, which nothing here needs."""
     state_dict.pop(prefix + "position_ids", None)
 
@@ -240,7 +226,7 @@ def drop_position_ids(module: nn.Module, state_dict: dict, prefix: str, *_) -> N
 class SelfAttention(nn.Module):
     """Multi-head attention; with a `stride`, chunks of that many positions attend only within themselves."""
 
-    joined = {"query_key_value": ("query", "key", "value")}
+    fused = {"query_key_value": ("query", "key", "value")}  # see `int8.to_int8`
 
     def __init__(self, config: CanineConfig, stride: int | None):
         super().__init__()
@@ -257,53 +243,43 @@ class SelfAttention(nn.Module):
         return torch.cat([layer.weight for layer in layers]), torch.cat([layer.bias for layer in layers])
 
     def forward(self, x: Tensor, visible: Sequence[Tensor]) -> Tensor:
-        """x [N, H], positions of groups of rows; visible: of each group bool [B, S], True where a position
-        may be looked at → [N, H].
-        """
-        shapes = [seen.shape for seen in visible]
+        """x [N, H], packed groups; visible: of each bool [B, S], which positions are looked at → [N, H]."""
         projected = product(x, *self.query_key_value())
-        chunked = self.stride is not None and max(length for _, length in shapes) > self.stride
-        if packed_attention.applies(projected) and not chunked:
-            groups = [self.packed(seen) for seen in visible]
-            dropout_p = self.dropout_prob if self.training else 0.0
-            return packed_attention.self_attention(projected, groups, self.heads, dropout_p)
-        projected = parted(for_attention(projected), shapes)
-        return joined([self.of_group(*each) for each in zip(projected, visible)], len(x))
+        one_chunk = self.stride is None or max(mask.shape[1] for mask in visible) <= self.stride
+        if one_chunk and is_packed(projected):
+            groups = [Group(len(mask), mask.shape[1], mask.shape[1], *self.masks(mask)) for mask in visible]
+            return packed_attention(projected, None, groups, self.heads, self.dropout_p())
+        parts = unpack(for_attention(projected), [mask.shape for mask in visible])
+        return pack([self.attend_in_chunks(*pair) for pair in zip(parts, visible)], len(x))
 
-    def packed(self, visible: Tensor) -> Group:
-        """A group of rows, for bool [B, S]."""
-        rows, length = visible.shape
+    def dropout_p(self) -> float:
+        return self.dropout_prob if self.training else 0.0
+
+    def masks(self, visible: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(bool [B, 1, 1, S] for `attend`, factor of the queries float [B] or None) for bool [B, S].
+
+        A chunk of padding alone takes the plain mean of its values, as in the published model. It matters:
+        the convolutions carry the first positions of such a chunk over to the real positions before it.
+        """
         if self.stride is None:
-            return Group(rows, length, length, visible[:, None, None])
-        blank = ~visible.any(dim=1)  # [B], as in `attend_within`
-        return Group(rows, length, length, (visible | blank[:, None])[:, None, None], (~blank).float())
-
-    def of_group(self, projected: Tensor, visible: Tensor) -> Tensor:
-        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
-        # [B, heads, S, H / heads]
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in projected.chunk(3, dim=-1)
-        )
-        if self.stride is None:
-            mixed = self.attend(q, k, v, visible)
-        elif projected.shape[1] <= self.stride:
-            mixed = self.attend_within(q, k, v, visible)
-        else:
-            starts = range(0, projected.shape[1], self.stride)
-            chunks = [slice(start, start + self.stride) for start in starts]
-            mixed = torch.cat(
-                [self.attend_within(q[:, :, c], k[:, :, c], v[:, :, c], visible[:, c]) for c in chunks], dim=2
-            )
-        return mixed.transpose(1, 2).flatten(2)
-
-    def attend_within(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        # A chunk of padding alone takes the plain mean of its values, as in the published model. It matters:
-        # the convolutions carry the first positions of such a chunk over to the real positions before it.
+            return visible[:, None, None], None
         blank = ~visible.any(dim=1)  # [B]
-        return self.attend(q * (~blank).to(q.dtype)[:, None, None, None], k, v, visible | blank[:, None])
+        return (visible | blank[:, None])[:, None, None], (~blank).float()
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        return attend(q, k, v, visible[:, None, None], self.dropout_prob if self.training else 0.0)
+    def attend_in_chunks(self, projected: Tensor, visible: Tensor) -> Tensor:
+        """projected [B, S, 3 H]; visible bool [B, S] → [B, S, H]."""
+        size = self.stride or visible.shape[1]
+        # [B, heads, S, H / heads], in chunks
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2).split(size, dim=2)
+            for part in projected.chunk(3, dim=-1)
+        )
+        mixed = []
+        for i, part in enumerate(visible.split(size, dim=1)):
+            mask, scale = self.masks(part)
+            query = q[i] if scale is None else q[i] * scale.to(q[i].dtype)[:, None, None, None]
+            mixed.append(attend(query, k[i], v[i], mask, self.dropout_p()))
+        return (mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)).transpose(1, 2).flatten(2)
 
 
 class Residual(nn.Module):
@@ -360,10 +336,10 @@ class Stack(nn.Module):
 
     def forward(self, groups: Sequence[Tensor], visible: Sequence[Tensor]) -> list[Tensor]:
         """groups: [B, S, H] each; visible: bool [B, S] of each → [B, S, H] each."""
-        x = joined(groups)
+        x = pack(groups)
         for layer in self.layer:
             x = layer(x, visible)
-        return parted(x, [group.shape for group in groups])
+        return unpack(x, [group.shape for group in groups])
 
 
 class CharsToMolecules(nn.Module):
@@ -371,7 +347,7 @@ class CharsToMolecules(nn.Module):
     is the last of all.
     """
 
-    joined = {"of_blocks": ("conv",)}
+    fused = {"block_weight": ("conv",)}
 
     def __init__(self, config: CanineConfig):
         super().__init__()
@@ -380,85 +356,80 @@ class CharsToMolecules(nn.Module):
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def of_blocks(self) -> tuple[Tensor, Tensor | None]:
+    def block_weight(self) -> tuple[Tensor, Tensor | None]:
         """(weight [H, rate · H], bias [H]) of the convolution, as one product."""
         return self.conv.weight.transpose(1, 2).flatten(1), self.conv.bias
 
-    def forward(self, chars: Sequence[Tensor], more_follow: Sequence[bool]) -> list[Tensor]:
-        """Characters [B, S, H] of each group, and whether more of them follow → molecules [B, M, H]."""
-        blocks = [self.blocks(each) for each in chars]
-        mixed = product_of_groups(blocks, *self.of_blocks())  # [B, M, H] each
-        return [self.of_group(*each) for each in zip(chars, mixed, more_follow)]
-
-    def blocks(self, chars: Tensor) -> Tensor:
-        """[B, S, H] → [B, M, rate · H], without the positions behind the last whole block."""
-        whole = chars.shape[1] // self.rate * self.rate
-        return chars[:, :whole].unflatten(1, (-1, self.rate)).flatten(2)
-
-    def of_group(self, chars: Tensor, mixed: Tensor, more_follow: bool) -> Tensor:
-        mixed = self.activation(mixed)
-        # The last block gives its place to position 0, as published.
-        return self.LayerNorm(torch.cat([chars[:, :1], mixed if more_follow else mixed[:, :-1]], dim=1))
+    def forward(self, chars: Sequence[Tensor], padding_follows: Sequence[bool]) -> list[Tensor]:
+        """Characters [B, S, H] of each group → molecules [B, M, H]; see `CanineEncoder.forward`."""
+        blocks = []
+        for group in chars:
+            whole = group.shape[1] // self.rate * self.rate
+            blocks.append(group[:, :whole].unflatten(1, (-1, self.rate)).flatten(2))  # [B, M, rate · H]
+        molecules = []
+        for group, mixed, more in zip(
+            chars, product_of_groups(blocks, *self.block_weight()), padding_follows
+        ):
+            mixed = self.activation(mixed)
+            # The last block gives its place to position 0, as published.
+            mixed = torch.cat([group[:, :1], mixed if more else mixed[:, :-1]], dim=1)
+            molecules.append(self.LayerNorm(mixed))
+        return molecules
 
 
 class Projection(nn.Module):
-    """Upsampling (section 3.3): a convolution over the characters, each joined with the molecule of its
-    block.
+    """Upsampling (section 3.3): a convolution over the characters, each beside the molecule of its block.
+
+    The published convolution runs over [chars, molecules]; here its halves are summed, as matrix products,
+    and that of the molecules is computed once for each of them and not for each of its characters.
     """
 
-    joined = {"of_characters": ("conv",), "of_molecules": ("conv",)}
+    fused = {"char_weight": ("conv",), "molecule_weight": ("conv",)}
 
     def __init__(self, config: CanineConfig):
         super().__init__()
         self.rate, self.taps = config.downsampling_rate, config.upsampling_kernel_size
+        self.before = (self.taps - 1) // 2  # positions before each one that its window begins with
         self.conv = nn.Conv1d(2 * config.hidden_size, config.hidden_size, config.upsampling_kernel_size)
         self.activation = ACTIVATIONS[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def of_characters(self) -> tuple[Tensor, Tensor | None]:
+    def char_weight(self) -> tuple[Tensor, Tensor | None]:
         """(weight [H, taps · H], bias [H]) of the convolution's first half."""
         half = self.conv.weight[:, : self.conv.in_channels // 2]  # [H, H, taps]
         return half.transpose(1, 2).flatten(1), self.conv.bias
 
-    def of_molecules(self) -> tuple[Tensor, None]:
+    def molecule_weight(self) -> tuple[Tensor, None]:
         """(weight [taps · H, H], no bias) of its second half."""
         half = self.conv.weight[:, self.conv.in_channels // 2 :]  # [H, H, taps]
         return half.permute(2, 0, 1).flatten(0, 1), None
 
     def forward(self, chars: Sequence[Tensor], molecules: Sequence[Tensor]) -> list[Tensor]:
-        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each.
-
-        The published convolution runs over [chars, molecules], joined; its halves are summed here, as matrix
-        products. That of the molecules is worked out once for each of them and not for each of its
-        characters.
-        """
-        windows = product_of_groups(list(map(self.windows, chars)), *self.of_characters())
-        by_tap = product_of_groups(molecules, *self.of_molecules())
-        return [self.of_group(*each) for each in zip(windows, by_tap)]
+        """chars [B, S, H], molecules [B, M, H] of each group → [B, S, H] of each."""
+        of_chars = product_of_groups(list(map(self.windows, chars)), *self.char_weight())
+        of_molecules = product_of_groups(molecules, *self.molecule_weight())  # [B, M, taps · H]
+        return [self.sum_of_taps(*pair) for pair in zip(of_chars, of_molecules)]
 
     def windows(self, chars: Tensor) -> Tensor:
         """What stands around each position: [B, S, H] → [B, S, taps · H]."""
-        length, before = chars.shape[1], (self.taps - 1) // 2
-        around = F.pad(chars, (0, 0, before, self.taps - 1 - before))  # [B, S + taps − 1, H]
+        length = chars.shape[1]
+        around = F.pad(chars, (0, 0, self.before, self.taps - 1 - self.before))  # [B, S + taps − 1, H]
         return torch.cat([around[:, tap : tap + length] for tap in range(self.taps)], dim=2)
 
-    def of_group(self, x: Tensor, of_molecules: Tensor) -> Tensor:
+    def sum_of_taps(self, x: Tensor, of_molecules: Tensor) -> Tensor:
         """x [B, S, H] of the characters, of_molecules [B, M, taps · H] → [B, S, H]."""
-        length, before = x.shape[1], (self.taps - 1) // 2
+        length = x.shape[1]
         for tap, part in enumerate(of_molecules.unflatten(2, (self.taps, -1)).unbind(2)):
+            # Each block's molecule at its characters, the last one up to the end; the first is that of
+            # position 0 and of no block.
+            spread = part[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
+            if spread.shape[1] < length:
+                last = part[:, -1:].expand(-1, length - spread.shape[1], -1)
+                spread = torch.cat([spread, last], dim=1)
             # tap t reads position i + t − before
-            x = x + F.pad(self.spread(part, length), (0, 0, before - tap, tap - before))
+            x = x + F.pad(spread, (0, 0, self.before - tap, tap - self.before))
         return self.dropout(self.LayerNorm(self.activation(x)))
-
-    def spread(self, molecules: Tensor, length: int) -> Tensor:
-        """[B, M, H] → [B, length, H]: every block's molecule at its characters, the last one up to the end.
-        The first is that of position 0 and of no block.
-        """
-        blocks = molecules[:, 1:].unsqueeze(2).expand(-1, -1, self.rate, -1).flatten(1, 2)[:, :length]
-        if blocks.shape[1] == length:
-            return blocks
-        return torch.cat([blocks, molecules[:, -1:].expand(-1, length - blocks.shape[1], -1)], dim=1)
 
 
 class Pooler(nn.Module):
@@ -466,8 +437,10 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, molecules: Tensor) -> Tensor:
-        return torch.tanh(self.dense(molecules[:, 0]))
+    def forward(self, molecules: Sequence[Tensor]) -> Tensor:
+        """[B, M, H] of each group → [rows of all, H]."""
+        first = [group[:, :1] for group in molecules]
+        return torch.tanh(self.dense((first[0] if len(first) == 1 else torch.cat(first))[:, 0]))
 
 
 class CanineEncoder(nn.Module):
@@ -495,95 +468,64 @@ class CanineEncoder(nn.Module):
         if isinstance(module, (nn.Linear, nn.Conv1d)) and module.bias is not None:
             nn.init.zeros_(module.bias)
 
-    def say_nothing(self) -> None:
-        """From now on, until it is trained, all vectors of characters are 0: what reads them starts with what
-        else it has.
-        """
+    def zero_output(self) -> None:
+        """From now on, until it is trained, all vectors of characters are 0."""
         last = cast(Layer, self.final_char_encoder.layer[-1])
         nn.init.zeros_(last.output.LayerNorm.weight)
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """One vector per character, and one for the whole text.
+        """One vector per character, and one for the whole text: (last_hidden_state [B, S, H], pooled [B, H]).
 
-        input_ids: character ids int64 [B, S], [CLS] first. attention_mask: bool or 0/1 [B, S], 1 at real
-        positions.
-        padding_follows: the values at these positions are as if blocks of padding stood behind them, which is
-        what most of the published model's 128 positions are; S is then a multiple of the block (4) and below
-        the local stride. Returns (last_hidden_state [B, S, H], pooled [B, H]) in the dtype of the weights;
-        rows of padding alone give finite values. Real positions do not depend on S where the block that holds
-        the second position after the last real one is there and followed by another one (by
-        `padding_follows`, if need be), and where S, if more than the local stride (128), is a multiple of it.
-        Raises ValueError for fewer positions than one block (4), for more than the model has, or for a mask
-        of another shape.
+        Real positions do not depend on S if the block that holds the second position after the last real one
+        is there and followed by another one, and if S, when more than the local stride (128), is a multiple
+        of it. Rows of padding alone give finite values. Raises ValueError for sizes that cannot be.
+
+        Args:
+            input_ids: character ids int64 [B, S], [CLS] first; attention_mask: bool or 0/1 [B, S].
+            padding_follows: the values are as if blocks of padding followed, which is what most of the
+                published model's 128 positions are; S is then a multiple of the block (4) and below the local
+                stride.
         """
-        final, pooled = self.of_groups([input_ids], [attention_mask], [padding_follows])
+        final, pooled = self.forward_groups([input_ids], [attention_mask], [padding_follows])
         return final[0], pooled
 
-    def of_groups(
+    def forward_groups(
         self,
         input_ids: Sequence[Tensor],
         attention_mask: Sequence[Tensor],
         padding_follows: Sequence[bool],
     ) -> tuple[list[Tensor], Tensor]:
-        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each [B, S, H], pooled [rows of
-        all, H]).
-        """
+        """`forward` of groups of rows, [B, S] each: (last_hidden_state of each, pooled [rows of all, H])."""
         visible = [mask.bool() for mask in attention_mask]
         chars, molecules = self._molecules(input_ids, visible, padding_follows)
-        final = self.final_char_encoder(
-            self.projection(chars, molecules), list(map(unmask_empty_rows, visible))
-        )
-        return final, self._pooled(molecules)
+        mixed = self.projection(chars, molecules)
+        return self.final_char_encoder(mixed, list(map(unmask_empty_rows, visible))), self.pooler(molecules)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool = False) -> Tensor:
-        """The vector of the whole text alone, [B, H]: what comes behind the molecules is not computed."""
-        return self._pooled(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
-
-    def _pooled(self, molecules: list[Tensor]) -> Tensor:
-        first = [each[:, :1] for each in molecules]
-        return self.pooler(first[0] if len(first) == 1 else torch.cat(first))
+        """The vector of the whole text alone, [B, H]: what comes after the molecules is not computed."""
+        return self.pooler(self._molecules([input_ids], [attention_mask.bool()], [padding_follows])[1])
 
     def _molecules(
         self, input_ids: Sequence[Tensor], visible: Sequence[Tensor], padding_follows: Sequence[bool]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(characters [B, S, H], molecules [B, M, H]) of each group."""
-        for each in zip(input_ids, visible, padding_follows):
-            self._check(*each)
+        rate, visible_blocks = self.config.downsampling_rate, []
+        for ids, mask, more in zip(input_ids, visible, padding_follows):
+            length = ids.shape[1]
+            if mask.shape != ids.shape:
+                raise ValueError(f"input_ids is {list(ids.shape)}, attention_mask {list(mask.shape)}")
+            if length < rate:
+                raise ValueError(f"{length} positions, but the encoder needs at least {rate}")
+            blocks = length // rate
+            seen = mask[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
+            visible_blocks.append(unmask_empty_rows(F.pad(seen, (0, 1)) if more else seen))
         chars = self.initial_char_encoder(list(map(self.char_embeddings, input_ids)), visible)
-        blocks = self.chars_to_molecules(chars, padding_follows)
-        seen = [self._visible_blocks(*each) for each in zip(visible, padding_follows)]
-        return chars, self.encoder(blocks, seen)
-
-    def _check(self, input_ids: Tensor, attention_mask: Tensor, padding_follows: bool) -> None:
-        rate = self.config.downsampling_rate
-        if attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"input_ids is {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)}"
-            )
-        if padding_follows and (
-            input_ids.shape[1] % rate or input_ids.shape[1] >= self.config.local_transformer_stride
-        ):
-            raise ValueError(
-                f"{input_ids.shape[1]} positions: with padding_follows they must be whole blocks of {rate},"
-                f" and fewer than {self.config.local_transformer_stride}"
-            )
-        if input_ids.shape[1] < rate:
-            raise ValueError(f"{input_ids.shape[1]} positions, but the encoder needs at least {rate}")
-
-    def _visible_blocks(self, visible: Tensor, padding_follows: bool) -> Tensor:
-        """Which molecules have a real position, bool [B, M], for those of the characters, bool [B, S]; all
-        of a row that has none.
-        """
-        rate = self.config.downsampling_rate
-        blocks = visible.shape[1] // rate
-        found = visible[:, : blocks * rate].unflatten(1, (blocks, rate)).any(dim=-1)  # [B, M]
-        return unmask_empty_rows(F.pad(found, (0, 1)) if padding_follows else found)
+        molecules = self.chars_to_molecules(chars, padding_follows)
+        return chars, self.encoder(molecules, visible_blocks)
 
 
 def unmask_empty_rows(visible: Tensor) -> Tensor:
-    """Attention over nothing is undefined, so a row with nothing to look at looks at everything. bool [B,
-    L].
-    """
+    """Attention over nothing is undefined: a row with nothing to look at looks at everything. bool [B, L]."""
     return visible | ~visible.any(dim=1, keepdim=True)

@@ -9,28 +9,34 @@ at a time goes through `start` and `step`, which keep the keys and values of wha
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from histocc.model import packed_attention
-from histocc.model.layers import Dropout, Linear, attend, for_attention, product
-from histocc.model.packed_attention import Group
-from histocc.model.width_groups import joined, parted
+from histocc.model.layers import (
+    Dropout,
+    Group,
+    Linear,
+    attend,
+    for_attention,
+    is_packed,
+    pack,
+    packed_attention,
+    product,
+    unpack,
+)
 
 LAYERS, HEADS = 3, 8  # as published
+QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)  # parts of `MultiheadAttention`'s projection
 
 
 @dataclass
 class DecoderCache:
-    """What `step` needs to continue: projected memory, and the keys and values of the tokens so far.
-
-    memory_keys, memory_values: [B, heads, S, H / heads] per layer; memory_visible: bool [B, 1, 1, S] or None
-    (all);
-    keys, values: [B, heads, max_steps, H / heads] per layer, filled up to `length`; visible: bool [B,
-    max_steps].
+    """What `step` needs to continue: the projected memory and the keys and values of the tokens so far, [B,
+    heads, positions, H / heads] per layer, those of the tokens filled up to `length`; memory_visible: bool
+    [B, 1, 1, S], None for all; visible: which tokens are seen, bool [B, max_steps].
     """
 
     memory_keys: list[Tensor]
@@ -42,23 +48,14 @@ class DecoderCache:
     length: int = 0
 
     def select(self, index: Tensor) -> "DecoderCache":
-        """A new cache with the rows of `index` (int64 [N], repeats allowed) in that order; this one stays as
-        it is.
-        """
+        """A new cache with the rows of `index`, int64 [N], repeats allowed."""
 
-        def rows(tensors: list[Tensor]) -> list[Tensor]:
-            return [tensor.index_select(0, index) for tensor in tensors]
+        def rows(value: Any) -> Any:
+            if isinstance(value, list):
+                return list(map(rows, value))
+            return value.index_select(0, index) if isinstance(value, Tensor) else value
 
-        memory_visible = None if self.memory_visible is None else self.memory_visible.index_select(0, index)
-        return DecoderCache(
-            rows(self.memory_keys),
-            rows(self.memory_values),
-            memory_visible,
-            rows(self.keys),
-            rows(self.values),
-            self.visible.index_select(0, index),
-            self.length,
-        )
+        return DecoderCache(**{name: rows(value) for name, value in vars(self).items()})
 
 
 class TokenEmbedding(nn.Module):
@@ -89,11 +86,9 @@ class PositionalEncoding(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """Attention whose query, key and value projections lie in one matrix, as in
-    `torch.nn.MultiheadAttention`.
-    """
+    """Attention with query, key and value projections in one matrix, as in `torch.nn.MultiheadAttention`."""
 
-    joined = {"in_proj": ("in_proj_weight", "in_proj_bias")}
+    fused = {"in_proj": ("in_proj_weight", "in_proj_bias")}  # see `int8.to_int8`
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
@@ -108,88 +103,71 @@ class MultiheadAttention(nn.Module):
         """(weight [3 H, H], bias [3 H]) of the projections, one below the other."""
         return self.in_proj_weight, self.in_proj_bias
 
-    def project(self, x: Tensor, parts: slice) -> tuple[Tensor, ...]:
-        """The projections `parts` of query 0, key 1, value 2, each [B, heads, T, H / heads], in one
-        product.
-        """
-        return self._by_head(for_attention(self.projected(x, parts)))
-
-    def _by_head(self, y: Tensor) -> tuple[Tensor, ...]:
-        """y [B, T, parts · H] → [B, heads, T, H / heads] of each part."""
-        return y.unflatten(-1, (-1, self.heads, self.width // self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
-
-    def projected(self, x: Tensor, parts: slice) -> Tensor:
-        """The projections `parts` side by side: x [..., H] → [..., parts · H]."""
+    def project(self, x: Tensor, parts: slice) -> Tensor:
+        """The projections `parts` of query 0, key 1, value 2 side by side: x [..., H] → [..., parts · H]."""
         rows = slice(parts.start * self.width, parts.stop * self.width)
         weight, bias = self.in_proj()
         return product(x, weight[rows], bias[rows])
 
+    def by_head(self, projected: Tensor) -> tuple[Tensor, ...]:
+        """[B, T, parts · H] → [B, heads, T, H / heads] of each part."""
+        parts = for_attention(projected).unflatten(-1, (-1, self.heads, self.width // self.heads))
+        return parts.permute(2, 0, 3, 1, 4).unbind(0)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
-        """visible: bool, or float that is added to the scores, broadcast to [B, heads, T, keys], or None →
-        [B, T, H].
-        """
-        mixed = attend(q, k, v, visible, self.own_dropout(), causal)
+        """Arguments as of `layers.attend` → [B, T, H]."""
+        mixed = attend(q, k, v, visible, self.dropout_p(), causal)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
     def attend_to_self(self, x: Tensor, visible: Tensor | None) -> Tensor:
-        """Of each position of x [B, T, H] to those of its row; visible: as for `attend`, None means causal
-        and nothing else, with fewer keys than T only where `packed_attention` applies → [B, T, H].
+        """From each position of x [B, T, H] to those of its row → [B, T, H]. visible: as for `attend`, for
+        fewer keys than T only in training on a CPU; None means causal and nothing else.
         """
         rows, length, _ = x.shape
         keys = length if visible is None else visible.shape[-1]
         if keys < length:
-            q, y = self.projected(x, QUERY), self.projected(x[:, :keys], KEY_VALUE)
-            mixed = packed_attention.cross_attention(
-                q.flatten(0, 1),
-                y.flatten(0, 1),
-                [Group(rows, length, keys, visible)],
-                self.heads,
-                self.own_dropout(),
-            )
-            return self.out_proj(mixed.view_as(x))
-        y = self.projected(x, ALL)
-        if not packed_attention.applies(y):
-            q, k, v = self._by_head(for_attention(y))
+            queries = self.project(x, QUERY)
+            return self.attend_to_groups(queries, x[:, :keys], [(rows, keys)], [visible])
+        projected = self.project(x, ALL)
+        if not is_packed(projected):
+            q, k, v = self.by_head(projected)
             return self.attend(q, k, v, visible, causal=visible is None)
         if visible is None:
             visible = torch.ones(length, length, dtype=torch.bool).tril()
         groups = [Group(rows, length, length, visible)]
-        mixed = packed_attention.self_attention(y.flatten(0, 1), groups, self.heads, self.own_dropout())
+        mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
         return self.out_proj(mixed.view_as(x))
 
     def attend_to_groups(
         self,
-        x: Tensor,
+        queries: Tensor,
         memory: Tensor,
         shapes: Sequence[Sequence[int]],
         visible: Sequence[Tensor | None],
     ) -> Tensor:
-        """Of each position of x [B, T, H] to those of its row in memory [N, H], the positions of groups of
-        rows with these shapes (rows, positions, …), together the rows of x → [B, T, H].
+        """From each projected query [B, T, H] to the positions of its row in memory [N, H], packed groups of
+        `shapes` (rows, positions, …), together the rows of the queries → [B, T, H].
         """
-        q, y = self.projected(x, QUERY), self.projected(memory, KEY_VALUE)
-        if packed_attention.applies(y) and packed_attention.applies(q):
+        keys_values = self.project(memory, KEY_VALUE)
+        if is_packed(keys_values) and is_packed(queries):
             groups = [
-                Group(shape[0], x.shape[1], shape[1], seen)
-                for shape, seen in zip(shapes, visible, strict=True)
+                Group(shape[0], queries.shape[1], shape[1], mask)
+                for shape, mask in zip(shapes, visible, strict=True)
             ]
-            mixed = packed_attention.cross_attention(
-                q.flatten(0, 1), y, groups, self.heads, self.own_dropout()
+            flat = queries.flatten(0, 1), keys_values.flatten(0, -2)
+            return self.out_proj(
+                packed_attention(*flat, groups, self.heads, self.dropout_p()).view_as(queries)
             )
-            return self.out_proj(mixed.view_as(x))
-        (q,) = self._by_head(for_attention(q))
+        (q,) = self.by_head(queries)
         mixed = []
-        queries, parts = q.split([shape[0] for shape in shapes]), parted(for_attention(y), shapes)
-        for one, part, seen in zip(queries, parts, visible, strict=True):
-            k, v = self._by_head(part)
-            mixed.append(attend(one, k, v, seen, self.own_dropout()).transpose(1, 2).flatten(2))
+        parts = q.split([shape[0] for shape in shapes]), unpack(keys_values, shapes)
+        for query, part, mask in zip(*parts, visible, strict=True):
+            k, v = self.by_head(part)
+            mixed.append(attend(query, k, v, mask, self.dropout_p()).transpose(1, 2).flatten(2))
         return self.out_proj(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
-    def own_dropout(self) -> float:
+    def dropout_p(self) -> float:
         return self.dropout if self.training else 0.0
-
-
-QUERY, KEY_VALUE, ALL = slice(0, 1), slice(1, 3), slice(0, 3)
 
 
 class DecoderLayer(nn.Module):
@@ -208,35 +186,28 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         memory: Tensor,
-        groups: Sequence[Sequence[int]],
+        shapes: Sequence[Sequence[int]],
         visible: Tensor | None,
         memory_visible: Sequence[Tensor | None],
     ) -> Tensor:
-        """x [B, T, H]; memory [N, H], the positions of groups of rows, with the shapes `groups` (rows,
-        positions, …) and together the rows of x; visible None means causal and nothing else → [B, T, H].
-        """
+        """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
         x = self.norm1(self.dropout.add(self.self_attn.attend_to_self(x, visible), x))
-        mixed = self.multihead_attn.attend_to_groups(x, memory, groups, memory_visible)
+        queries = self.multihead_attn.project(x, QUERY)
+        mixed = self.multihead_attn.attend_to_groups(queries, memory, shapes, memory_visible)
         return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def cross_attend_and_feed_forward(
-        self,
-        x: Tensor,
-        memory_k: Tensor,
-        memory_v: Tensor,
-        memory_visible: Tensor | None,
-        q: Tensor | None = None,
+        self, x: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, q: Tensor | None = None
     ) -> Tensor:
-        """Attention over the memory, then the feed-forward network. q: the query [B, heads, T, H / heads]
-        where it is known already.
+        """x [B, T, H]; keys and values of the memory and, if it is known already, the query, [B, heads, …,
+        H / heads] → [B, T, H].
         """
         if q is None:
-            (q,) = self.multihead_attn.project(x, QUERY)
-        mixed = self.multihead_attn.attend(q, memory_k, memory_v, memory_visible)
+            (q,) = self.multihead_attn.by_head(self.multihead_attn.project(x, QUERY))
+        mixed = self.multihead_attn.attend(q, k, v, visible)
         return self.feed_forward(self.norm2(self.dropout.add(mixed, x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """[B, T, H] → [B, T, H]."""
         hidden = self.dropout(F.relu(self.linear1(x)))
         return self.norm3(self.dropout.add(self.linear2(hidden), x))
 
@@ -250,10 +221,13 @@ class DecoderStack(nn.Module):
 class TransformerDecoder(nn.Module):
     """Token embedding · √H plus positions, post-norm decoder layers, linear head over the vocabulary.
 
-    target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them as at any
-    other, and in `forward` those of the mask that is given count 1 more in the scores, since the published
-    training adds its float mask. `dropout` is a probability 0…1, applied to the embedding and inside the
-    layers, never to the logits. Starts like `torch.nn.TransformerDecoderLayer`, each layer with its own draw.
+    Starts like `torch.nn.TransformerDecoderLayer`, each layer with its own draw.
+
+    Args:
+        vocab_size, width, dim_feedforward: V, H, and the width between the linear layers.
+        dropout: probability 0…1, of the embedding and inside the layers, never of the logits.
+        target_mask: True: nothing looks at tokens `pad_idx`. False, as published: `step` looks at them, and
+            in `forward` those of the given mask count 1 more in the scores: its training adds a float mask.
     """
 
     def __init__(
@@ -270,8 +244,7 @@ class TransformerDecoder(nn.Module):
         super().__init__()
         if width % HEADS:
             raise ValueError(f"the decoder's width {width} is not a multiple of its {HEADS} heads")
-        self.pad_idx, self.target_mask = pad_idx, target_mask
-        self.max_positions = max_positions
+        self.pad_idx, self.target_mask, self.max_positions = pad_idx, target_mask, max_positions
         self.token_emb = TokenEmbedding(vocab_size, width)
         self.positional_encoding = PositionalEncoding(width, dropout, max_positions)
         self.decoder = DecoderStack(
@@ -287,89 +260,77 @@ class TransformerDecoder(nn.Module):
         target_padding_mask: Tensor | None = None,
         memory_scores: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the token after each position, from the tokens up to it (teacher forcing).
+        """Logits [B, T, V] of the token after each position, from the tokens up to it (teacher forcing).
 
-        memory [B, S, H]; target int64 [B, T], beginning with BOS; memory_padding_mask [B, S] and
-        target_padding_mask [B, T]: True (or not 0) at positions that nothing may look at, None for none.
         Always causal. Position 0 of the target can always be looked at, and a row whose memory is all padding
-        looks at all of it, so that no row looks at nothing. memory_scores [B, S], instead of a padding mask:
-        added to the scores of each position. Returns [B, T, vocabulary]. Raises ValueError where T is more
-        than `max_positions`.
+        looks at all of it, so that no row looks at nothing.
+
+        Args:
+            memory: [B, S, H]; target: int64 [B, T], beginning with BOS, at most `max_positions`.
+            memory_padding_mask, target_padding_mask: [B, S] and [B, T], True (or not 0) at positions that
+                nothing may look at; None: none.
+            memory_scores: float [B, S], instead of a padding mask: added to the scores of each position.
         """
-        memory_visible = (
+        visible = (
             visible_memory(memory_padding_mask) if memory_scores is None else memory_scores[:, None, None]
         )
-        return self.of_groups([memory], target, [memory_visible], target_padding_mask)
+        return self.forward_groups([memory], target, [visible], target_padding_mask)
 
-    def of_groups(
+    def forward_groups(
         self,
         memory: Sequence[Tensor],
         target: Tensor,
         memory_visible: Sequence[Tensor | None],
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """`forward` with the memory of groups of rows, [B, S, H] each, together the rows of the target.
-        memory_visible: as `visible_memory` gives it, of each.
+        """`forward` with the memory of groups of rows, [B, S, H] each, and what `visible_memory` gives for
+        it.
         """
         self.check_length(target.shape[1])
         visible = None
         if target_padding_mask is not None:
             visible = self._visible_targets(target_padding_mask.bool())  # [B, 1, T, T]
-        x, positions = self.positional_encoding(self.token_emb(target)), joined(memory)  # [B, T, H], [N, H]
-        if visible is not None and self.target_mask and packed_attention.applies(x):
-            looked_at = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
-            visible = visible[..., :looked_at]  # behind them is PAD alone: those keys are not computed
-        shapes = [each.shape for each in memory]
+        x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
+        if visible is not None and self.target_mask and is_packed(x):
+            seen = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
+            visible = visible[..., :seen]  # after them is PAD alone: those keys are not computed
+        shapes = [group.shape for group in memory]
         for layer in self.decoder.layers:
             x = layer(x, positions, shapes, visible, memory_visible)
         return self.head(x)
 
     def _visible_targets(self, padding: Tensor) -> Tensor:
-        """What each position of the target sees, or what is added to its scores: [B, 1, T, T] for padding
-        bool [B, T].
+        """Which targets each one sees, or what is added to their scores, [B, 1, T, T], for padding bool [B,
+        T].
         """
+        length = padding.shape[1]
         if self.target_mask:
             keys = torch.cat([torch.ones_like(padding[:, :1]), ~padding[:, 1:]], dim=1)
-            return keys[:, None, None, :].expand(-1, 1, padding.shape[1], -1).tril()
-        later = torch.ones(padding.shape[1], padding.shape[1], dtype=torch.bool, device=padding.device).triu(
-            1
-        )
+            return keys[:, None, None, :].expand(-1, 1, length, -1).tril()
+        later = torch.ones(length, length, dtype=torch.bool, device=padding.device).triu(1)
         return padding.to(self.head.weight.dtype)[:, None, None, :].masked_fill(later, float("-inf"))
 
     @torch.no_grad()
     def start(
         self, memory: Tensor, memory_padding_mask: Tensor | None = None, max_steps: int | None = None
     ) -> DecoderCache:
-        """A cache for up to `max_steps` calls of `step` (default `max_positions`); projects the memory, once.
-
-        Arguments as in `forward`. Raises ValueError where max_steps is more than `max_positions`.
+        """A cache for up to `max_steps` calls of `step` (default `max_positions`, which is the most);
+        projects the memory, once. Arguments as of `forward`.
         """
         max_steps = self.max_positions if max_steps is None else max_steps
         self.check_length(max_steps)
-        projected = [
-            [part.contiguous() for part in layer.multihead_attn.project(memory, KEY_VALUE)]
-            for layer in self.decoder.layers
-        ]
-        batch, heads, _, size = projected[0][0].shape
-
-        def buffers() -> list[Tensor]:
-            return [k.new_zeros(batch, heads, max_steps, size) for k, _ in projected]
-
-        return DecoderCache(
-            [k for k, _ in projected],
-            [v for _, v in projected],
-            visible_memory(memory_padding_mask),
-            buffers(),
-            buffers(),
-            memory.new_zeros(batch, max_steps, dtype=torch.bool),
-        )
+        layers = [layer.multihead_attn for layer in self.decoder.layers]
+        projected = [layer.by_head(layer.project(memory, KEY_VALUE)) for layer in layers]
+        keys, values = ([part.contiguous() for part in parts] for parts in zip(*projected))
+        batch, heads, _, size = keys[0].shape
+        own_keys, own_values = ([k.new_zeros(batch, heads, max_steps, size) for k in keys] for _ in range(2))
+        memory_visible, visible = visible_memory(memory_padding_mask), memory.new_zeros(batch, max_steps)
+        return DecoderCache(keys, values, memory_visible, own_keys, own_values, visible.bool())
 
     @torch.no_grad()
     def step(self, tokens: Tensor, cache: DecoderCache) -> Tensor:
-        """Logits [B, vocabulary] of the token after `tokens` (int64 [B]), which are appended to the cache.
-
-        Equal to the last position of `forward` over all tokens so far with PAD masked, or, without
-        `target_mask`, with no mask. Raises ValueError where the cache is full.
+        """Logits [B, V] of the token after `tokens` (int64 [B]), which are appended to the cache: the last
+        position of `forward` over all tokens so far with PAD masked, or, without `target_mask`, with no mask.
         """
         t = cache.length
         if t >= cache.visible.shape[1]:
@@ -378,12 +339,9 @@ class TransformerDecoder(nn.Module):
         visible = cache.visible[:, None, None, : t + 1]  # [B, 1, 1, t + 1]
         x = self.positional_encoding(self.token_emb(tokens[:, None]), start=t)  # [B, 1, H]
         for i, layer in enumerate(self.decoder.layers):
-            q, k, v = layer.self_attn.project(x, ALL)  # [B, heads, 1, H / heads]
-            cache.keys[i][:, :, t : t + 1] = k
-            cache.values[i][:, :, t : t + 1] = v
-            mixed = layer.self_attn.attend(
-                q, cache.keys[i][:, :, : t + 1], cache.values[i][:, :, : t + 1], visible
-            )
+            attention, keys, values = layer.self_attn, cache.keys[i], cache.values[i]
+            q, keys[:, :, t : t + 1], values[:, :, t : t + 1] = attention.by_head(attention.project(x, ALL))
+            mixed = attention.attend(q, keys[:, :, : t + 1], values[:, :, : t + 1], visible)
             x = layer.norm1(x + layer.dropout(mixed))
             x = layer.cross_attend_and_feed_forward(
                 x, cache.memory_keys[i], cache.memory_values[i], cache.memory_visible
@@ -397,9 +355,7 @@ class TransformerDecoder(nn.Module):
 
 
 def visible_memory(padding_mask: Tensor | None) -> Tensor | None:
-    """Padding mask [B, S] → bool [B, 1, 1, S], True where memory may be looked at; everywhere in rows of
-    padding.
-    """
+    """Padding mask [B, S] → bool [B, 1, 1, S], what of the memory is looked at: all in rows of padding."""
     if padding_mask is None:
         return None
     padding = padding_mask.bool()

@@ -12,49 +12,20 @@ from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
 SEQUENCES_AT_ONCE = 256  # of the orders of codes that `set_probs` goes through
-MOST_IN_ANY_ORDER = 6  # codes: 720 orders
+MAX_IN_ANY_ORDER = 6  # codes: 720 orders
 
 
 class GreedyResult(NamedTuple):
     """tokens int64 [B, max_codes · block_size + 2], BOS first, EOS last, PAD in unused blocks; block_probs
     float [B, max_codes], product of the probabilities of a block's tokens, 0 for a block that is not written;
-    linear_logits float [B, classes] of the linear decoder, None where only the memory was there; end_probs
-    float [B], probability of the first PAD that began a block, 1 where none did; sequence_probs float [B],
-    product of the probabilities of all tokens that were chosen.
+    end_probs float [B], probability of the first PAD that began a block, 1 if none did; sequence_probs float
+    [B], product of the probabilities of all tokens that were chosen.
     """
 
     tokens: Tensor
     block_probs: Tensor
-    linear_logits: Tensor | None
     end_probs: Tensor
     sequence_probs: Tensor
-
-
-def greedy(
-    model: Seq2SeqMixerOccCANINE,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    *,
-    max_codes: int,
-    block_size: int,
-) -> GreedyResult:
-    """The most probable token at each position, given those before it.
-
-    input_ids int64 [B, S], attention_mask bool or 0/1 [B, S]; max_codes and block_size are the formatter's. A
-    row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what
-    should be EOS behind them, as its published program does. What a row gets depends on its own text alone.
-    Raises ValueError where max_codes · block_size is more than the decoder's positions.
-    """
-    with evaluating(model):
-        memory, pooled = model.encode(input_ids, attention_mask)
-        result = greedy_from_memory(
-            model,
-            memory,
-            model.memory_padding_mask(attention_mask),
-            max_codes=max_codes,
-            block_size=block_size,
-        )
-        return result._replace(linear_logits=model.classify(pooled))
 
 
 def greedy_from_memory(
@@ -66,26 +37,32 @@ def greedy_from_memory(
     block_size: int,
     writing: Writing | None = None,
 ) -> GreedyResult:
-    """As `greedy`, from an encoding that is already there; `linear_logits` is None.
+    """The most probable token at each position, given those before it.
 
-    memory [B, S, H] from `model.encode` in evaluation mode; memory_padding_mask from
-    `model.memory_padding_mask`. writing: how the probabilities are fitted; the tokens are the same.
+    A row is finished when a block starts with PAD; a model without `target_mask` writes all blocks, and what
+    should be EOS after them, as its published program does. The result for a row depends on its own text
+    alone.
+
+    Args:
+        memory: [B, S, H] from `model.encode` in evaluation mode, with its `model.memory_padding_mask`.
+        max_codes, block_size: the formatter's.
+        writing: how the probabilities are fitted; the tokens are the same.
     """
-    batch, number = len(memory), upcast_half(memory).dtype
+    batch, dtype = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
     if not model.target_mask:
-        return _greedy_to_the_end(model, memory, memory_padding_mask, tokens, block_size, writing)
-    block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=number, device=memory.device)
-    end_log_probs = torch.zeros(batch, dtype=number, device=memory.device)
+        return _write_all_blocks(model, memory, memory_padding_mask, tokens, block_size, writing)
+    block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=dtype, device=memory.device)
+    end_log_probs = torch.zeros(batch, dtype=dtype, device=memory.device)
     rows = torch.arange(batch, device=memory.device)  # those that are not finished
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
-        for position in range(1, max_codes * block_size + 1):
-            logits = model.decoder.step(tokens[rows, position - 1], cache)  # [rows, V]
-            log_prob, token = _best(upcast_half(logits), writing, block_size, position - 1)
-            block, within = divmod(position - 1, block_size)
+        for position in range(max_codes * block_size):
+            logits = model.decoder.step(tokens[rows, position], cache)  # [rows, V]
+            log_prob, token = _best(logits, writing, block_size, position)
+            block, within = divmod(position, block_size)
             if within == 0:
                 ends = token == PAD_IDX
                 end_log_probs[rows] = log_prob.masked_fill(~ends, 0.0)
@@ -95,13 +72,13 @@ def greedy_from_memory(
                 if len(on) < len(rows):
                     rows, log_prob, token, cache = rows[on], log_prob[on], token[on], cache.select(on)
                 block_log_probs[rows, block] = 0.0
-            tokens[rows, position] = token
+            tokens[rows, position + 1] = token
             block_log_probs[rows, block] += log_prob
     all_log_probs = block_log_probs.masked_fill(block_log_probs.isinf(), 0.0).sum(1) + end_log_probs
-    return GreedyResult(tokens, block_log_probs.exp(), None, end_log_probs.exp(), all_log_probs.exp())
+    return GreedyResult(tokens, block_log_probs.exp(), end_log_probs.exp(), all_log_probs.exp())
 
 
-def _greedy_to_the_end(
+def _write_all_blocks(
     model: Seq2SeqMixerOccCANINE,
     memory: Tensor,
     memory_padding_mask: Tensor | None,
@@ -115,12 +92,12 @@ def _greedy_to_the_end(
     log_probs = []
     with evaluating(model):
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
-        for position in range(1, tokens.shape[1]):
-            logits = model.decoder.step(tokens[:, position - 1], cache)  # [B, V]
-            log_prob, token = _best(upcast_half(logits), writing, block_size, position - 1)
+        for position in range(tokens.shape[1] - 1):
+            logits = model.decoder.step(tokens[:, position], cache)  # [B, V]
+            log_prob, token = _best(logits, writing, block_size, position)
             log_probs.append(log_prob)
-            if position < tokens.shape[1] - 1:
-                tokens[:, position] = token
+            if position < tokens.shape[1] - 2:
+                tokens[:, position + 1] = token
     written = torch.stack(log_probs, dim=1)  # [B, T − 1]
     blocks = tokens[:, 1:-1].unflatten(1, (-1, block_size))  # [B, M, block_size]
     of_blocks = written[:, :-1].unflatten(1, (-1, block_size))
@@ -128,17 +105,17 @@ def _greedy_to_the_end(
     first_empty = begins_empty & (begins_empty.cumsum(1) == 1)
     block_log_probs = of_blocks.sum(-1).masked_fill((blocks == PAD_IDX).all(-1), float("-inf"))
     ends = of_blocks[..., 0].masked_fill(~first_empty, 0.0).sum(1)
-    return GreedyResult(tokens, block_log_probs.exp(), None, ends.exp(), written.sum(1).exp())
+    return GreedyResult(tokens, block_log_probs.exp(), ends.exp(), written.sum(1).exp())
 
 
 def _best(logits: Tensor, writing: Writing | None, block_size: int, place: int) -> tuple[Tensor, Tensor]:
-    """(log-probability, token), [B] each, of the most probable token at a place behind BOS."""
+    """(log-probability, token), [B] each, of the most probable token at a place after BOS; logits [B, V]."""
+    logits = upcast_half(logits)
     best = logits.argmax(-1, keepdim=True)  # [B, 1]
-    log_probs = (
-        logits.log_softmax(-1)
-        if writing is None
-        else writing.log_softmax(logits[:, None], block_size, place)[:, 0]
-    )
+    if writing is None:
+        log_probs = logits.log_softmax(-1)
+    else:
+        log_probs = writing.log_softmax(logits[:, None], block_size, place)[:, 0]
     return log_probs.gather(1, best)[:, 0], best[:, 0]
 
 
@@ -150,10 +127,10 @@ def greedy_sets(
     in_any_order: bool = True,
     writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `greedy` writes, as codes: (blocks int64 [B, max_codes, block_size], all PAD where there is no
-    code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
-    max_codes]; float [B], the probability of the set of codes, see `set_probs`, or, not in_any_order, that of
-    the tokens as they were written).
+    """What `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if there
+    is no code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
+    max_codes]; float [B], the probability of the set of codes, or, not in_any_order, that of the tokens as
+    they were written).
     """
     sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
     with evaluating(model):
@@ -171,9 +148,7 @@ def greedy_sets(
 
 
 def distinct_blocks(blocks: Tensor) -> Tensor:
-    """Canonical blocks [B, max_codes, block_size] with PAD in place of those that an earlier block holds
-    already.
-    """
+    """Canonical blocks [B, max_codes, block_size] with PAD in place of repeated ones."""
     again = (blocks[:, :, None] == blocks[:, None]).all(-1).tril(-1).any(-1)  # [B, max_codes]
     return blocks.masked_fill(again[..., None], PAD_IDX)
 
@@ -186,25 +161,22 @@ def sets_of(
     formatter: BlockyFormatter,
     writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(distinct blocks, set_probs) as in `greedy_sets`, of what `greedy_from_memory` gave for that memory and
-    `writing`.
+    """(distinct blocks, probabilities of their sets) as in `greedy_sets`, of what `greedy_from_memory` gave
+    for that memory and `writing`.
     """
     with evaluating(model):
         blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-        at_first = torch.full_like(blocks, PAD_IDX)
-        at_first[:, 0] = blocks[:, 0]
-        plain = (at_first.flatten(1) == written.tokens[:, 1:-1]).all(1)  # at most one code, written as it is
-        found = torch.where(
-            plain,
-            written.end_probs * torch.where(written.block_probs[:, 0] > 0, written.block_probs[:, 0], 1.0),
-            0.0,
-        )
-        rows = (~plain).nonzero()[:, 0]
+        first_alone = torch.full_like(blocks, PAD_IDX)
+        first_alone[:, 0] = blocks[:, 0]
+        # at most one code, written as it is: there is one order, whose probability is known
+        known = (first_alone.flatten(1) == written.tokens[:, 1:-1]).all(1)
+        of_first = written.block_probs[:, 0]
+        probs = torch.where(known, written.end_probs * torch.where(of_first > 0, of_first, 1.0), 0.0)
+        rows = (~known).nonzero()[:, 0]
         if len(rows):
-            found[rows] = set_probs(
-                model, memory[rows], None if padding is None else padding[rows], blocks[rows], writing
-            )
-    return blocks, of_sets(found, writing)
+            padding = None if padding is None else padding[rows]
+            probs[rows] = set_probs(model, memory[rows], padding, blocks[rows], writing)
+    return blocks, of_sets(probs, writing)
 
 
 def of_sets(probs: Tensor, writing: Writing | None) -> Tensor:
@@ -220,62 +192,46 @@ def set_probs(
     writing: Writing | None = None,
 ) -> Tensor:
     """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
-    orders of the codes.
+    orders of the codes, or, of more than MAX_IN_ANY_ORDER codes, that of the given order alone.
 
-    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none; the order in which they
-    stand does not matter. Of more than MOST_IN_ANY_ORDER codes, whose orders are too many, it is the
-    probability of the order in which they stand alone. Memory holds SEQUENCES_AT_ONCE sequences.
+    blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none. Memory holds
+    SEQUENCES_AT_ONCE.
     """
-    batch, room, size = blocks.shape
-    there = (blocks != PAD_IDX).any(-1)  # [B, room]
-    number = there.sum(1)
-    found = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
-    front = blocks.gather(1, torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks))
+    batch, max_codes, size = blocks.shape
+    exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]
+    counts = exist.sum(1)
+    probs = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
+    front = blocks.gather(1, torch.argsort((~exist).long(), dim=1, stable=True)[..., None].expand_as(blocks))
+
+    def log_probs(rows: Tensor, orders: Tensor) -> Tensor:
+        """Of writing codes of rows int64 [R] in these orders [orders, codes], summed over the orders: [R]."""
+        repeated = rows.repeat_interleave(len(orders))
+        padding = None if memory_padding_mask is None else memory_padding_mask[repeated]
+        codes = front[rows][:, orders].flatten(0, 1)  # [R · orders, codes, block_size]
+        logits, follows = code_logits(model, memory[repeated], padding, codes, max_codes)
+        of_tokens = logits.log_softmax(-1) if writing is None else writing.log_softmax(logits, size)
+        of_tokens = of_tokens.gather(2, follows[..., None])[..., 0]
+        return of_tokens.sum(1).view(len(rows), len(orders)).logsumexp(1)
+
     with evaluating(model):
-        for count in number.unique().tolist():
-            all_orders = permutations(range(count)) if count <= MOST_IN_ANY_ORDER else [range(count)]
-            # [orders, count]
-            orders = torch.tensor(list(map(list, all_orders)), dtype=torch.int64, device=blocks.device)
-            for rows in (number == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
-                parts = [
-                    _log_probs(
-                        model, memory, memory_padding_mask, rows, front[rows][:, some], room, writing
-                    ).logsumexp(1)
-                    for some in orders.split(SEQUENCES_AT_ONCE)
-                ]
-                found[rows] = torch.stack(parts).logsumexp(0).exp()
-    return found
-
-
-def _log_probs(
-    model: Seq2SeqMixerOccCANINE,
-    memory: Tensor,
-    padding: Tensor | None,
-    rows: Tensor,
-    codes: Tensor,
-    room: int,
-    writing: Writing | None,
-) -> Tensor:
-    """Log-probability, float [R, orders], that the rows numbered `rows` are written as `codes` [R, orders,
-    codes, block_size] and no more; room: codes at most.
-    """
-    of, size = rows.repeat_interleave(codes.shape[1]), codes.shape[-1]
-    logits, follows = code_logits(
-        model, memory[of], None if padding is None else padding[of], codes.flatten(0, 1), room
-    )
-    log_probs = logits.log_softmax(-1) if writing is None else writing.log_softmax(logits, size)
-    return log_probs.gather(2, follows[..., None])[..., 0].sum(1).view(codes.shape[:2])
+        for count in counts.unique().tolist():
+            every = permutations(range(count)) if count <= MAX_IN_ANY_ORDER else [range(count)]
+            orders = torch.tensor(list(map(list, every)), dtype=torch.int64, device=blocks.device)
+            for rows in (counts == count).nonzero()[:, 0].split(max(1, SEQUENCES_AT_ONCE // len(orders))):
+                parts = [log_probs(rows, some) for some in orders.split(SEQUENCES_AT_ONCE)]
+                probs[rows] = torch.stack(parts).logsumexp(0).exp()
+    return probs
 
 
 def code_logits(
-    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, codes: Tensor, room: int
+    model: Seq2SeqMixerOccCANINE, memory: Tensor, padding: Tensor | None, codes: Tensor, max_codes: int
 ) -> tuple[Tensor, Tensor]:
     """(logits float [B, T, V], tokens int64 [B, T]) at each place of the writing of `codes` [B, codes,
-    block_size], in this order and no more; room: codes at most.
+    block_size], in this order and no more.
     """
-    flat, most = codes.flatten(1), room * codes.shape[-1]
+    flat, most = codes.flatten(1), max_codes * codes.shape[-1]
     begin, end = flat.new_full((len(flat), 1), BOS_IDX), flat.new_full((len(flat), 1), PAD_IDX)
-    follows = torch.cat([flat, end], dim=1)[:, :most]  # nothing ends what fills the room
+    follows = torch.cat([flat, end], dim=1)[:, :most]  # nothing ends a sequence with all its codes
     written = torch.cat([begin, flat], dim=1)[:, :most]
     return upcast_half(model.decode(memory, written, padding)), follows
 

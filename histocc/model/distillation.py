@@ -6,8 +6,7 @@ Hinton, Vinyals, Dean, 2015, "Distilling the Knowledge in a Neural Network" (arX
 import torch
 from torch import Tensor, nn
 
-from histocc.model.linear_loss import LinearLoss
-from histocc.model.loss import LossMixer
+from histocc.model.loss import LinearLoss, LossMixer
 
 
 class DistillationLoss(LossMixer):

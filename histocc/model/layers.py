@@ -1,5 +1,13 @@
-"""Parts that both halves of the model are built of, written so that they are fast on CPUs too."""
+"""What both halves of the model are built of: dropout, attention and linear layers that are fast on CPUs too.
 
+In training on a CPU less time goes into products than into the many small steps around them, and into
+padding. So the rows of a batch are cut into groups of similar width (`width_groups`), whose positions follow
+each other in one tensor [N, H] (`pack`); attention goes group by group, as one step of autograd
+(`_Attention`), and all else once over the positions of all groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,70 +16,57 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from histocc.runtime.device import linear
+from histocc.text import padded_width
+from histocc.trainer.batches import best_cuts
 
+MAX_GROUPS = 4
+MIN_GROUP_ROWS = 12  # of a batch, for each group that it is cut into
 _STEPS = 1 << 16  # a probability of dropout is rounded to so many steps on CPUs
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """Sets each value to 0 with probability `p` and scales the others by 1 / (1 − p), as `F.dropout` in
-    training does.
+# ---- dropout and linear layers
 
-    torch's own draws one number per value, in one thread on CPUs that are not Intel's. Here 16 bits decide.
-    """
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """`F.dropout` in training. On CPUs 16 bits decide: torch draws a number per value, in one thread."""
     if p == 0.0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    # bfloat16 and float16 cannot hold every number of 16 bits
     return (x * dropout_factors(x, p)).to(x.dtype)
 
 
 def dropout_factors(x: Tensor, p: float) -> Tensor:
-    """What dropout multiplies x, on a CPU, by: 0 with probability `p`, else 1 / (1 − p); float32, or x's
-    number format if that is wider, of x's shape. p: above 0, at most 1.
+    """What dropout multiplies x by, on a CPU: 0 with probability `p` (above 0), else 1 / (1 − p). Of x's
+    shape, in float32 or x's dtype if that is wider: bfloat16 and float16 cannot hold every number of 16 bits.
     """
+    dtype = torch.promote_types(x.dtype, torch.float32)
     if p == 1.0:
-        return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        return torch.zeros(x.shape, dtype=dtype)
     below = min(round(p * _STEPS), _STEPS - 1)
-    bits = (
-        torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
-        .random_(-(2**63), None)
-        .view(torch.int16)[: x.numel()]
-        .view(x.shape)
-    )
-    factors = bits.to(torch.promote_types(x.dtype, torch.float32))
+    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    factors = bits.view(torch.int16)[: x.numel()].view(x.shape).to(dtype)
     torch.ge(factors, below - _STEPS // 2, out=factors)  # floats: torch.where takes six times as long
     return factors.mul_(_STEPS / (_STEPS - below))
 
 
-def dropout_add(x: Tensor, residual: Tensor, p: float) -> Tensor:
-    """`dropout` of x, plus `residual` of the same shape."""
-    if p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return dropout(x, p) + residual
-    return _DropoutAdd.apply(x, residual, p)  # pyright: ignore[reportReturnType]
-
-
 class _DropoutAdd(torch.autograd.Function):
-    """In one step of autograd: each value is moved between number formats once."""
+    """Dropout plus a residual as one step of autograd: each value is converted between dtypes once."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor, p: float) -> Tensor:
         factors = dropout_factors(x, p)
         ctx.save_for_backward(factors)
         ctx.dtypes = (x.dtype, residual.dtype)
-        wide = factors.dtype
-        found = x * factors if x.dtype == wide else x.to(wide).mul_(factors)
-        found = found.add_(residual) if residual.dtype != torch.float64 else found + residual
-        return found.to(torch.promote_types(x.dtype, residual.dtype))
+        dropped = x * factors if x.dtype == factors.dtype else x.to(factors.dtype).mul_(factors)
+        total = dropped.add_(residual) if residual.dtype != torch.float64 else dropped + residual
+        return total.to(torch.promote_types(x.dtype, residual.dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *gradients: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None]:
-        (gradient,), (factors,) = gradients, ctx.saved_tensors
-        of_x, of_residual = ctx.dtypes
-        return (gradient * factors).to(of_x), gradient.to(of_residual), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
+        (factors,), (x_dtype, residual_dtype) = ctx.saved_tensors, ctx.dtypes
+        return (gradient * factors).to(x_dtype), gradient.to(residual_dtype), None
 
 
 class Dropout(nn.Module):
@@ -87,54 +82,13 @@ class Dropout(nn.Module):
         return dropout(x, self.p) if self.training else x
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """`forward` of x, plus `residual`."""
-        return dropout_add(x, residual, self.p) if self.training else x + residual
+        """`forward` of x, plus `residual` of the same shape."""
+        if not self.training or self.p == 0.0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return self(x) + residual
+        return _DropoutAdd.apply(x, residual, self.p)  # pyright: ignore[reportReturnType]
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def for_attention(x: Tensor) -> Tensor:
-    """What attention takes, in the number format in which it is fast: on CPUs, where torch multiplies many
-    small matrices slowly in bfloat16, float32 in training.
-    """
-    slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
-    return x.float() if slow else x
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False
-) -> Tensor:
-    """Scaled dot-product attention; q, k, v [B, heads, positions, size]; visible bool, or float that is added
-    to the scores, broadcast to [B, heads, queries, keys], or None; causal: each query sees the keys up to its
-    own position (without `visible`).
-
-    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
-    forwards with one query, so for one query, and in training on a CPU where `packed_attention` does not
-    apply, the steps are taken here.
-    """
-    if visible is not None and visible.is_floating_point():
-        visible = visible.to(q.dtype)
-    if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
-        )
-    if q.requires_grad and q.dtype == k.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):  # see `for_attention`
-            return attend(q, k, v, visible, dropout_p, causal)
-    if causal:
-        if visible is not None:
-            raise ValueError("causal attention takes no further mask")
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if visible is not None:
-        added = (
-            visible
-            if visible.is_floating_point()
-            else torch.zeros_like(visible, dtype=scores.dtype).masked_fill_(~visible, -torch.inf)
-        )
-        scores = scores + added
-    return dropout(scores.softmax(-1), dropout_p) @ v
 
 
 def product(x: Tensor, weight: Any, bias: Tensor | None = None) -> Tensor:
@@ -149,3 +103,232 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return product(input, self.weight, self.bias)
+
+
+# ---- attention
+
+
+def for_attention(x: Tensor) -> Tensor:
+    """What `attend` takes: on CPUs, where torch multiplies many small matrices slowly in bfloat16, float32 in
+    training.
+    """
+    slow = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
+    return x.float() if slow else x
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False
+) -> Tensor:
+    """Scaled dot-product attention.
+
+    torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
+    forwards with one query; there the steps are taken one by one.
+
+    Args:
+        q, k, v: [B, heads, positions, H / heads].
+        visible: bool, or float that is added to the scores, broadcast to [B, heads, queries, keys]; None:
+            all.
+        causal: each query sees the keys up to its own position; only without `visible`.
+    """
+    if visible is not None and visible.is_floating_point():
+        visible = visible.to(q.dtype)
+    if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
+        )
+    if q.requires_grad and q.dtype == k.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):  # see `for_attention`
+            return attend(q, k, v, visible, dropout_p, causal)
+    if causal:
+        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if visible is not None:
+        floats = visible.is_floating_point()
+        scores = scores + (visible if floats else _added_to_scores(visible, scores.dtype))
+    return dropout(scores.softmax(-1), dropout_p) @ v
+
+
+def _added_to_scores(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    if visible.is_floating_point():
+        return visible.to(dtype)
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of one width, whose positions attend within their row.
+
+    rows: their number; queries, keys: positions of one; visible: bool, or float that is added to the scores,
+    broadcast to [rows, heads, queries, keys], None for all; query_scale: factor of the queries, float [rows],
+    None for 1.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    visible: Tensor | None = None
+    query_scale: Tensor | None = None
+
+
+def is_packed(projected: Tensor) -> bool:
+    """Whether `packed_attention` is for these projections: in training on a CPU, not in compiled layers."""
+    return projected.device.type == "cpu" and projected.requires_grad and not torch.compiler.is_compiling()
+
+
+def packed_attention(
+    queries: Tensor, keys_values: Tensor | None, groups: Sequence[Group], heads: int, dropout_p: float
+) -> Tensor:
+    """Attention of packed groups → [N, H], 0 for other positions, in the dtype of `queries`.
+
+    queries: [N, H] of the positions of all groups, others after them; keys_values: [M, 2 H] alike; without it
+    queries are [N, 3 H]: queries, keys and values.
+    """
+    return _Attention.apply(queries, keys_values, tuple(groups), heads, dropout_p)  # pyright: ignore
+
+
+def _by_head(x: Tensor, rows: int, heads: int) -> Tensor:
+    """A view of positions [rows · T, H] as [rows, heads, T, H / heads]."""
+    return x.view(rows, len(x) // rows, heads, x.shape[1] // heads).transpose(1, 2)
+
+
+def _gather(x: Tensor, rows: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """Positions [rows · T, H] as a new float [rows · heads, T, H / heads]."""
+    view = _by_head(x, rows, heads)
+    copied = torch.empty(view.shape, dtype=dtype).copy_(view)
+    return copied.view(rows * heads, *view.shape[2:])
+
+
+def _scatter(x: Tensor, into: Tensor, rows: int, heads: int) -> None:
+    """The opposite: writes [rows · heads, T, H / heads] into positions [rows · T, H]."""
+    _by_head(into, rows, heads).copy_(x.view(rows, heads, *x.shape[1:]))
+
+
+def _split(queries: Tensor, keys_values: Tensor | None) -> tuple[Tensor, ...]:
+    """Views of the queries, keys and values, [N, H] each."""
+    return queries.chunk(3, dim=1) if keys_values is None else (queries, *keys_values.chunk(2, dim=1))
+
+
+class _Attention(torch.autograd.Function):
+    """Attention of groups as one step of autograd, whose inputs and outputs are those of the linear layers
+    around it, so that each value is moved once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys_values: Tensor | None,
+        groups: tuple[Group, ...],
+        heads: int,
+        dropout_p: float,
+    ) -> Tensor:
+        q, k, v = _split(queries, keys_values)
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        scale = (q.shape[1] // heads) ** -0.5
+        out, saved, slices = q.new_empty(q.shape), [], []
+        start = key_start = 0
+        with torch.autocast("cpu", enabled=False):
+            for group in groups:
+                at = slice(start, start + group.rows * group.queries)
+                at_keys = slice(key_start, key_start + group.rows * group.keys)
+                slices.append((at, at_keys))
+                start, key_start = at.stop, at_keys.stop
+                query = _gather(q[at], group.rows, heads, dtype).mul_(scale)
+                if group.query_scale is not None:
+                    query.view(group.rows, -1).mul_(group.query_scale.to(dtype)[:, None])
+                key = _gather(k[at_keys], group.rows, heads, dtype)
+                value = _gather(v[at_keys], group.rows, heads, dtype)
+                scores = query @ key.transpose(1, 2)  # [rows · heads, queries, keys]
+                if group.visible is not None:
+                    by_row = scores.view(group.rows, heads, *scores.shape[1:])
+                    by_row.add_(_added_to_scores(group.visible, dtype))
+                weights = probs = scores.softmax(-1)
+                factors = None
+                if dropout_p:
+                    factors = dropout_factors(probs, dropout_p)
+                    weights = torch.mul(probs, factors, out=scores)
+                _scatter(weights @ value, out[at], group.rows, heads)
+                saved += [query, key, value, probs, factors]
+        out[start:] = 0
+        ctx.save_for_backward(*saved)
+        ctx.groups, ctx.slices, ctx.heads, ctx.scale = groups, slices, heads, scale
+        ctx.like = (queries.shape, None if keys_values is None else keys_values.shape, queries.dtype)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        saved, heads = ctx.saved_tensors, ctx.heads
+        shape, key_shape, dtype = ctx.like
+        d_queries = gradient.new_empty(shape, dtype=dtype)
+        d_keys_values = None if key_shape is None else d_queries.new_empty(key_shape)
+        dq, dk, dv = _split(d_queries, d_keys_values)
+        with torch.autocast("cpu", enabled=False):
+            for i, (group, (at, at_keys)) in enumerate(zip(ctx.groups, ctx.slices)):
+                query, key, value, probs, factors = saved[5 * i : 5 * i + 5]
+                d_out = _gather(gradient[at], group.rows, heads, query.dtype)
+                weights = probs if factors is None else probs * factors
+                _scatter(weights.transpose(1, 2) @ d_out, dv[at_keys], group.rows, heads)
+                d_weights = d_out @ value.transpose(1, 2)
+                if factors is not None:
+                    d_weights.mul_(factors)
+                d_scores = torch.ops.aten._softmax_backward_data(d_weights, probs, -1, probs.dtype)
+                _scatter(d_scores.transpose(1, 2) @ query, dk[at_keys], group.rows, heads)
+                d_query = (d_scores @ key).mul_(ctx.scale)
+                if group.query_scale is not None:
+                    d_query.view(group.rows, -1).mul_(group.query_scale.to(d_query)[:, None])
+                _scatter(d_query, dq[at], group.rows, heads)
+        d_queries[at.stop :] = 0
+        if d_keys_values is not None:
+            d_keys_values[at_keys.stop :] = 0
+        return d_queries, d_keys_values, None, None, None
+
+
+# ---- groups of rows of similar width
+
+
+def width_groups(attention_mask: Tensor) -> tuple[Tensor, list[tuple[int, int]]] | None:
+    """(order in which rows go into groups, int64 [B]; rows and positions of each group, the narrowest first)
+    with the fewest positions in sum, or None if one group is all.
+
+    attention_mask: bool or 0/1 [B, S], on the CPU; S is what the longest row needs, or more.
+    """
+    rows, width = attention_mask.shape
+    last = (attention_mask != 0) * torch.arange(1, width + 1)
+    widths = torch.tensor([min(padded_width(max(0, n - 2), width), width) for n in last.amax(1).tolist()])
+    distinct, counts = widths.unique(return_counts=True)
+    edges, widest = [0, *counts.cumsum(0).tolist()], distinct.tolist()
+    cuts = best_cuts(widest, edges, max(1, min(MAX_GROUPS, rows // MIN_GROUP_ROWS)))
+    if len(cuts) < 3 and widest[-1] == width:
+        return None
+    groups = [(edges[end] - edges[begin], widest[end - 1]) for begin, end in zip(cuts, cuts[1:])]
+    return widths.argsort(stable=True), groups
+
+
+def pack(groups: Sequence[Tensor], length: int | None = None) -> Tensor:
+    """The positions of groups [B, S, …] one after the other, [N, …]. If there are several, rows of zeros
+    follow up to a round number, or to `length`: libraries of matrix products prepare each new shape, which
+    costs as much as a small product does.
+    """
+    if len(groups) == 1:
+        return groups[0].flatten(0, 1)
+    flat = [group.flatten(0, 1) for group in groups]
+    used = sum(map(len, flat))
+    if length is None:  # the next of 16 numbers between one power of two and the next
+        step = 1 << max(3, used.bit_length() - 5)
+        length = -(-used // step) * step
+    return torch.cat([*flat, flat[0].new_zeros(length - used, *flat[0].shape[1:])])
+
+
+def unpack(x: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The opposite of `pack`: x [N, …] as groups, with `shapes` that begin with their (B, S)."""
+    if len(shapes) == 1:
+        return [x.unflatten(0, shapes[0][:2])]
+    sizes = [shape[0] * shape[1] for shape in shapes]
+    parts = x.split([*sizes, len(x) - sum(sizes)])
+    return [part.unflatten(0, shape[:2]) for part, shape in zip(parts, shapes)]
+
+
+def product_of_groups(groups: Sequence[Tensor], weight: Any, bias: Tensor | None = None) -> list[Tensor]:
+    """`product` of groups [B, S, inputs] each with one weight → [B, S, outputs] each."""
+    return unpack(product(pack(groups), weight, bias), [group.shape for group in groups])

@@ -1,10 +1,10 @@
-"""Losses: order-invariant cross entropy over blocks of tokens, and its mix with a linear layer's loss.
+"""Losses: order-invariant cross entropy over blocks of tokens, that of the linear decoder, and their mix.
 
 A row has as many codes as its target has blocks that are not PAD. The order of its codes carries no
-meaning, so each target block is held against several predicted blocks, and the best fit counts (Dahl,
+meaning, so each target block is compared with several predicted blocks, and the best fit counts (Dahl,
 Johansen, Vedel, 2024, arXiv 2402.13604), or the cheapest assignment of one predicted block to each. Every
 loss here is computed per row first: the gradient of one row does not depend on how many codes another
-row of the batch has, and a batch may be cut into micro-batches and shares at will.
+row of the batch has, and a batch may be cut into micro-batches at will.
 """
 
 import copy
@@ -14,38 +14,39 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 BEST_FIT, ONE_TO_ONE = BLOCK_LOSSES = ("best-fit", "one-to-one")
-MOST_IN_ALL_ORDERS = 5  # codes of a row of which every order is tried (120 of them)
+MEAN, ROWS = LINEAR_LOSSES = ("mean", "rows")
+MAX_ALL_ORDERS = 5  # codes of a row for which every order is tried (120 of them)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+# ---- of the seq2seq decoder
+
+
 class _BlockLoss(nn.Module):
-    """What both block losses share: shapes, token losses, reduction."""
+    """What both block losses share: shapes, and the mean over rows."""
 
     def __init__(self, pad_idx: int, nb_blocks: int = 5, block_size: int = 5):
         super().__init__()
         self.pad_idx, self.nb_blocks, self.block_size = pad_idx, nb_blocks, block_size
 
-    def forward(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Loss of logits [B, S-1, V] (any float) against targets [B, S] (integer): BOS, blocks, EOS.
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self.per_row(logits, targets).mean()
 
-        S is nb_blocks * block_size + 2, or less by whole blocks; a block that is in neither adds nothing. The
-        EOS behind the blocks is not trained. Returns a scalar, the mean over rows, or [B] with
-        reduction "none"; in float32 for half-precision logits, else in their type. Raises ValueError for
-        another reduction or shapes that do not fit.
+    def per_row(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Loss of each row, [B], in float32 for half-precision logits, else in their dtype.
+
+        Args:
+            logits: [B, S − 1, V].
+            targets: integer [B, S]: BOS, blocks, EOS, which is not trained. S is nb_blocks · block_size + 2,
+                or less by whole blocks. ValueError for shapes that do not fit.
         """
-        if reduction not in ("mean", "none"):
-            raise ValueError(f"reduction is 'mean' or 'none', not {reduction!r}")
-        loss = self._per_sample(*self._split(logits, targets))
-        return loss.mean() if reduction == "mean" else loss
-
-    def _split(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the predicted blocks [B, P, bs, V] and target blocks [B, P, bs], int64."""
         rows, length = targets.shape
         blocks, rest = divmod(length - 2, self.block_size)
         if logits.shape[:2] != (rows, length - 1) or rest or not 1 <= blocks <= self.nb_blocks:
@@ -55,39 +56,116 @@ class _BlockLoss(nn.Module):
                 f" {self.nb_blocks} blocks and logits one token shorter"
             )
         log_probs = _at_least_float32(logits[:, :-1]).log_softmax(-1)
-        return (
+        return self._of_blocks(
             log_probs.reshape(rows, blocks, self.block_size, -1),
             targets[:, 1:-1].long().reshape(rows, blocks, self.block_size),
         )
 
-    def _best_fit(self, token_losses: Tensor, has_code: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Mean over a row's target blocks of the smallest mean token loss: [B], 0 for a row without a code.
-
-        token_losses : [B, P, bs, T] of each predicted block against each target block
-        has_code : bool [B, T], target blocks that count; allowed : bool [B, P], predicted blocks to choose
-        from (None: all)
+    def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+        """`per_row` from log-probabilities of the predicted blocks [B, P, bs, V] and target blocks int64
+        [B, P, bs].
         """
-        fit = token_losses.mean(2)  # [B, P, T]
-        if allowed is not None:
-            fit = fit.masked_fill(~allowed[..., None], torch.inf)
-        best = fit.amin(1)  # [B, T]
-        # where: inf of other rows has no gradient
-        return torch.where(has_code, best, 0).sum(1) / has_code.sum(1).clamp(min=1)
-
-    def _one_to_one(self, token_losses: Tensor, has_code: Tensor) -> Tensor:
-        """Mean over a row's n target blocks of the mean token loss of the predicted block that answers for
-        it, one of the first n and no other target's: the assignment of the smallest mean. [B], 0 for a row
-        without a code.
-
-        token_losses, has_code : as for ``_best_fit``; has_code is true for the first n blocks of a row
-        """
-        fit, counts = token_losses.mean(2), has_code.sum(1)  # [B, P, T], [B]
-        target = cheapest_assignment(fit.detach(), counts)  # [B, P]
-        chosen = fit.gather(2, target[..., None])[..., 0]  # [B, P]
-        return torch.where(has_code, chosen, 0).sum(1) / counts.clamp(min=1)
-
-    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         raise NotImplementedError
+
+
+def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
+    """Of every predicted block [B, P, bs, V] against every target block [B, T, bs]: [B, P, bs, T]."""
+    index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
+    return -log_probs.gather(-1, index)
+
+
+def _mean_of_codes(losses: Tensor, has_code: Tensor) -> Tensor:
+    """Mean over the blocks [B, T] that have a code, [B]; 0 for a row without one."""
+    # where: inf of other rows has no gradient
+    return torch.where(has_code, losses, 0).sum(1) / has_code.sum(1).clamp(min=1)
+
+
+class BlockOrderInvariantLoss(_BlockLoss):
+    """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the others.
+
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first
+    n predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided
+    by `nb_blocks`. The EOS that fill up a short code are trained like its other tokens. With one code in
+    every row this is the published loss; with more, that one divides by the largest number of codes in the
+    batch.
+
+    Args:
+        pad_idx: token id of PAD; nb_blocks: blocks of a full sequence; block_size: tokens in a block.
+        empty_blocks: which blocks beyond n are trained: "all", as published, or the "first" alone, at which
+            decoding stops.
+        matching: "best-fit", as published: two target blocks may choose the same predicted block.
+            "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
+            of the smallest mean, through which alone the gradient goes.
+        many_codes_weight: above 0; factor of the loss of rows with more than one code.
+    """
+
+    def __init__(
+        self,
+        pad_idx: int,
+        nb_blocks: int = 5,
+        block_size: int = 5,
+        empty_blocks: str = "all",
+        matching: str = BEST_FIT,
+        many_codes_weight: float = 1.0,
+    ):
+        super().__init__(pad_idx, nb_blocks, block_size)
+        if empty_blocks not in ("all", "first"):
+            raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
+        if matching not in BLOCK_LOSSES:
+            raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
+        if not 0 < many_codes_weight < float("inf"):
+            raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
+        self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
+
+    def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+        has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
+        costs = _token_losses(log_probs, targets).mean(2)  # [B, P, P], of a predicted for a target block
+        if self.matching == ONE_TO_ONE:
+            target = cheapest_assignment(costs.detach(), has_code.sum(1))  # [B, P]
+            chosen = costs.gather(2, target[..., None])[..., 0]
+        else:
+            chosen = costs.masked_fill(~has_code[..., None], torch.inf).amin(1)
+        towards_pad = -log_probs[..., self.pad_idx].mean(-1)  # [B, P]
+        empty = ~has_code
+        if self.empty_blocks == "first":
+            empty = empty & (empty.cumsum(1) == 1)
+        loss = _mean_of_codes(chosen, has_code) + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
+        if self.many_codes_weight == 1:
+            return loss
+        return torch.where(has_code.sum(1) > 1, self.many_codes_weight * loss, loss)
+
+
+class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
+    """The older order-invariant loss, whose n codes may stand in any of the blocks.
+
+    Per row: the mean over its n target blocks of the smallest mean token cross entropy over all predicted
+    blocks (PAD tokens count 0), plus `push_to_pad_scale_factor` times the cross entropy of all blocks towards
+    PAD, of which `push_to_pad_label_smoothing` (0…1) is spread evenly over the vocabulary. Under teacher
+    forcing a model can cheat it: a code that is written one block late can be copied from the decoder's
+    input.
+    """
+
+    def __init__(
+        self,
+        pad_idx: int,
+        nb_blocks: int = 5,
+        block_size: int = 5,
+        push_to_pad_scale_factor: float = 0.05,
+        push_to_pad_label_smoothing: float = 0.0,
+    ):
+        super().__init__(pad_idx, nb_blocks, block_size)
+        self.push_to_pad_scale_factor = push_to_pad_scale_factor
+        self.push_to_pad_label_smoothing = push_to_pad_label_smoothing
+
+    def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
+        is_pad = targets == self.pad_idx  # [B, T, bs]
+        token_losses = _token_losses(log_probs, targets).masked_fill(is_pad.transpose(1, 2)[:, None], 0)
+        best = _mean_of_codes(token_losses.mean(2).amin(1), ~is_pad.all(-1))
+        smooth = self.push_to_pad_label_smoothing
+        towards_pad = -(1 - smooth) * log_probs[..., self.pad_idx]  # [B, P, bs]
+        if smooth:
+            towards_pad = towards_pad - smooth * log_probs.mean(-1)
+        return best + self.push_to_pad_scale_factor * towards_pad.mean(-1).sum(1) / self.nb_blocks
 
 
 @cache
@@ -98,36 +176,35 @@ def _orders(blocks: int, device: torch.device) -> Tensor:
 
 def cheapest_assignment(costs: Tensor, counts: Tensor) -> Tensor:
     """Gives each of a row's first n predicted blocks one of its n target blocks, no two the same one, at the
-    smallest sum of costs.
-
-    All orders are compared for rows of up to ``MOST_IN_ALL_ORDERS`` codes. Rows with more, which only
-    general-purpose formatters of more columns have, go one by one through the Hungarian method, in float64 on
-    the CPU. Both are exact.
+    smallest sum of costs: by comparing all orders of up to `MAX_ALL_ORDERS` codes; rows with more, which only
+    formatters of more columns have, go through the Hungarian method, in float64 on the CPU. Both are exact.
 
     Args:
         costs: float [B, P, P], of each predicted block (second dimension) for each target block.
-        counts: int64 [B], n of each row, 0 ... P.
+        counts: int64 [B], n of each row, 0 … P.
 
     Returns:
         int64 [B, P], the target block of each predicted block; those beyond n stay where they are.
     """
-    blocks, few = costs.shape[1], min(costs.shape[1], MOST_IN_ALL_ORDERS)
+    blocks, few = costs.shape[1], min(costs.shape[1], MAX_ALL_ORDERS)
     orders = _orders(few, costs.device)  # [K, few]
-    place = torch.arange(few, device=costs.device)
-    inside = place < counts[:, None]  # [B, few]
+    position = torch.arange(few, device=costs.device)
+    inside = position < counts[:, None]  # [B, few]
     both, one = inside[:, :, None] & inside[:, None], inside[:, :, None] ^ inside[:, None]
-    own = torch.where(both, costs[:, :few, :few], 0).masked_fill(one, torch.inf)  # 0 beyond n, which stays
-    chosen = own.flatten(1)[:, (place * few + orders).flatten()]  # [B, K * few]
+    allowed = torch.where(both, costs[:, :few, :few], 0).masked_fill(
+        one, torch.inf
+    )  # 0 beyond n, which stays
+    chosen = allowed.flatten(1)[:, (position * few + orders).flatten()]  # [B, K * few]
     cheapest = orders[chosen.unflatten(1, orders.shape).sum(-1).argmin(1)]  # [B, few]
     if blocks == few:
         return cheapest
-    found = torch.arange(blocks, device=costs.device).repeat(len(costs), 1)
-    found[:, :few] = cheapest
+    assignment = torch.arange(blocks, device=costs.device).repeat(len(costs), 1)
+    assignment[:, :few] = cheapest
     for row in (counts > few).nonzero()[:, 0].tolist():
         n = int(counts[row])
         finite = np.nan_to_num(costs[row, :n, :n].double().cpu().numpy(), nan=1e30, posinf=1e30)
-        found[row, :n] = torch.from_numpy(_hungarian(finite)).to(found.device)
-    return found
+        assignment[row, :n] = torch.from_numpy(_hungarian(finite)).to(costs.device)
+    return assignment
 
 
 def _hungarian(costs: np.ndarray) -> np.ndarray:
@@ -162,119 +239,43 @@ def _hungarian(costs: np.ndarray) -> np.ndarray:
     return columns
 
 
-def _token_losses(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of every predicted block [B, P, bs, V] against every target block [B, T, bs]: [B, P, bs,
-    T].
-    """
-    index = targets.transpose(1, 2)[:, None].expand(-1, log_probs.shape[1], -1, -1)
-    return -log_probs.gather(-1, index)
+# ---- of the linear decoder, and of both
 
 
-class BlockOrderInvariantLoss(_BlockLoss):
-    """Order-invariant loss that writes a row's n codes into its first n blocks, and PAD into the
-    others.
+class LinearLoss(nn.Module):
+    """Loss of each row of the linear decoder, [B].
 
-    Per row: the mean over its n target blocks of the smallest mean token cross entropy over its first
-    n predicted blocks, plus the sum over the blocks beyond n of the mean cross entropy towards PAD, divided
-    by ``nb_blocks``. The EOS that fill up a short code are trained like its other tokens. The n target blocks
-    must be the first ones; a row without any has the PAD part alone. With one code in every row this is the
-    published loss; with more, that one divides by the largest number of codes in the batch.
-
-    With matching "best-fit", as published, two target blocks may choose the same predicted block, and another
-    one then learns nothing. With "one-to-one" each of the first n predicted blocks answers for one target
-    block, by the assignment of the smallest mean (``cheapest_assignment``), through which alone the gradient
-    goes. With one code per row both are the same to the last bit.
-
-    Parameters: pad_idx, the token id of PAD; nb_blocks, blocks of a full sequence; block_size, tokens in a
-    block; empty_blocks, which blocks beyond n are trained: "all", as published, or the "first" alone, behind
-    which decoding stops and nothing needs to be computed; matching, of targets with predicted blocks;
-    many_codes_weight (above 0), by which the whole loss of a row with more than one code is
-    multiplied. The mean over rows still divides by their number, whatever the weight. Calls and
-    errors: see ``forward``.
+    kind: "mean", the binary cross entropy averaged over the classes, as published: a row of hundreds of
+    classes that are all rare moves little. "rows": the binary cross entropies of a row added up, which makes
+    each output a probability, and the cross entropy of the softmax towards the row's codes, in equal parts,
+    which ranks them.
     """
 
-    def __init__(
-        self,
-        pad_idx: int,
-        nb_blocks: int = 5,
-        block_size: int = 5,
-        empty_blocks: str = "all",
-        matching: str = BEST_FIT,
-        many_codes_weight: float = 1.0,
-    ):
-        super().__init__(pad_idx, nb_blocks, block_size)
-        if empty_blocks not in ("all", "first"):
-            raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
-        if matching not in BLOCK_LOSSES:
-            raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
-        if not 0 < many_codes_weight < float("inf"):
-            raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
-        self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
+    def __init__(self, kind: str = MEAN):
+        super().__init__()
+        if kind not in LINEAR_LOSSES:
+            raise ValueError(f"linear loss {kind!r} is not one of {', '.join(LINEAR_LOSSES)}")
+        self.kind = kind
 
-    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
-        token_losses = _token_losses(log_probs, targets)
-        if self.matching == ONE_TO_ONE:
-            of_codes = self._one_to_one(token_losses, has_code)
-        else:
-            of_codes = self._best_fit(token_losses, has_code, allowed=has_code)
-        towards_pad = -log_probs[..., self.pad_idx].mean(-1)  # [B, P]
-        empty = ~has_code
-        if self.empty_blocks == "first":
-            empty = empty & (empty.cumsum(1) == 1)
-        loss = of_codes + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
-        if self.many_codes_weight == 1:
-            return loss
-        return torch.where(has_code.sum(1) > 1, self.many_codes_weight * loss, loss)
-
-
-class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):
-    """The older order-invariant loss, whose n codes may stand in any of the blocks.
-
-    Per row: the mean over its n target blocks of the smallest mean token cross entropy over all
-    predicted blocks (PAD tokens count 0), plus ``push_to_pad_scale_factor`` times the cross entropy of all
-    blocks towards PAD. Under teacher
-    forcing a model can cheat it: a code that is written one block late can be copied from the decoder's
-    input.
-
-    Parameters: as ``BlockOrderInvariantLoss``; push_to_pad_scale_factor, weight of the PAD part;
-    push_to_pad_label_smoothing (0...1), share of its target that is spread evenly over the vocabulary.
-    """
-
-    def __init__(
-        self,
-        pad_idx: int,
-        nb_blocks: int = 5,
-        block_size: int = 5,
-        push_to_pad_scale_factor: float = 0.05,
-        push_to_pad_label_smoothing: float = 0.0,
-    ):
-        super().__init__(pad_idx, nb_blocks, block_size)
-        self.push_to_pad_scale_factor = push_to_pad_scale_factor
-        self.push_to_pad_label_smoothing = push_to_pad_label_smoothing
-
-    def _per_sample(self, log_probs: Tensor, targets: Tensor) -> Tensor:
-        is_pad = targets == self.pad_idx  # [B, T, bs]
-        token_losses = _token_losses(log_probs, targets).masked_fill(is_pad.transpose(1, 2)[:, None], 0)
-        best = self._best_fit(token_losses, has_code=~is_pad.all(-1))
-        smooth = self.push_to_pad_label_smoothing
-        towards_pad = -(1 - smooth) * log_probs[..., self.pad_idx]  # [B, P, bs]
-        if smooth:
-            towards_pad = towards_pad - smooth * log_probs.mean(-1)
-        return best + self.push_to_pad_scale_factor * towards_pad.mean(-1).sum(1) / self.nb_blocks
+    def forward(self, logits: Tensor, target: Tensor, share: Tensor | None = None) -> Tensor:
+        """logits [B, C]; target [B, C]: probability of each code, 0…1; share [B, C]: of each code in the
+        softmax, sums to 1 (default: even among the codes of `target`).
+        """
+        logits = _at_least_float32(logits)
+        target = target.to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")  # [B, C]
+        if self.kind == MEAN:
+            return losses.mean(1)
+        if share is None:
+            share = target / target.sum(1, keepdim=True).clamp(min=1)
+        return losses.sum(1) - (share * logits.log_softmax(1)).sum(1)
 
 
 class LossMixer(nn.Module):
-    """Weighted mean of the seq2seq decoder's loss and the linear layer's: w * seq2seq + (1 - w) * linear.
+    """Weighted mean of the seq2seq decoder's loss and the linear layer's: w · seq2seq + (1 − w) · linear.
 
-    Parameters
-    ----------
-    loss_fn_seq2seq : a block loss of this module.
-    loss_fn_linear : for example nn.BCEWithLogitsLoss(), with or without weights.
-    seq2seq_weight : w, 0...1; ValueError otherwise.
-
-    Another module in either place must average over what it is given and obey an attribute ``reduction`` =
-    "none", as torch's own losses do; it is asked for one row's values, whose mean is the loss of the row.
+    Either may be any module that averages over what it is given and obeys an attribute `reduction` = "none",
+    as torch's own losses do; the mean of one row's values is the loss of the row.
     """
 
     def __init__(self, loss_fn_seq2seq: nn.Module, loss_fn_linear: nn.Module, seq2seq_weight: float = 0.5):
@@ -287,32 +288,31 @@ class LossMixer(nn.Module):
     def forward(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> Tensor:
-        """Scalar: the mean over rows of ``per_sample``'s "loss"; arguments as there."""
         return self.per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)["loss"].mean()
 
     def per_sample(
         self, out_seq2seq: Tensor, out_linear: Tensor, target_seq2seq: Tensor, target_linear: Tensor
     ) -> dict[str, Tensor]:
-        """The parts of each row's loss, [B] each: "loss", "loss_linear", "loss_seq2seq".
+        """The parts of each row's loss: "loss", "loss_linear", "loss_seq2seq", [B] each.
 
-        out_seq2seq : [B, S-1, V] logits; target_seq2seq : integer [B, S]
-        out_linear : [B, C] logits; target_linear : float [B, C], 1 for the row's codes
+        Args:
+            out_seq2seq: logits [B, S − 1, V]; target_seq2seq: integer [B, S].
+            out_linear: logits [B, C]; target_linear: float [B, C], 1 for the row's codes.
         """
         seq2seq = _row_losses(self.loss_fn_seq2seq, out_seq2seq, target_seq2seq)
-        linear = _row_losses(self.loss_fn_linear, out_linear, target_linear)
+        linear = self.linear(out_linear, target_linear)
         w = self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
     def linear(self, out_linear: Tensor, target_linear: Tensor) -> Tensor:
-        """Loss of the linear layer alone, [B]; arguments as in ``per_sample``."""
         return _row_losses(self.loss_fn_linear, out_linear, target_linear)
 
 
 def _row_losses(loss_fn: nn.Module, output: Tensor, target: Tensor) -> Tensor:
-    """Loss of each row, [B], without touching ``loss_fn``."""
+    """Loss of each row, [B], without touching `loss_fn`."""
     if isinstance(loss_fn, _BlockLoss):
-        return loss_fn(output, target, reduction="none")
-    if getattr(loss_fn, "per_row", False):
+        return loss_fn.per_row(output, target)
+    if isinstance(loss_fn, LinearLoss):
         return loss_fn(output, target)
     per_element: Any = copy.copy(loss_fn)  # shares weights and buffers, not its settings
     per_element.reduction = "none"

@@ -10,23 +10,16 @@ from torch import Tensor, nn
 from histocc.formatter import PAD_IDX
 from histocc.model.canine import CanineConfig, CanineEncoder
 from histocc.model.decoder import TransformerDecoder, visible_memory
-from histocc.model.layers import Dropout, Linear
-from histocc.model.ngrams import Ngrams
-from histocc.model.no_encoder import NoEncoder
-from histocc.model.width_groups import width_groups
+from histocc.model.layers import Dropout, Linear, width_groups
+from histocc.model.ngrams import Ngrams, NoEncoder
 
 NGRAMS = "ngrams"
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 MODEL_SIZES = {
-    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
-    "small": {
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-    },
+    "tiny": dict(zip(_SIZES, (128, 2, 2, 512))),
+    "small": dict(zip(_SIZES, (256, 4, 4, 1024))),
     "base": {},  # the sizes of google/canine-s
-    # no encoder: n-grams alone
-    NGRAMS: {"hidden_size": 128, "num_hidden_layers": 0, "num_attention_heads": 2, "intermediate_size": 512},
+    NGRAMS: dict(zip(_SIZES, (128, 0, 2, 512))),  # no encoder: n-grams alone
 }
 
 
@@ -40,18 +33,22 @@ def model_config(size: str, **overrides) -> CanineConfig:
 class Seq2SeqMixerOccCANINE(nn.Module):
     """Encoder with a seq2seq decoder on its characters and a linear decoder on its pooled output.
 
-    num_classes: a formatter's `num_classes`, one entry per position of a target, each its largest token id +
-    1.
-    num_classes_flat: number of codes of the linear decoder. dropout_rate: probability 0…1 (None is 0) in the
-    decoder and on the input of the linear layer, never on logits. decoder_dim_feedforward: None for the
-    encoder's width.
-    config: encoder sizes, None for base. memory_mask: whether the decoder leaves out padded positions of the
-    memory; published models look at all of them. target_mask: the same of PAD among the tokens, see
-    `TransformerDecoder`.
-    encoder: False for none, see `NoEncoder`; there are n-grams then.
-    ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.model.ngrams`; None, as
-    published, for none; ngram_dropout: share of them that is left out in training. model_domain is accepted
-    for compatibility with the published class.
+    Args:
+        num_classes: a formatter's `num_classes`, one entry per position of a target, each its largest token
+            id + 1.
+        num_classes_flat: number of codes of the linear decoder.
+        dropout_rate: probability 0…1 (None is 0) in the decoder and on the input of the linear layer, never
+            on logits.
+        decoder_dim_feedforward: None for the encoder's width.
+        config: encoder sizes, None for base.
+        memory_mask: whether the decoder leaves out padded positions of the memory; published models look at
+            all of them.
+        target_mask: the same of PAD among the tokens, see `TransformerDecoder`.
+        ngrams: {"rows", "width"} of hashed n-grams beside the encoder, see `histocc.model.ngrams`; None, as
+            published, for none.
+        ngram_dropout: share of them that is left out in training.
+        encoder: False for none, see `NoEncoder`; needs n-grams.
+        model_domain: accepted for compatibility with the published class.
     """
 
     def __init__(
@@ -72,16 +69,15 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         super().__init__()
         if model_domain != "Multilingual_CANINE":
             raise ValueError(f"model_domain {model_domain!r} is not 'Multilingual_CANINE'")
+        if not encoder and not ngrams:
+            raise ValueError("a model without an encoder needs n-grams")
         self.config = config or CanineConfig()
         self.seq_len = len(num_classes)
         self.vocab_size = max(num_classes) + 1
         self.memory_mask = memory_mask
         self.in_groups = True  # of similar width, in training on CPUs
-        width = self.config.hidden_size
-        dropout = dropout_rate or 0.0
-        if not encoder and not ngrams:
-            raise ValueError("a model without an encoder needs n-grams")
-        self.encoder = CanineEncoder(self.config) if encoder else NoEncoder(self.config)
+        width, dropout = self.config.hidden_size, dropout_rate or 0.0
+        self.encoder = CanineEncoder(self.config) if encoder else NoEncoder(width)
         self.decoder = TransformerDecoder(
             self.vocab_size,
             width,
@@ -105,14 +101,19 @@ class Seq2SeqMixerOccCANINE(nn.Module):
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """input_ids int64 [B, S], attention_mask bool or 0/1 [B, S] → (memory [B, S, H], pooled [B, H]).
 
-        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. Where
-        padding does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
+        With n-grams, their vector of the text is appended to the pooled one: [B, H + their width]. If padding
+        does not count (`memory_mask`), inputs may be as narrow as `text.padded_width` says.
         """
-        memory, pooled = self.encoder(input_ids, attention_mask, padding_follows=self._is_narrow(input_ids))
+        memory, pooled = self._encode_groups([input_ids], [attention_mask])
+        return memory[0], pooled
+
+    def _encode_groups(self, input_ids: list[Tensor], mask: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """`encode` of groups of rows: (memory of each, pooled of all)."""
+        memory, pooled = self.encoder.forward_groups(input_ids, mask, list(map(self._is_narrow, input_ids)))
         if self.ngrams is None:
             return memory, pooled
-        text, of_words = self.ngrams(input_ids)
-        return memory + of_words, torch.cat([pooled, text], dim=1)
+        text, of_words = self.ngrams.forward_groups(input_ids)
+        return [group + words for group, words in zip(memory, of_words)], torch.cat([pooled, text], dim=1)
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """`encode`'s pooled alone, which is all that `classify` takes: the same values, for less work."""
@@ -120,13 +121,11 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         return pooled if self.ngrams is None else torch.cat([pooled, self.ngrams.text(input_ids)], dim=1)
 
     def _is_narrow(self, input_ids: Tensor) -> bool:
-        """Whether the encoder takes it that padding follows the positions that are there."""
+        """Whether the encoder is to assume that padding follows."""
         return self.memory_mask and input_ids.shape[1] < self.config.local_transformer_stride
 
     def memory_padding_mask(self, attention_mask: Tensor) -> Tensor | None:
-        """What the decoder may not look at: bool [B, S], True at padding; None where it looks at
-        everything.
-        """
+        """What the decoder may not look at: bool [B, S], True at padding; None: it looks at everything."""
         return ~attention_mask.bool() if self.memory_mask else None
 
     def decode(
@@ -136,7 +135,7 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         memory_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, vocabulary] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
+        """Logits [B, T, V] for target int64 [B, T]; without a target_padding_mask, PAD is masked."""
         if target_padding_mask is None:
             target_padding_mask = target == PAD_IDX
         return self.decoder(memory, target, memory_padding_mask, target_padding_mask)
@@ -155,54 +154,41 @@ class Seq2SeqMixerOccCANINE(nn.Module):
         target_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both decoders, teacher-forced.
+        """Both decoders, teacher-forced: logits (out_seq2seq [B, T, V], out_linear [B, num_classes_flat]).
 
-        input_ids int64 [B, S]; attention_mask bool or 0/1 [B, S]; target int64 [B, T] from BOS on, at most as
-        long as the decoder has positions; target_padding_mask [B, T], True or not 0 at PAD, None to find it
-        in the target. The decoder is always causal; target_mask is accepted for compatibility with the
-        published class and not used. Returns (out_seq2seq [B, T, vocabulary], out_linear [B,
-        num_classes_flat]), logits.
+        Args:
+            input_ids: int64 [B, S]; attention_mask: bool or 0/1 [B, S].
+            target: int64 [B, T] from BOS on, at most as long as the decoder has positions.
+            target_mask: accepted as by the published class and not used: the decoder is always causal.
+            target_padding_mask: [B, T], True or not 0 at PAD; None to find it in the target.
         """
-        groups = None
-        if (
-            torch.is_grad_enabled()
-            and self.in_groups
-            and self.memory_mask
-            and input_ids.device.type == "cpu"
-            and input_ids.shape == attention_mask.shape
-        ):
+        in_groups = torch.is_grad_enabled() and self.in_groups and self.memory_mask
+        if in_groups and input_ids.device.type == "cpu" and input_ids.shape == attention_mask.shape:
             groups = width_groups(attention_mask)
-        if groups is not None:
-            return self._forward_in_groups(input_ids, attention_mask, target, target_padding_mask, *groups)
+            if groups is not None:
+                padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
+                return self._forward_groups(input_ids, attention_mask.bool(), target, padding, *groups)
         memory, pooled = self.encode(input_ids, attention_mask)
-        out_seq2seq = self.decode(
-            memory, target, self.memory_padding_mask(attention_mask), target_padding_mask
-        )
-        return out_seq2seq, self.classify(pooled)
+        padding = self.memory_padding_mask(attention_mask)
+        return self.decode(memory, target, padding, target_padding_mask), self.classify(pooled)
 
-    def _forward_in_groups(
+    def _forward_groups(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        mask: Tensor,
         target: Tensor,
-        target_padding_mask: Tensor | None,
+        target_padding: Tensor,
         order: Tensor,
         groups: list[tuple[int, int]],
     ) -> tuple[Tensor, Tensor]:
-        """`forward` with rows in `order` int64 [B], in groups of so many rows and positions."""
-        padding = target == PAD_IDX if target_padding_mask is None else target_padding_mask.bool()
+        """`forward` with what `width_groups` gives: rows in `order`, in groups of (rows, positions)."""
         sizes = [rows for rows, _ in groups]
         ids, masks = (
-            [part[:, :width] for part, (_, width) in zip(each[order].split(sizes), groups)]
-            for each in (input_ids, attention_mask.bool())
+            [part[:, :width] for part, (_, width) in zip(x[order].split(sizes), groups)]
+            for x in (input_ids, mask)
         )
-        memory, pooled = self.encoder.of_groups(ids, masks, list(map(self._is_narrow, ids)))
-        if self.ngrams is not None:
-            texts, of_words = self.ngrams.of_groups(ids)
-            memory = [each + words for each, words in zip(memory, of_words)]
-            pooled = torch.cat([pooled, texts], dim=1)
+        memory, pooled = self._encode_groups(ids, masks)
         visible = [visible_memory(~mask) for mask in masks]
-        out = self.decoder.of_groups(memory, target[order], visible, padding[order])
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order))
+        out = self.decoder.forward_groups(memory, target[order], visible, target_padding[order])
+        back = order.argsort()
         return out.index_select(0, back), self.classify(pooled.index_select(0, back))

@@ -1,32 +1,30 @@
 """Search over the codes of a key, so that only real codes come out.
 
 The seq2seq decoder gives a code the probability of writing its tokens one after the other in the first block.
-Codes that begin alike
-share those tokens: a key is a tree of prefixes, and each prefix goes through the decoder once. `full` takes
-level after level and gives the probability of every code; `topk` takes the most probable open prefixes first.
-Probabilities only fall along a path, so that what lies below a prefix less probable than the k-th best code
-found can be left out, and the result is still exact.
+Codes that begin alike share those tokens: a key is a tree of prefixes, and each prefix goes through the
+decoder once. `full` takes level after level and gives the probability of every code; `topk` takes the most
+probable open prefixes first. Probabilities only fall along a path, so that what lies below a prefix less
+probable than the k-th best code so far can be left out, and the result is still exact.
 
 With a `linear_share` a above 0 both decoders rank the codes together, by (1 − a) · log p of the seq2seq
 decoder + a · log p of the linear one, whose p is the softmax of its logits: a product of experts (Hinton,
 2002, Training products of experts by minimizing contrastive divergence, section 2), normalised over the codes
-of the key. What `topk` then needs of the codes below a prefix it knows
-beforehand: none has a score above (1 − a) · log p(prefix) + a · the best log p of the linear decoder among
-them, and all of them together no more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a
-(Hölder's inequality).
+of the key. What `topk` then needs of the codes below a prefix it knows beforehand: none has a score above
+(1 − a) · log p(prefix) + a · the best log p of the linear decoder among them, and all of them together no
+more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (Hölder's inequality).
 
-Where the confidence of the model is fitted (`Ranking`), a temperature T divides the scores, which are then
+If the confidence of the model is fitted (`Ranking`), a temperature T divides the scores, which are then
 normalised in any case. n codes below a prefix whose probabilities without T sum to q have q^(1 / T) together
-at most, or n^(1 − 1 / T) · q^(1 / T) where T is above 1.
+at most, or n^(1 − 1 / T) · q^(1 / T) if T is above 1.
 """
 
-import copy
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, BlockyFormatter
@@ -37,19 +35,14 @@ from histocc.model.layers import product
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.device import by_kind
 
-# of all rows together, in `full`; more would leave a CPU's caches
-PREFIXES_AT_ONCE = {
-    "cpu": 2048,
-    "cuda": 1 << 17,
-}
+PREFIXES_AT_ONCE = {"cpu": 2048, "cuda": 1 << 17}  # of all rows, in `full`; more would leave a CPU's caches
 ROWS_AT_ONCE = {"cpu": 64, "cuda": 512}  # in `topk`
 OPENED_AT_ONCE = 4  # most prefixes of a row that go through the decoder together, in `topk`
 MAX_OPENED = 8  # in `topk` with a linear_share: a row with more than one in so many goes through `full`
-# of what all codes sum to, at most, in `topk` with a linear_share
 MAX_LEFT_OUT = {
     torch.float32: 1e-4,
     torch.float64: 1e-12,
-}
+}  # share of the sum of all codes, in normalised `topk`
 CANDIDATES = 20  # in `candidates`
 EQUAL_SHARE = 0.5  # of the linear decoder in `candidates`, if the model has none
 INF = float("inf")
@@ -59,14 +52,14 @@ class CodeTrie:
     """The distinct prefixes of the codes' blocks of tokens.
 
     Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
-    empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor below has an entry
-    per node, or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its
-    number of tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1
-    at most]: the nodes from the empty prefix down to itself, which also fills the rest; leaves: number of
-    codes that begin with the prefix. nodes [codes, depth + 1]: those from the empty prefix down to each code.
+    empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node,
+    or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its number of
+    tokens;
+    first_child, children: the nodes below it follow each other; path [inner, depth + 1 at most]: the nodes
+    from the empty prefix down to itself, which also fills the rest; leaves: number of codes that begin with
+    it. nodes [codes, depth + 1]: those from the empty prefix down to each code.
 
-    codes: in the order of the results. Raises ValueError where there is none or two have the same tokens,
-    CodeError where one does not fit the formatter.
+    Raises ValueError for no codes or two with the same tokens, CodeError if one does not fit the formatter.
     """
 
     def __init__(self, codes: Sequence[str], formatter: BlockyFormatter):
@@ -83,10 +76,8 @@ class CodeTrie:
         place[1:, 1:] = np.cumsum(changed, axis=0)
         sizes = place[-1] + 1
         if sizes[-1] < len(blocks):
-            same = order[np.flatnonzero(~changed[:, -1])[0] :][:2]
-            raise ValueError(
-                f"the codes {self.codes[same[0]]!r} and {self.codes[same[1]]!r} have the same tokens"
-            )
+            one, other = (self.codes[i] for i in order[np.flatnonzero(~changed[:, -1])[0] :][:2])
+            raise ValueError(f"the codes {one!r} and {other!r} have the same tokens")
         self.levels = np.concatenate([[0], np.cumsum(sizes)]).tolist()  # where each level begins
         self.inner, self.depths = self.levels[-2], formatter.block_size
         nodes = place + np.array(self.levels[:-1])  # [codes, depth + 1]
@@ -114,15 +105,12 @@ class _PrefixCache:
         self.slots, self.rows = slots, None
 
     def put(self, start: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends key and value [N, H] at slot `start`; returns all keys and all values."""
+        """Writes key and value [N, H] at slot `start`; returns all keys and all values."""
         end = start + len(key)
-        if self.rows is None or end > self.rows.shape[1]:
-            grown = key.new_empty(
-                2, max(self.slots, end, 0 if self.rows is None else 2 * self.rows.shape[1]), key.shape[1]
-            )
-            if self.rows is not None:
-                grown[:, :start] = self.rows[:, :start]
-            self.rows = grown
+        if self.rows is None:
+            self.rows = key.new_empty(2, max(self.slots, end), key.shape[1])
+        elif end > self.rows.shape[1]:
+            self.rows = F.pad(self.rows, (0, 0, 0, end))
         self.rows[0, start:end], self.rows[1, start:end] = key, value
         return self.rows[0], self.rows[1]
 
@@ -135,8 +123,7 @@ def attend_to_path(
     path: Tensor,
     visible: Tensor | None,
 ) -> Tensor:
-    """Self-attention of N prefixes, each to itself and the prefixes that it begins with, and to nothing else
-    → [N, H].
+    """Self-attention of N prefixes, each to itself and the prefixes that it begins with → [N, H].
 
     q [N, H]; keys, values [slots, H]; path int64 [N, D], slots; visible bool [N, D] or None.
     """
@@ -165,21 +152,126 @@ class _Memory:
     visible: Tensor | None
 
     def rows(self, index: Tensor | slice) -> "_Memory":
-        return _Memory(
-            [k[index] for k in self.keys],
-            [v[index] for v in self.values],
-            None if self.visible is None else self.visible[index],
-        )
+        keys, values = ([x[index] for x in tensors] for tensors in (self.keys, self.values))
+        return _Memory(keys, values, None if self.visible is None else self.visible[index])
+
+
+@dataclass
+class _Queue:
+    """Prefixes and codes that were met, in no order.
+
+    If probabilities are normalised over the codes, all codes stay in it, since they count for the sum, and
+    there are `best`, `together` and `spread`.
+
+    Args:
+        log_prob: float [B, F], −inf for none; node: int64 [B, F]; slot: int64 [B, F], of the prefix one token
+            shorter.
+        best, together: log-probability by the linear decoder of the best code below each node, and of all of
+            them, float [B, nodes].
+        spread: log-probability that all codes below a node may have together beyond that of their sum without
+            a temperature, float [nodes].
+    """
+
+    log_prob: Tensor
+    node: Tensor
+    slot: Tensor
+    linear_share: float = 0.0
+    temperature: float = 1.0
+    best: Tensor | None = None
+    together: Tensor | None = None
+    spread: Tensor | None = None
+
+    def rows(self, index: Tensor) -> "_Queue":
+        names = ("log_prob", "node", "slot", *(() if self.best is None else ("best", "together")))
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
+
+    def shorten(self, k: int, inner: int) -> Tensor:
+        """Drops empty columns, and what cannot be among the k best codes, unless it counts for the sum;
+        returns which entries are prefixes to be opened, bool [B, F].
+        """
+        if self.best is None and self.log_prob.shape[1] >= k:
+            self.log_prob = self.log_prob.masked_fill(
+                self.log_prob < self._kth_code(self.log_prob, k, inner), -INF
+            )
+        longest = int((self.log_prob > -INF).sum(1).max())
+        self.log_prob, at = self.log_prob.topk(longest)
+        self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
+        is_open = (self.node < inner) & (self.log_prob > -INF)
+        if self.best is None or longest < k:
+            return is_open
+        known, left = self.sums(inner)
+        counts = left > known + math.log(MAX_LEFT_OUT[left.dtype])  # [B]
+        scores = self.bound(self.best)
+        return is_open & (counts[:, None] | (scores >= self._kth_code(scores, k, inner)))
+
+    def _kth_code(self, scores: Tensor, k: int, inner: int) -> Tensor:
+        """The score of the k-th best code, [B, 1]; −inf: fewer codes so far."""
+        return scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
+
+    def bound(self, of_linear: Tensor | None) -> Tensor:
+        """Score of each code, and the highest possible one of each prefix, float [B, F]."""
+        if of_linear is None:
+            return self.log_prob
+        share = self.linear_share
+        scores = ((1 - share) * self.log_prob + share * of_linear.gather(1, self.node)) / self.temperature
+        return scores.masked_fill(self.log_prob == -INF, -INF)
+
+    def priority(self) -> Tensor:
+        """What is opened first, float [B, F]."""
+        scores = self.bound(self.together)
+        return scores if self.spread is None else scores + self.spread[self.node]
+
+    def sums(self, inner: int) -> tuple[Tensor, Tensor]:
+        """(logarithm of what the codes sum to, of the most that is below open prefixes), float [B] each."""
+        score, is_code = self.priority(), self.node >= inner
+        return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
+
+    def pop(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each
+        [B, P]. A row with fewer has the empty prefix with log_prob −inf in their place.
+        """
+        first, at = self.priority().masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
+        none, log_prob = first == -INF, self.log_prob.gather(1, at)
+        node, slot = (x.gather(1, at).masked_fill(none, 0) for x in (self.node, self.slot))
+        self.log_prob = self.log_prob.scatter(1, at, log_prob.masked_fill(~none, -INF))
+        return log_prob.masked_fill(none, -INF), node, slot
+
+    def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
+        """What follows the prefixes `nodes` [B, P] of log_prob [B, P] in `slots` [B, P]; after: as
+        `CodeSearch._open` gives it.
+        """
+        number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
+        exist = number < tree.children[nodes][..., None]  # [B, P, C]
+        child = torch.where(exist, tree.first_child[nodes][..., None] + number, 0)
+        of_children = (log_prob[..., None] + after.gather(2, tree.token[child])).masked_fill(~exist, -INF)
+        self.log_prob = torch.cat([self.log_prob, of_children.flatten(1)], dim=1)
+        self.node = torch.cat([self.node, child.flatten(1)], dim=1)
+        self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
+
+    def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
+        """(numbers of codes, log_prob, if normalised among all codes), each [B, k]: sorted by number first,
+        then by probability, which leaves equal ones in order.
+        """
+        is_code = self.node >= tree.inner
+        numbers = tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)]
+        code, at = torch.where(is_code, numbers, len(tree.codes)).sort(1)
+        scores = self.bound(self.best).masked_fill(~is_code, -INF).gather(1, at)
+        scores, again = scores.sort(dim=1, descending=True, stable=True)
+        codes, scores = code.gather(1, again)[:, :k], scores[:, :k]
+        if self.best is None:
+            return codes, scores
+        known, left = self.sums(tree.inner)
+        return codes, scores - torch.logaddexp(known, left - math.log(2))[:, None]
 
 
 class CodeSearch:
-    """A model and a tree of codes. What depends on both but not on a text is worked out here, once, so make a
-    new one when the weights have changed.
+    """A model and a tree of codes. What depends on both but not on a text is computed once, so make a new one
+    when the weights have changed.
 
-    linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
-    Above 0 the codes of the tree are the outputs of the linear decoder, in their order. ranking: how the
-    probabilities are fitted; the codes and their order are the same. Raises ValueError where they are not as
-    many, or the share is another number.
+    Args:
+        linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
+            Above 0 the codes of the tree are the outputs of the linear decoder, in their order.
+        ranking: how the probabilities are fitted; the codes and their order are the same.
     """
 
     def __init__(
@@ -208,57 +300,55 @@ class CodeSearch:
             decoder.check_length(tree.depths)
             position = decoder.positional_encoding.pos_embedding[tree.depth[: tree.inner], 0]
             x = decoder.token_emb(tree.token[: tree.inner]) + position  # [inner, H]
-            q, k, v = (part[0].transpose(0, 1).flatten(1) for part in layer.self_attn.project(x[None], ALL))
+            q, k, v = layer.self_attn.project(x[None], ALL)[0].chunk(3, dim=1)
             reached = torch.arange(tree.depths, device=x.device) <= tree.depth[: tree.inner, None]
             self.x = layer.norm1(x + attend_to_path(layer.self_attn, q, k, v, tree.path, reached))
-            # [inner, heads, H / heads]
-            self.q = layer.multihead_attn.project(self.x[None], QUERY)[0][0].transpose(0, 1)
+            cross = layer.multihead_attn
+            (q,) = cross.by_head(cross.project(self.x[None], QUERY))
+            self.q = q[0].transpose(0, 1)  # [inner, heads, H / heads]
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Probability of every code, float [B, codes] in the order of the tree's codes; input_ids,
-        attention_mask [B, S].
-
-        Without a linear_share that of writing the code in the first block, which all codes together have less
-        than 1 of; with one that by both decoders, which sums to 1 over the codes.
+        """Probability of every code, float [B, codes] in the order of the tree's codes: without a
+        linear_share or ranking that of writing the code in the first block, else normalised over the codes.
         """
         if self.linear_share or self.ranking is not None:
             return self.probs_of(self.scores(*self.log_probs(input_ids, attention_mask)))
         with evaluating(self.model):
             memory, _ = self._encode(input_ids, attention_mask)
-            return torch.cat([self._by_code(part.exp()) for part in self._parts(memory, len(input_ids))])
+            return self._by_code(self._by_leaf(memory)).exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of every code by each decoder, whatever the linear_share: (of writing it in the
-        first block, by the softmax of the linear decoder), each float [B, codes]; arguments as of `full`.
+        """Log-probability of every code by each decoder, float [B, codes] each: (of writing it in the first
+        block, by the softmax of the linear decoder).
         """
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
-            written = torch.cat([self._by_code(part) for part in self._parts(memory, len(input_ids))])
+            written = self._by_code(self._by_leaf(memory))
             return written, upcast_half(self.model.classify(pooled)).log_softmax(1)
 
     def topk(self, input_ids: Tensor, attention_mask: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """The k most probable codes (all, where there are fewer): (numbers int64 [B, k], probabilities float
-        [B, k]), the most probable first, those of the same probability in the order of the tree's codes.
+        """(numbers int64 [B, k], probabilities float [B, k]) of the k most probable codes (all, if there are
+        fewer), the most probable first, equal ones in the order of the tree's codes.
 
-        Codes and probabilities are those of `full`; with a linear_share, what the latter are divided by has a
-        relative error of at most MAX_LEFT_OUT / 2, for the codes that are not looked at.
+        Those of `full`; normalised ones have a relative error of at most MAX_LEFT_OUT / 2, for the codes that
+        are not looked at.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, not {k}")
         k = min(k, len(self.tree.codes))
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
-            step, parts = by_kind(ROWS_AT_ONCE, input_ids.device), []
+            step, results = by_kind(ROWS_AT_ONCE, input_ids.device), []
             for i in range(0, len(input_ids), step):
                 part = slice(i, i + step)
-                parts.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
-        codes, log_probs = (torch.cat(each) for each in zip(*parts))
+                results.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
+        codes, log_probs = map(torch.cat, zip(*results))
         return codes, log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
-        scores float [B, N], the highest first, logits of the linear decoder [B, codes]). N: CANDIDATES, or as
-        many as there are; scores: as `scores` has them.
+        `joint` scores float [B, N], the highest first, logits of the linear decoder [B, codes]). N:
+        CANDIDATES, or as many as there are.
         """
         with evaluating(self.model):
             memory, pooled = self._encode(input_ids, attention_mask)
@@ -271,68 +361,39 @@ class CodeSearch:
             return codes.gather(1, best), scores, logits
 
     def joint(self, written: Tensor, logits: Tensor, codes: Tensor) -> Tensor:
-        """Scores of some codes, float [B, N]: written, their log-probabilities by the seq2seq decoder [B, N];
-        logits of the linear one [B, codes]; codes int64 [B, N].
+        """Scores of codes int64 [B, N], float [B, N], from their log-probabilities by the seq2seq decoder [B,
+        N] and logits of the linear one [B, codes].
         """
         linear = logits.log_softmax(1).gather(1, codes)
         return torch.lerp(written, linear.to(written), self.linear_share or EQUAL_SHARE)
 
-    def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
-        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N]; each prefix of a
-        row goes through the decoder once, level by level.
-        """
-        order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
-        nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
-        rows, number = order.shape
-        opened = [_PrefixCache(rows * number * self.tree.depths) for _ in self.layers]
-        row = torch.arange(rows, device=codes.device)[:, None]
-        slots = codes.new_zeros(rows, number, 0)
-        log_probs, used = self.x.new_zeros(rows, number, dtype=upcast_half(self.x).dtype), 0
-        for level in range(self.tree.depths):
-            at = nodes[..., level]
-            place = torch.nn.functional.pad(at[:, 1:] != at[:, :-1], (1, 0)).cumsum(1)  # of its prefix
-            width = int(place[:, -1].max()) + 1
-            slots = torch.cat([slots, (used + row * width + place)[..., None]], dim=2)
-            prefixes = at.new_zeros(rows, width).scatter_(1, place, at)
-            path = slots.new_zeros(rows, width, level + 1).scatter_(
-                1, place[..., None].expand_as(slots), slots
-            )
-            after = self._open(prefixes, memory, opened, used, path.flatten(0, 1), None)
-            token = self.tree.token[nodes[..., level + 1]]
-            log_probs = log_probs + after.flatten(1).gather(1, place * after.shape[2] + token)
-            used += rows * width
-        return torch.empty_like(log_probs).scatter_(1, order, log_probs)
-
-    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
-        """What both decoders look at."""
-        memory, pooled = self.model.encode(input_ids, attention_mask)
-        keys, values = zip(*(layer.multihead_attn.project(memory, KEY_VALUE) for layer in self.layers))
-        visible = visible_memory(self.model.memory_padding_mask(attention_mask))
-        return _Memory(list(keys), list(values), visible), pooled
-
     def scores(self, written: Tensor, linear: Tensor) -> Tensor:
         """Weighted mean of both decoders' log-probabilities, which are as of `log_probs`."""
-        return (
-            written if not self.linear_share else torch.lerp(written, linear.to(written), self.linear_share)
-        )
+        return torch.lerp(written, linear.to(written), self.linear_share) if self.linear_share else written
 
     def probs_of(self, scores: Tensor) -> Tensor:
         """Probability of every code, from `scores` [B, codes]."""
         log_probs = (scores / self.temperature).log_softmax(1)
         return log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
 
+    def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
+        """What both decoders look at."""
+        memory, pooled = self.model.encode(input_ids, attention_mask)
+        layers = [layer.multihead_attn for layer in self.layers]
+        keys, values = zip(*(layer.by_head(layer.project(memory, KEY_VALUE)) for layer in layers))
+        visible = visible_memory(self.model.memory_padding_mask(attention_mask))
+        return _Memory(list(keys), list(values), visible), pooled
+
     def _by_code(self, by_leaf: Tensor) -> Tensor:
         """Leaves [B, codes] in the order of the tree's codes."""
         return torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
 
-    def _parts(self, memory: _Memory, rows: int) -> Iterator[Tensor]:
-        """Log-probability of writing each code, float [b, leaves], for so many rows at once as there is room
-        for.
-        """
-        widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
-        step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
-        for i in range(0, rows, step):
-            yield self._full(memory.rows(slice(i, i + step)), min(step, rows - i))
+    def _arange(self, count: int) -> Tensor:
+        return torch.arange(count, device=self.x.device)
+
+    def _parents(self, first: int, last: int) -> Tensor:
+        """Place of each child's parent among the nodes first … last − 1 of a level, int64 [children]."""
+        return torch.repeat_interleave(self._arange(last - first), self.tree.children[first:last])
 
     def _open(
         self,
@@ -341,12 +402,14 @@ class CodeSearch:
         opened: list[_PrefixCache],
         start: int,
         path: Tensor,
-        visible: Tensor | None,
+        visible: Tensor | None = None,
     ) -> Tensor:
-        """Log-probability of each token after each prefix, float [B, P, vocabulary].
+        """Log-probability of each token after each prefix, float [B, P, V].
 
-        nodes: inner nodes [P] of all rows, or [B, P]; their keys and values take the slots from `start` on,
-        row by row; path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
+        Args:
+            nodes: inner nodes [P] of all rows, or [B, P]; their keys and values take the slots from `start`
+                on, row by row.
+            path: slots, int64 [B · P, D]; visible: bool [B · P, D] or None.
         """
         rows = len(memory.keys[0])
         q = self.q[nodes].transpose(-3, -2)  # [(B,) heads, P, H / heads]
@@ -354,75 +417,89 @@ class CodeSearch:
             self.x[nodes], memory.keys[0], memory.values[0], memory.visible, q.expand(rows, -1, -1, -1)
         )
         for i, layer in enumerate(self.layers[1:], start=1):
-            flat = x.flatten(0, 1)  # [B · P, H]
-            attention = layer.self_attn
+            flat, attention = x.flatten(0, 1), layer.self_attn  # [B · P, H]
             q, k, v = product(flat, *attention.in_proj()).chunk(3, dim=1)
-            x = layer.norm1(
-                flat + attend_to_path(attention, q, *opened[i].put(start, k, v), path, visible)
-            ).view_as(x)
+            mixed = attend_to_path(attention, q, *opened[i].put(start, k, v), path, visible)
+            x = layer.norm1(flat + mixed).view_as(x)
             x = layer.cross_attend_and_feed_forward(x, memory.keys[i], memory.values[i], memory.visible)
         return upcast_half(self.model.decoder.head(x)).log_softmax(-1)
 
-    def _full(self, memory: _Memory, rows: int) -> Tensor:
-        tree, levels = self.tree, self.tree.levels
+    def _written(self, memory: _Memory, codes: Tensor) -> Tensor:
+        """Log-probability of writing codes int64 [b, N] in the first block, float [b, N]; each prefix of a
+        row goes through the decoder once, level by level.
+        """
+        order = self.tree.nodes[codes][..., -1].argsort(1)  # codes that begin alike follow each other
+        nodes = self.tree.nodes[codes.gather(1, order)]  # [b, N, depth + 1]
+        rows, count = order.shape
+        opened = [_PrefixCache(rows * count * self.tree.depths) for _ in self.layers]
+        row, slots = self._arange(rows)[:, None], codes.new_zeros(rows, count, 0)
+        log_probs, used = self.x.new_zeros(rows, count, dtype=upcast_half(self.x).dtype), 0
+        for level in range(self.tree.depths):
+            at = nodes[..., level]
+            place = F.pad(at[:, 1:] != at[:, :-1], (1, 0)).cumsum(1)  # of its prefix
+            width = int(place[:, -1].max()) + 1
+            slots = torch.cat([slots, (used + row * width + place)[..., None]], dim=2)
+            prefixes = at.new_zeros(rows, width).scatter_(1, place, at)
+            path = slots.new_zeros(rows, width, level + 1)
+            path.scatter_(1, place[..., None].expand_as(slots), slots)
+            after = self._open(prefixes, memory, opened, used, path.flatten(0, 1))
+            token = self.tree.token[nodes[..., level + 1]]
+            log_probs = log_probs + after.flatten(1).gather(1, place * after.shape[2] + token)
+            used += rows * width
+        return torch.empty_like(log_probs).scatter_(1, order, log_probs)
+
+    def _by_leaf(self, memory: _Memory) -> Tensor:
+        """Log-probability of writing each code, float [B, leaves]."""
+        widest = max(b - a for a, b in zip(self.tree.levels, self.tree.levels[1:-1]))
+        step = max(1, by_kind(PREFIXES_AT_ONCE, self.x.device) // widest)
+        starts = range(0, len(memory.keys[0]), step)
+        return torch.cat([self._by_leaf_at_once(memory.rows(slice(i, i + step))) for i in starts])
+
+    def _by_leaf_at_once(self, memory: _Memory) -> Tensor:
+        tree, levels, rows = self.tree, self.tree.levels, len(memory.keys[0])
         opened = [_PrefixCache(rows * tree.inner) for _ in self.layers]
-        begin = torch.tensor(levels[: tree.depths], device=self.x.device)
-        size = torch.tensor(levels[1 : tree.depths + 1], device=self.x.device) - begin
-        row = torch.arange(rows, device=self.x.device)[:, None, None]
+        begin, end = torch.tensor([levels[: tree.depths], levels[1 : tree.depths + 1]], device=self.x.device)
+        row, size = self._arange(rows)[:, None, None], end - begin
         log_probs = torch.zeros(rows, 1, device=self.x.device)
         for level in range(tree.depths):
             first, last, end = levels[level : level + 3]
             above = slice(0, level + 1)
             # [B, P, level + 1]
             path = begin[above] * rows + row * size[above] + tree.path[first:last, above] - begin[above]
-            after = self._open(
-                torch.arange(first, last, device=self.x.device),
-                memory,
-                opened,
-                first * rows,
-                path.flatten(0, 1),
-                None,
-            )
-            parent = torch.repeat_interleave(
-                torch.arange(last - first, device=self.x.device), tree.children[first:last]
-            )
-            log_probs = (
-                log_probs[:, parent] + after.flatten(1)[:, parent * after.shape[2] + tree.token[last:end]]
-            )
+            nodes = first + self._arange(last - first)
+            after = self._open(nodes, memory, opened, first * rows, path.flatten(0, 1)).flatten(1)
+            parent, width = self._parents(first, last), self.model.vocab_size
+            log_probs = log_probs[:, parent] + after[:, parent * width + tree.token[last:end]]
         return log_probs
 
-    def _first_queue(self, pooled: Tensor) -> "_Queue":
+    def _first_queue(self, pooled: Tensor) -> _Queue:
         """The empty prefix of each row."""
         rows, tree = len(pooled), self.tree
         log_prob = self.x.new_zeros(rows, 1, dtype=upcast_half(self.x).dtype)
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
         if not self.linear_share and self.ranking is None:
             return _Queue(log_prob, nodes, slots)
-        more = max(0.0, 1 - 1 / self.temperature) * tree.leaves.to(self.x.dtype).log()
-        weights = self.linear_share, self.temperature, more
-        if not self.linear_share:
-            nothing = log_prob.new_zeros(rows, tree.levels[-1])
-            return _JointQueue(log_prob, nodes, slots, weights, nothing, nothing)
-        best = log_prob.new_empty(rows, tree.levels[-1])  # [B, nodes]
-        best[:, tree.inner :] = upcast_half(self.model.classify(pooled)).log_softmax(1)[:, tree.code_of_leaf]
-        mass = best.exp()
-        for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
-            parent = torch.repeat_interleave(
-                torch.arange(last - first, device=pooled.device), tree.children[first:last]
-            ).expand(rows, -1)
-            best[:, first:last] = best.new_full((rows, last - first), -INF).scatter_reduce(
-                1, parent, best[:, last:end], "amax"
-            )
-            mass[:, first:last] = mass.new_zeros(rows, last - first).scatter_add(1, parent, mass[:, last:end])
-        return _JointQueue(log_prob, nodes, slots, weights, best, torch.maximum(mass.log(), best))
+        best = together = log_prob.new_zeros(rows, tree.levels[-1])  # [B, nodes]
+        if self.linear_share:
+            of_codes = upcast_half(self.model.classify(pooled)).log_softmax(1)
+            best[:, tree.inner :] = of_codes[:, tree.code_of_leaf]
+            mass = best.exp()
+            for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
+                parent = self._parents(first, last).expand(rows, -1)
+                empty = best.new_full((rows, last - first), -INF)
+                best[:, first:last] = empty.scatter_reduce(1, parent, best[:, last:end], "amax")
+                mass[:, first:last] = torch.zeros_like(empty).scatter_add(1, parent, mass[:, last:end])
+            together = torch.maximum(mass.log(), best)
+        spread = max(0.0, 1 - 1 / self.temperature) * tree.leaves.to(self.x.dtype).log()
+        return _Queue(log_prob, nodes, slots, self.linear_share, self.temperature, best, together, spread)
 
-    def _topk(self, memory: _Memory, queue: "_Queue", k: int) -> tuple[Tensor, Tensor]:
-        tree, device, rows = self.tree, self.x.device, len(queue.node)
-        codes = torch.empty(rows, k, dtype=torch.int64, device=device)
+    def _topk(self, memory: _Memory, queue: _Queue, k: int) -> tuple[Tensor, Tensor]:
+        tree, rows = self.tree, len(queue.node)
+        codes = queue.node.new_empty(rows, k)
         log_probs = self.x.new_empty(rows, k, dtype=upcast_half(self.x).dtype)
         opened, used = [_PrefixCache(rows * 8 * OPENED_AT_ONCE) for _ in self.layers], 0
-        paths = torch.zeros(0, tree.depths, dtype=torch.int64, device=device)  # slots on the way to each slot
-        active = torch.arange(rows, device=device)
+        paths = codes.new_zeros(0, tree.depths)  # slots on the way to each slot
+        active = self._arange(rows)
         while True:
             is_open = queue.shorten(k, tree.inner)
             done = ~is_open.any(1)
@@ -431,152 +508,24 @@ class CodeSearch:
                 codes[active[done]], log_probs[active[done]] = queue.rows(done).best_codes(k, tree)
                 if finished == len(active):
                     return codes, log_probs
-                active = active[~done]
-                memory = memory.rows(~done)
-                queue = queue.rows(~done)
-                is_open = is_open[~done]
-            if isinstance(queue, _JointQueue) and MAX_OPENED * used > rows * tree.inner:
-                # by way of all codes
-                linear = queue.best[:, tree.inner :]
-                scores = self.scores(torch.cat(list(self._parts(memory, len(linear)))), linear)
-                found = self._by_code((scores / self.temperature).log_softmax(1))
-                best, order = found.sort(dim=1, descending=True, stable=True)
+                active, is_open = active[~done], is_open[~done]
+                memory, queue = memory.rows(~done), queue.rows(~done)
+            if queue.best is not None and MAX_OPENED * used > rows * tree.inner:
+                # through all codes
+                scores = self.scores(self._by_leaf(memory), queue.best[:, tree.inner :])
+                of_codes = self._by_code((scores / self.temperature).log_softmax(1))
+                best, order = of_codes.sort(dim=1, descending=True, stable=True)
                 codes[active], log_probs[active] = order[:, :k], best[:, :k]
                 return codes, log_probs
-            best, nodes, parents = queue.take(is_open, OPENED_AT_ONCE)  # [b, P] each
+            log_prob, nodes, parents = queue.pop(is_open, OPENED_AT_ONCE)  # [b, P] each
             depth = tree.depth[nodes].flatten()
-            own = used + torch.arange(nodes.numel(), device=device)
-            reach = torch.arange(int(depth.max()) + 1, device=device)  # [D]
-            path = own[:, None].repeat(1, tree.depths)
+            slots, reach = (
+                used + self._arange(nodes.numel()),
+                self._arange(int(depth.max()) + 1),
+            )  # [b · P], [D]
+            path = slots[:, None].repeat(1, tree.depths)
             if used:
-                path = torch.where(
-                    torch.arange(tree.depths, device=device) < depth[:, None], paths[parents.flatten()], path
-                )
+                path = torch.where(self._arange(tree.depths) < depth[:, None], paths[parents.flatten()], path)
             after = self._open(nodes, memory, opened, used, path[:, : len(reach)], reach <= depth[:, None])
-            paths, used = torch.cat([paths, path]), used + len(own)
-            queue.add(best, nodes, own.view_as(nodes), after, tree)
-
-
-class _Queue:
-    """Prefixes and codes that were met, in no order: log_prob float [B, F], −inf where there is none; node
-    and slot int64 [B, F], the slot that of the prefix one token shorter.
-    """
-
-    def __init__(self, log_prob: Tensor, node: Tensor, slot: Tensor):
-        self.log_prob, self.node, self.slot = log_prob, node, slot
-
-    def rows(self, index: Tensor) -> "_Queue":
-        found = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(found, name, value[index])
-        return found
-
-    def shorten(self, k: int, inner: int) -> Tensor:
-        """Drops what is less probable than the k-th best code; returns which entries are prefixes to be
-        opened, bool [B, F].
-        """
-        if self.log_prob.shape[1] >= k:
-            of_codes = self.log_prob.masked_fill(self.node < inner, -INF)
-            least = of_codes.topk(k).values[:, -1:]  # −inf: fewer than k codes so far
-            self.log_prob = self.log_prob.masked_fill(self.log_prob < least, -INF)
-        return self.compact(inner)
-
-    def compact(self, inner: int) -> Tensor:
-        """Drops empty columns; returns which entries are prefixes, bool [B, F]."""
-        longest = int((self.log_prob > -INF).sum(1).max())
-        self.log_prob, at = self.log_prob.topk(longest)
-        self.node, self.slot = self.node.gather(1, at), self.slot.gather(1, at)
-        return (self.node < inner) & (self.log_prob > -INF)
-
-    def priority(self) -> Tensor:
-        """What is opened first, float [B, F]."""
-        return self.log_prob
-
-    def take(self, is_open: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Takes out up to `most` of the most probable open prefixes of each row: (log_prob, node, slot), each
-        [B, P]. A row with fewer has the empty prefix with log_prob −inf in their place.
-        """
-        first, at = self.priority().masked_fill(~is_open, -INF).topk(min(most, int(is_open.sum(1).max())))
-        none = first == -INF
-        found = self.log_prob.gather(1, at).masked_fill(none, -INF)
-        node = self.node.gather(1, at).masked_fill(none, 0)
-        slot = self.slot.gather(1, at).masked_fill(none, 0)
-        self.log_prob = self.log_prob.scatter(1, at, self.log_prob.gather(1, at).masked_fill(~none, -INF))
-        return found, node, slot
-
-    def add(self, log_prob: Tensor, nodes: Tensor, slots: Tensor, after: Tensor, tree: CodeTrie) -> None:
-        """What follows the prefixes `nodes` [B, P] of log_prob [B, P] in `slots` [B, P]; after: as
-        `CodeSearch._open` gives it.
-        """
-        number = torch.arange(int(tree.children[nodes].max()), device=nodes.device)
-        there = number < tree.children[nodes][..., None]  # [B, P, C]
-        child = torch.where(there, tree.first_child[nodes][..., None] + number, 0)
-        found = log_prob[..., None] + after.gather(2, tree.token[child])
-        self.log_prob = torch.cat([self.log_prob, found.masked_fill(~there, -INF).flatten(1)], dim=1)
-        self.node = torch.cat([self.node, child.flatten(1)], dim=1)
-        self.slot = torch.cat([self.slot, slots[..., None].expand_as(child).flatten(1)], dim=1)
-
-    def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
-        """(numbers of codes, log_prob), each [B, k]: sorted by number first, then by probability, which
-        leaves equal ones in order.
-        """
-        is_code = self.node >= tree.inner
-        code, at = torch.where(
-            is_code, tree.code_of_leaf[(self.node - tree.inner).clamp(min=0)], len(tree.codes)
-        ).sort(1)
-        log_prob, again = (
-            self.log_prob.masked_fill(~is_code, -INF).gather(1, at).sort(dim=1, descending=True, stable=True)
-        )
-        return code.gather(1, again)[:, :k], log_prob[:, :k]
-
-
-class _JointQueue(_Queue):
-    """As `_Queue`, where the probabilities are normalised over the codes; codes stay in it, since all count
-    for the sum. best, together: log-probability by the linear decoder of the best code below each node, and
-    of all of them, float [B, nodes]. weights: the share of the linear decoder; the temperature of the scores;
-    log-probability that all codes below a node may have together beyond that of their sum without a
-    temperature, float [nodes].
-    """
-
-    def __init__(
-        self, log_prob: Tensor, node: Tensor, slot: Tensor, weights: tuple, best: Tensor, together: Tensor
-    ):
-        super().__init__(log_prob, node, slot)
-        self.weights, self.best, self.together = weights, best, together
-
-    def bound(self, of_linear: Tensor) -> Tensor:
-        """Score of each code, and of each prefix the highest below it (`best`) or the most that it sums to
-        (`together`), float [B, F].
-        """
-        share, temperature, _ = self.weights
-        found = ((1 - share) * self.log_prob + share * of_linear.gather(1, self.node)) / temperature
-        return found.masked_fill(self.log_prob == -INF, -INF)
-
-    def priority(self) -> Tensor:
-        return self.bound(self.together) + self.weights[2][self.node]
-
-    def sums(self, inner: int) -> tuple[Tensor, Tensor]:
-        """(logarithm of what the codes sum to, and of the most that is below open prefixes), float [B]
-        each.
-        """
-        score, is_code = self.priority(), self.node >= inner
-        return score.masked_fill(~is_code, -INF).logsumexp(1), score.masked_fill(is_code, -INF).logsumexp(1)
-
-    def shorten(self, k: int, inner: int) -> Tensor:
-        """Drops nothing; returns which prefixes may hold one of the k best codes, or count for the sum."""
-        is_open = self.compact(inner)
-        known, left = self.sums(inner)
-        counts = left > known + math.log(MAX_LEFT_OUT[left.dtype])  # [B]
-        scores = self.bound(self.best)
-        if scores.shape[1] < k:
-            return is_open
-        least = scores.masked_fill(self.node < inner, -INF).topk(k).values[:, -1:]
-        return is_open & (counts[:, None] | (scores >= least))
-
-    def best_codes(self, k: int, tree: CodeTrie) -> tuple[Tensor, Tensor]:
-        """As of `_Queue`, with the logarithm of the probability among all codes."""
-        known, left = self.sums(tree.inner)
-        total = torch.logaddexp(known, left - math.log(2))
-        codes, score = _Queue(self.bound(self.best), self.node, self.slot).best_codes(k, tree)
-        return codes, score - total[:, None]
+            paths, used = torch.cat([paths, path]), used + len(slots)
+            queue.add(log_prob, nodes, slots.view_as(nodes), after, tree)
