@@ -77,7 +77,8 @@ def rates(args, folder: str, size: str, model: str) -> dict[str, dict[str, float
     for _ in range(args.rounds):
         for (name, way), each in measured.items():
             more, threads = WAYS[way]
-            flags = f"--decoder greedy --precision {name} {more}"
+            format = "" if name == "float32" else f"--{name}"
+            flags = f"--decoder greedy {format} {more}"
             each.append(code(model, sources[way], flags, threads)["rows_per_sec"])
     return {name: {way: statistics.median(measured[name, way]) for way in WAYS} for name in args.formats}
 

@@ -1,5 +1,4 @@
-"""How fast a file is coded from the command line, with and without coding equal texts once, and in how much
-memory:
+"""How fast a file is coded from the command line, and in how much memory:
 
     python -m benchmarks.coding                             # a million rows of the sample; size tiny
     python -m benchmarks.coding --rows 100000 --decoders greedy flat
@@ -30,8 +29,6 @@ from .common import (
     write_sample,
 )
 
-WAYS = {"de-duplicated": "", "every row": "--no-deduplicate"}
-
 
 def coding(model: str, source: str, output: str, flags: str) -> str:
     """The command that codes a file with columns occ1 and lang."""
@@ -55,12 +52,10 @@ def code(model: str, source: str, flags: str, threads: int | None, output: str |
 def words(parts: dict[int, dict]) -> str:
     """parts: by rows."""
     rows = max(parts)
-    every, distinct = (parts[rows][f"greedy, {way}"] for way in ("every row", "de-duplicated"))
+    distinct = parts[rows]["greedy, de-duplicated"]
     return (
         f"A model of size tiny codes {rows:,} rows of the sample, digit by digit, at"
-        f" {distinct['rows_per_sec']:,.0f} rows/s if equal texts are coded once, the default, and at"
-        f" {every['rows_per_sec']:,.0f} if every row is coded ({distinct['peak_mb']:,.0f} and"
-        f" {every['peak_mb']:,.0f} MB)."
+        f" {distinct['rows_per_sec']:,.0f} rows/s, equal texts once ({distinct['peak_mb']:,.0f} MB)."
     )
 
 
@@ -83,9 +78,8 @@ def main() -> None:
             write_sample(source, args.rows)
         model = args.model or trained(folder, "tiny", args.steps)
         for decoder in args.decoders:
-            for way, flag in WAYS.items():
-                flags = f"--decoder {decoder} --system coded {flag}"
-                found[f"{decoder}, {way}"] = code(model, source, flags, args.threads)
+            flags = f"--decoder {decoder} --system coded"
+            found[f"{decoder}, de-duplicated"] = code(model, source, flags, args.threads)
     rows = [
         [name, f"{each['rows_per_sec']:,.0f}", f"{each['peak_mb']:,.0f}"]
         for name, each in found.items()

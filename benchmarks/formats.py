@@ -31,7 +31,8 @@ def measured(model: str, decoder: str, counts: Counter, rounds: int, folder: str
     rates: dict[str, list[float]] = {name: [] for name in formats}
     for _ in range(rounds):
         for name in formats:
-            flags = f"--decoder {decoder} --precision {name} --processes 1 --system coded --overwrite"
+            flag = "" if name == "float32" else f"--{name}"
+            flags = f"--decoder {decoder} {flag} --processes 1 --system coded --overwrite"
             rates[name].append(code(model, source, flags, 1, f"{folder}/{name}.csv")["rows_per_sec"])
     answers = {name: read_csv(f"{folder}/{name}.csv") for name in formats}
     found = {}

@@ -56,9 +56,7 @@ def entry(name: str, model: Run, results: list[dict]) -> dict:
     coder, rows = Coder.load(f"{model.folder}/last.bin"), model.data.val[:1024]
     texts, languages = [row.text for row in rows], [row.language for row in rows]
     sides = {
-        decoder: lambda some, decoder=decoder: coder.code(
-            texts[: 64 * some], languages[: 64 * some], decoder, deduplicate=False
-        )
+        decoder: lambda some, decoder=decoder: coder.code(texts[: 64 * some], languages[: 64 * some], decoder)
         for decoder in CODING
     }
     taken = in_turns(sides, 3, -(-len(texts) // 64))

@@ -12,6 +12,8 @@ and so are the shapes of their results; where a result is deliberately another o
 
 import contextlib
 import gc
+import numbers
+import operator
 import os
 import signal
 import threading
@@ -23,23 +25,15 @@ from typing import Any
 import torch
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import key_reader
+from histocc.data.rows import fill_dittos, key_reader
 from histocc.formatter import CLASSES, hisco_classes
 from histocc.job import data as job_data
 from histocc.job import train
 from histocc.job.config import FinetuneConfig, finetune_parser
 from histocc.job.data import dataset_file
-from histocc.predict import tables as coded_tables
+from histocc.predict import tables
 from histocc.predict.coder import Coded, Coder
-from histocc.predict.tables import (
-    as_table,
-    described,
-    indexes_differ,
-    is_count,
-    is_threshold,
-    require,
-    texts_and_languages,
-)
+from histocc.predict.tables import as_table
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
@@ -51,21 +45,12 @@ from histocc.text import UNKNOWN_LANGUAGE
 
 HUB_NAME = "OccCANINE_s2s_mix"
 BEHAVIORS = {"good": "greedy", "fast": "flat"}
-PREDICTION_TYPES = {
-    "greedy": "greedy",
-    "greedy-topk": "topk",
-    "topk": "topk",
-    "flat": "flat",
-    "both": "both",
-    "full": "full",
+# prediction_type → decoder
+PREDICTION_TYPES = {name: name for name in ("greedy", "topk", "flat", "both", "full")} | {
+    "greedy-topk": "topk"
 }
 WHAT = ("pred", "probs", "logits", "bin", "embeddings")
-# kinds of models by their published names
-MODEL_TYPES = {
-    "mixer": "mix",
-    "seq2seq": "seq2seq",
-    "flat": "flat",
-}
+MODEL_TYPES = {"mixer": "mix", "seq2seq": "seq2seq", "flat": "flat"}  # kinds by their published names
 
 PAPER = (
     "Dahl, C. M., Johansen, T., & Vedel, C. (2024). Breaking the HISCO Barrier: Automatic Occupational"
@@ -78,39 +63,54 @@ BIBTEX = """@misc{dahl2024occcanine,
 }"""
 
 
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raises ValueError for what is neither None nor one of the choices."""
+    if value is not None and not (isinstance(value, str) and value in choices):
+        raise ValueError(f"{name}: found {value!r:.60}, expected one of {', '.join(map(repr, choices))}")
+
+
+def count_of(name: str, value: Any) -> int:
+    """A whole number of at least 1, also one of numpy. Raises ValueError."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name}: found {value!r:.60}, expected a whole number of at least 1")
+    return number
+
+
 class OccCANINE:
-    """A trained model.
+    """A trained model. It can be pickled and copied, with its weights; threads may call it at the same time:
+    one call is answered after the other.
 
     Args:
         name: folder of a run, a checkpoint, an exported or published model, or its name on the hub, also as
             the published program takes it (OccCANINE_s2s_mix, Christianvedel/…); None for the published HISCO
             model there.
-        device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1", a torch.device, or None or "auto" for a GPU if there is one.
         batch_size: texts at once; may be set later.
         verbose: whether to say what is done; False, unlike in the published package.
         system: of published weights: hisco, or another one; in any case the name of the columns, instead of
-        the model's own.
+            the model's own.
         key: file of the codes of published weights that hold none. With a column of words (see
             `histocc.predict --descriptions`) results have its words.
-        descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a DataFrame with columns
+        descriptions: words of the codes, columns desc_1, desc_2, …: a file, or a table with columns
             system_code and desc; None: the titles of HISCO codes.
         classes: also columns of the social classes of HISCO codes: of hisclass, hisclass_5, socpo, hiscam.
         hf: True: a name on the hub, unless it is a file or folder here; False: a file or folder; None:
-        whichever is there.
+            whichever is there.
         force_download: load from the hub again.
         model_type: "mix", "seq2seq" or "flat", only compared with what is loaded.
-        use_within_block_sep, target_cols: of a published general-purpose model, where it does not say it.
-        raw_confidence: probabilities are those of the decoders themselves, not what the checkpoint has fitted
-            to how often they are right.
-        int8: matrix products in int8, on CPUs alone; `histocc.predict --int8` says how the codes compare.
+        use_within_block_sep, target_cols: of a published general-purpose model, if it does not say it.
+        raw_confidence, int8: as of `histocc.predict`.
 
     Attributes: name, file, model, formatter, system, coder, codes, key, key_desc, model_type, device,
     batch_size.
 
-    It can be pickled and copied, with its weights: one that comes back where its GPU is not there is on the
-    CPU, with a warning. Threads may call it at the same time: one call is answered after the other.
-
-    Raises ValueError for arguments of another kind, UserError for files and names that cannot be used.
+    Raises:
+        ValueError: an argument is of another kind.
+        UserError: a file or name cannot be used.
     """
 
     def __init__(
@@ -132,18 +132,17 @@ class OccCANINE:
         raw_confidence: bool = False,
         int8: bool = False,
     ):
-        model_types = (None, *MODEL_TYPES.values())
-        require(model_type in model_types, "model_type", model_type, f"one of {model_types}")
+        check_choice("model_type", model_type, list(MODEL_TYPES.values()))
         self._lock = threading.RLock()  # held while codes are computed or the model changes
-        self.name, self.device, self.verbose = os.fspath(name or HUB_NAME), device_of(device), verbose
-        self._key_file = None if key is None else os.fspath(key)
-        self._said = {"descriptions": described(descriptions), "system": system}
-        self._classes = list(dict.fromkeys([classes] if isinstance(classes, str) else classes or []))
+        self.name = HUB_NAME if name is None else os.fspath(name)
+        self.device, self.verbose = device_of(device), verbose
+        self._batch_size = count_of("batch_size", batch_size)
+        self._key_file, self._descriptions, self._system = key and os.fspath(key), descriptions, system
+        self._classes = [classes] if isinstance(classes, str) else list(dict.fromkeys(classes or []))
         if set(self._classes) - set(CLASSES):
             raise ValueError(f"classes: found {self._classes}, expected some of {', '.join(CLASSES)}")
         self._raw_confidence = raw_confidence
         self._precision = Precision("int8" if int8 else "float32", self.device)
-        self._batch_size = self._checked_batch_size(batch_size)
         said = Given(
             "hisco" if (system or "").lower() == "hisco" else None,
             key_reader(self._key_file),
@@ -210,21 +209,24 @@ class OccCANINE:
 
     def _words(self, coder: Coder) -> dict[str, str]:
         """Code → words, of the codes that have some."""
-        said, key = self._said["descriptions"], self._key_file
-        if isinstance(said, str):
-            return read_descriptions(said, coder.codes, coder.formatter)
-        if said is None:
-            found = {}
-            if key and os.path.isfile(key):
-                found = read_descriptions(key, coder.codes, coder.formatter, required=False)
-            return found or (hisco_classes()["title"] if coder.formatter.kind == "hisco" else {})
-        found = {coder.formatter.repair(code)[0]: words for code, words in reversed(said)}
-        if not set(coder.codes) & found.keys():
+        given, key = self._descriptions, self._key_file
+        if isinstance(given, str | os.PathLike):
+            return read_descriptions(os.fspath(given), coder.codes, coder.formatter)
+        if given is None:
+            titles = hisco_classes()["title"] if coder.formatter.kind == "hisco" else {}
+            if key is None or not os.path.isfile(key):
+                return titles
+            return read_descriptions(key, coder.codes, coder.formatter, required=False) or titles
+        pairs = tables.pairs_of(given, "system_code", "desc")
+        if pairs is None:
+            raise UserError("descriptions: expected a file, or a table with columns system_code and desc")
+        words = {coder.formatter.repair(code)[0]: text for code, text in reversed(pairs)}
+        if not set(coder.codes) & words.keys():
             raise UserError(
-                f"descriptions: none of the {len(coder.codes):,} codes of the model stands in "
-                "column 'system_code'"
+                f"descriptions: none of the {len(coder.codes):,} codes of the model stands in column"
+                " 'system_code'"
             )
-        return found
+        return words
 
     def __repr__(self) -> str:
         return (
@@ -256,12 +258,7 @@ class OccCANINE:
 
     @batch_size.setter
     def batch_size(self, texts: int) -> None:
-        self._batch_size = self.coder.batch_size = self._checked_batch_size(texts)
-
-    @staticmethod
-    def _checked_batch_size(texts: int) -> int:
-        require(is_count(texts), "batch_size", texts, "a whole number of at least 1")
-        return int(texts)
+        self._batch_size = self.coder.batch_size = count_of("batch_size", texts)
 
     def predict(
         self,
@@ -278,6 +275,7 @@ class OccCANINE:
         get_dict: bool = False,
         get_df: bool = True,
         concat_in: bool = False,
+        ditto: bool = False,
     ):
         """Codes of texts, or what they are made of.
 
@@ -295,7 +293,7 @@ class OccCANINE:
                 hisco_CODE. embeddings: the encoder's pooled output, one column per number.
             threshold: probability above which a code counts, 0 to 1, one number or by language, of the linear
                 decoder and of full; None for the model's own: published ones, fitted ones, else 0.5 (full of
-                a model without published ones gives the k_pred best). A warning says where it has no effect.
+                a model without published ones gives the k_pred best). A warning says if it has no effect.
             behavior: "good" (greedy) or "fast" (flat); None for the one that was right more often on the
                 model's validation texts; good if the model does not say, as published ones.
             prediction_type: says more than behavior, and counts if both are given: greedy; flat; both (as
@@ -303,143 +301,99 @@ class OccCANINE:
                 seq2seq decoder, each alone); topk (the same, faster); greedy-topk (the same with k_pred rows
                 per text and a column top-k-pos).
             order_invariant_conf: False: conf of greedy is the probability of the codes in the order in which
-            they were written.
-            get_dict: a list of dicts, also where pandas is installed; get_df=False is the same. concat_in is
-                not used, as in the published package.
+                they were written.
+            get_dict: a list of dicts, also if pandas is installed; get_df=False is the same.
+            ditto: texts such as do. or ditto are coded as the text before them.
+            deduplicate, concat_in: of the published package; the result does not depend on them.
 
-        Returns a DataFrame, or a list of dicts where pandas is not installed; the columns depend on the
+        Returns a DataFrame, or a list of dicts if pandas is not installed; the columns depend on the
         arguments alone. Codes that are not there are None, probabilities NaN (None in dicts).
 
-        Unlike in the published package: greedy has up to k_pred columns whatever the rows hold; conf is the
-        probability of the set of codes and of nothing else after it, not the product over what pads the
-        sequence; top-k codes are the exact ones, not those of a beam; -1, -2 and -3 are written so, not
-        -0001; occ1 is the text alone, without its language; an empty text has no code; several languages may
-        have thresholds of their own in one call; a language that the model does not know is read as unk.
+        docs/published.md says what differs from the published package.
 
-        Raises ValueError for arguments that are not as above, and UserError where the
-        model has no such decoder.
+        Raises:
+            ValueError: an argument is not as above.
+            UserError: the model has no such decoder.
         """
-        require(what in WHAT or is_count(what), "what", what, f"one of {WHAT}, or a number of codes")
-        require(behavior in (None, *BEHAVIORS), "behavior", behavior, f"one of {(*BEHAVIORS,)}")
-        kinds = (*PREDICTION_TYPES,)
-        require(
-            prediction_type in (None, *kinds), "prediction_type", prediction_type, f"None or one of {kinds}"
-        )
-        require(is_count(k_pred), "k_pred", k_pred, "a whole number of at least 1")
-        languages = self.coder.languages
-        require(
-            is_threshold(threshold, languages),
-            "threshold",
-            threshold,
-            "a probability from 0 to 1, None, or a dict of probabilities by language (those that the model"
-            f" knows: {', '.join(languages)}; None stands for the others)",
-        )
-        threshold = None if threshold == {} else threshold
-        if not isinstance(what, str):
-            what, k_pred = "pred", what
-        shown_as, texts, languages = texts_and_languages(occ1, lang)
+        if isinstance(what, str) or what is None:
+            check_choice("what", what or "", WHAT)
+        else:
+            what, k_pred = "pred", count_of("what", what)
+        k_pred = count_of("k_pred", k_pred)
+        check_choice("behavior", behavior, list(BEHAVIORS))
+        check_choice("prediction_type", prediction_type, list(PREDICTION_TYPES))
+        threshold = self._threshold(threshold)
+        cells, texts, languages = tables.texts_and_languages(occ1, lang, UNKNOWN_LANGUAGE)
+        if ditto:
+            fill_dittos(texts, "", fill=True)
+        as_dict = get_dict or not get_df
         with self._lock:
-            kind = prediction_type or BEHAVIORS.get(behavior or "") or self.coder.best_decoder
-            self._warn(kind, what, threshold, behavior, occ1, lang, languages)
-            decoder, get_dict = PREDICTION_TYPES[kind], get_dict or not get_df
-            if what in ("probs", "logits", "embeddings"):
-                return self._numbers(what, shown_as, texts, languages, decoder, deduplicate, get_dict)
-            coded = self._coded(
-                texts, languages, decoder, k_pred, threshold, deduplicate, order_invariant_conf
+            kind = prediction_type or (BEHAVIORS[behavior] if behavior else self.coder.best_decoder)
+            decoder = PREDICTION_TYPES[kind]
+            unknown = Counter(name for name in languages if self.coder.known(name) != name.strip())
+            if unknown:
+                names = ", ".join(f"{name!r} ({count:,})" for name, count in unknown.most_common(10))
+                self._warn(
+                    f"languages that the model does not know, coded as unk: {names}; it knows"
+                    f" {self.coder.known_for(unknown)}"
+                )
+            if threshold is not None and (what not in ("pred", "bin") or decoder in ("greedy", "topk")):
+                self._warn(f"threshold: has no effect on what={what!r} with prediction_type {kind!r}")
+            if behavior == "fast" and kind != "flat":
+                self._warn(f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise")
+            if what == "probs":
+                return self.coder.probabilities(texts, languages, "flat" if kind == "flat" else "full")
+            if what in ("logits", "embeddings"):
+                if what == "logits" and kind != "flat":
+                    raise ValueError("what='logits' is for the linear decoder: behavior='fast'")
+                array = (
+                    self.coder.embeddings(texts, languages)
+                    if what == "embeddings"
+                    else self.coder.probabilities(texts, languages, "flat", logits=True)
+                )
+                return as_table({"occ1": cells, **dict(enumerate(array.T))}, as_dict)
+            coded = self.coder.code(
+                texts, languages, decoder, k_pred, threshold, in_any_order=order_invariant_conf
             )
+            if decoder == "full":
+                coded = self._above_thresholds(coded, languages, threshold)
             if what == "bin":
-                return as_table(coded_tables.binary(coded, self.codes, self.system), get_dict)
-            most = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
-            columns = coded_tables.a_row_per_code if kind == "greedy-topk" else coded_tables.a_row_per_text
+                return as_table(tables.binary(coded, self.codes, self.system), as_dict)
+            k = min(k_pred, self.formatter.max_num_codes if decoder == "greedy" else len(self.codes))
+            columns = tables.a_row_per_code if kind == "greedy-topk" else tables.a_row_per_text
             words = {"desc": self.key_desc} if self.key_desc else {}
             words |= {name: hisco_classes()[name] for name in self._classes}
-            return as_table(columns(shown_as, languages, coded, most, self.system, words), get_dict)
+            return as_table(columns(cells, languages, coded, k, self.system, words), as_dict)
 
-    def _coded(
-        self,
-        texts: list[str],
-        languages: list[str],
-        decoder: str,
-        k_pred: int,
-        threshold,
-        deduplicate: bool,
-        in_any_order: bool,
-    ) -> list[Coded]:
-        coded = self.coder.code(
-            texts, languages, decoder, k_pred, threshold, deduplicate, in_any_order=in_any_order
-        )
-        thresholds = self.coder.thresholds.with_given(threshold)
-        if decoder != "full" or threshold is None and thresholds.source != "published":
+    def _threshold(self, given: Any) -> float | dict[str | None, float] | None:
+        """Raises ValueError for what is no probability, nor a dict of them by language."""
+        values = given if isinstance(given, dict) else {} if given is None else {None: given}
+        known = (None, *self.coder.languages)
+        for name, value in values.items():
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= 1:  # pyright: ignore[reportOperatorIssue]
+                raise ValueError(f"threshold: found {given!r:.60}, expected a probability from 0 to 1")
+            if name not in known:
+                raise ValueError(
+                    f"threshold: found {given!r:.60}, expected languages that the model knows:"
+                    f" {', '.join(self.coder.languages)}; None stands for the others"
+                )
+        return {name: float(value) for name, value in values.items()} or None
+
+    def _above_thresholds(self, coded: list[Coded], languages: list[str], given: Any) -> list[Coded]:
+        """Codes of full as in the published package: those above a threshold, if there is one."""
+        thresholds = self.coder.thresholds.with_given(given)
+        if given is None and thresholds.source != "published":
             return coded
-        above = torch.tensor(
-            [
-                sum(prob > thresholds.least(self.coder.known(language)) for prob in each.probs)
-                for each, language in zip(coded, languages)
-            ],
-            dtype=torch.long,
-        )
-        return [
-            each._replace(codes=each.codes[:count], probs=each.probs[:count])
-            for each, count in zip(coded, thresholds.number(above).tolist())
+        counts = [
+            sum(prob > thresholds.least(self.coder.known(language)) for prob in one.probs)
+            for one, language in zip(coded, languages)
         ]
+        counts = thresholds.number(torch.tensor(counts, dtype=torch.long)).tolist()
+        return [one._replace(codes=one.codes[:n], probs=one.probs[:n]) for one, n in zip(coded, counts)]
 
-    def _numbers(
-        self,
-        what: str,
-        shown_as: list,
-        texts: list[str],
-        languages: list[str],
-        decoder: str,
-        deduplicate: bool,
-        get_dict: bool,
-    ):
-        if what == "probs":
-            return self.coder.probabilities(
-                texts, languages, "flat" if decoder == "flat" else "full", deduplicate
-            )
-        if what == "logits" and decoder != "flat":
-            raise ValueError(
-                "what='logits' is for the linear decoder: behavior='fast', or prediction_type='flat'"
-            )
-        found = (
-            self.coder.embeddings(texts, languages, deduplicate)
-            if what == "embeddings"
-            else self.coder.probabilities(texts, languages, "flat", deduplicate, logits=True)
-        )
-        return as_table({"occ1": shown_as, **dict(enumerate(found.T))}, get_dict)
-
-    def _warn(
-        self, kind: str, what: str, threshold: Any, behavior: str | None, occ1: Any, lang: Any, languages
-    ) -> None:
-        """Of arguments that have no effect, or perhaps not the one that was meant."""
-        unknown = Counter(
-            language for language in languages if self.coder.known(language) != language.strip()
-        )
-        names = ", ".join(f"{language!r} ({number:,})" for language, number in unknown.most_common(10))
-        known = self.coder.known_for(unknown)
-        of_codes = what in ("pred", "bin")
-        named = f"prediction_type {kind!r}" if of_codes else f"what={what!r}"
-        has_one = of_codes and kind in ("flat", "both", "full")
-        for holds, message in (
-            (unknown, f"languages that the model does not know, coded as unk: {names}; it knows {known}"),
-            (
-                threshold is not None and not has_one,
-                (
-                    f"threshold: has no effect on {named}, which has none; it is for the linear decoder "
-                    "(behavior='fast', prediction_type='flat') and prediction_type='full'"
-                ),
-            ),
-            (
-                behavior == "fast" and kind != "flat",
-                f"behavior 'fast' has no effect: prediction_type {kind!r} says otherwise",
-            ),
-            (
-                indexes_differ(occ1, lang),
-                "occ1 and lang have different indexes: their rows are paired by position",
-            ),
-        ):
-            if holds:
-                warnings.warn(message, stacklevel=3)
+    def _warn(self, message: str) -> None:
+        warnings.warn(message, stacklevel=3)
 
     def citation(self, BibTex: bool = False) -> None:
         """Prints what to cite where the models of the paper are used."""
@@ -455,22 +409,21 @@ class OccCANINE:
         target_cols: Sequence[str] | None = None,
         **arguments,
     ) -> "OccCANINE":
-        """Trains on from this model as `finetune.py` does, and becomes the best model of that run; returns
-        itself.
+        """Trains on from this model as `finetune.py` does, in one process, and becomes the best model of that
+        run; returns itself.
 
-        dataset: a CSV or Parquet file, or a DataFrame. The others are the arguments of finetune.py, with
-        underscores and its defaults: num_epochs=3, learning_rate=2e-5, freeze_encoder=True. The formatter is
-        this model's unless named; its codes stay, in their order, and new ones of the data are appended
-        (shrink_key=True: those of the data alone). Where language_col is given, language is not used. One
-        process; torchrun starts several, with finetune.py.
+        Args:
+            dataset: a CSV or Parquet file, or a DataFrame.
+            language: not used if language_col is given.
+            arguments: those of finetune.py, with underscores and its defaults: num_epochs=3,
+                freeze_encoder=True. The formatter is this model's unless named; its codes stay, in their
+                order, and new ones of the data are appended (shrink_key=True: those of the data alone).
 
-        Where it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves first), this object
-        keeps the weights that it had; the same call resumes, and OccCANINE(save_path) is the best so far.
+        If it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves first), this object keeps
+        the weights that it had; the same call resumes, and OccCANINE(save_path) is the best so far.
 
-        Unlike in the published package, nothing is frozen, left out or filled up unless asked for:
-        freeze_encoder, drop_bad_labels, allow_codes_shorter_than_block_size.
-
-        Raises UserError, TrainingError.
+        Raises:
+            UserError, TrainingError: as the script ends with them.
         """
         device = device_of(self.device if arguments.get("device") is None else arguments.pop("device"))
         given = {
@@ -519,9 +472,7 @@ class OccCANINE:
                 stacklevel=3,
             )
         elif trains and checkpoint.find(args.save_path) is not None:
-            self._load(
-                models.find_weights(args.save_path, args.save_path), Given(system=self._said["system"])
-            )
+            self._load(models.find_weights(args.save_path, args.save_path), Given(system=self._system))
             self.name = args.save_path
         if stop.signal is not None:  # the run is saved; now it is the caller's
             signal.raise_signal(stop.signal)

@@ -17,15 +17,11 @@ from histocc.runtime.errors import UserError
 ROWS = [["a\rb", "", "c"], ["\r", 'q"', "1"], ["x\r\ny", "z", ""], ["plain", "1,2", ""]]
 
 
-def test_a_lone_carriage_return_stays_inside_its_cell():
+def test_a_lone_carriage_return_stays_inside_its_cell(tmp_path):
     assert list(csv.reader(io.StringIO(csv_text(ROWS).decode(), newline=""), strict=True)) == ROWS
     assert csv_text(ROWS).endswith(b'plain,"1,2",\n')
-
-
-def test_it_stays_in_the_small_tables_too(tmp_path):
-    path = str(tmp_path / "key.csv")
-    write_key(path, ["a\rb", "c"])
-    assert read_key(path) == ["a\rb", "c"]
+    write_key(str(tmp_path / "key.csv"), ["a\rb", "c"])
+    assert read_key(str(tmp_path / "key.csv")) == ["a\rb", "c"]
 
 
 def test_columns_of_parquet_whose_names_repeat_are_read_by_place(tmp_path):
@@ -66,15 +62,7 @@ def test_an_empty_line_of_a_single_column_is_an_empty_text(tmp_path, content, te
 
 
 def noted(**more) -> dict:
-    return {
-        "rows": 1,
-        "empty": 0,
-        "no_code": 0,
-        "review": 0,
-        "unknown": 0,
-        "languages": {},
-        "faults": [],
-    } | more
+    return {"rows": 1, "unknown": 0, "languages": {}, "faults": []} | more
 
 
 @pytest.fixture
@@ -144,15 +132,11 @@ def test_what_is_missing_is_said(coded):
 def test_faults_and_languages_of_all_parts_are_put_together(coded):
     coded.write_part(0, [["smed"]], noted(unknown=5000, languages={"se": 10}, faults=[[3, "kind", "a\rb"]]))
     coded.write_part(1, [["kok"]], noted(unknown=1, languages={"se": 1}, faults=[[9, "kind", "c"]]))
-    total, languages, _ = coded.join(["occ1"], Scan(2, 2, 1, None, []), overwrite=False)
+    total, languages = coded.join(["occ1"], Scan(2, 2, 1, None, []), overwrite=False)
     assert (total["faults"], total["unknown"], total["rows"], languages) == (2, 5001, 2, {"se": 11})
     assert open(coded.output, newline="").read() == "occ1\nsmed\nkok\n"
     with open(coded.output + ".rejected.csv", newline="", encoding="utf-8") as file:
-        assert list(csv.reader(file)) == [
-            ["line", "kind", "reason"],
-            ["3", "kind", "a\rb"],
-            ["9", "kind", "c"],
-        ]
+        assert list(csv.reader(file))[1:] == [["3", "kind", "a\rb"], ["9", "kind", "c"]]
 
 
 def test_nothing_that_is_read_is_written_over(tmp_path):
@@ -161,12 +145,9 @@ def test_nothing_that_is_read_is_written_over(tmp_path):
             "model": tmp_path / "run",
             "input": tmp_path / "in.csv",
             "output": tmp_path / "out.csv",
-            "overwrite": "",
         } | more
-        flags = [
-            part for name, value in given.items() for part in (f"--{name}", *([str(value)] if value else []))
-        ]
-        return list(get_args_parser().parse_args(flags).problems())
+        flags = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
+        return list(get_args_parser().parse_args([*flags, "--overwrite"]).problems())
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best.bin").touch()

@@ -96,5 +96,5 @@ def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
 @pytest.mark.parametrize("rows", [[], [(" ", "en")]])
 def test_a_file_without_texts(model, tmp_path, rows):  # noqa: F811
     source = write_csv(tmp_path / "in.csv", ["occ1", "lang"], rows)
-    predict_here(*flags(model, source, tmp_path / "out.csv", "--precision", "int8"))
+    predict_here(*flags(model, source, tmp_path / "out.csv", "--int8"))
     assert len(read(tmp_path / "out.csv")) == len(rows)

@@ -20,11 +20,14 @@ import os
 import re
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from histocc.data.dataset import read_descriptions
-from histocc.data.rows import MISSING_WORDS, fill_dittos, key_reader, language_name, read_columns
-from histocc.data.tables import Chunk, column_problems, read_header, table_format
-from histocc.formatter import hisco_classes
+from histocc.data.rows import MISSING_WORDS, fill_dittos, key_reader, language_name
+from histocc.data.tables import Chunk, column_problems, read_chunks, read_header, table_format
+from histocc.formatter import hisco_classes, hisco_key
+from histocc.predict import explain
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.config import PredictConfig, get_args_parser
 from histocc.predict.output import INPUT, PIECE, CodedFile, Scan, file_hash, fingerprint, save_pipe
@@ -52,35 +55,32 @@ class Coding:
     """What is coded, by which model, where to.
 
     Args:
-        path: the file that is read: the input, or what came out of it where that is a pipe.
+        path: the file that is read: the input, or what came out of it if that is a pipe.
 
     Attributes:
         header: columns of the input.
         words: columns beside each code: name → code → text.
         columns: of the output, behind those of the input.
-        most: codes of a row at most.
+        max_codes: of a row.
         known: of --known, codes by text and language, see `read_known`.
-        least, reach: the conf below which a row needs review; the share of the texts that the confidence was
-            fitted on above it.
+        min_conf, reach: the conf below which a row needs review; the share of the texts that the confidence
+            was fitted on above it.
     """
 
     def __init__(self, args: PredictConfig, path: str, world: World):
         self.args, self.path, self.world = args, path, world
         self.format = table_format(path, args.delimiter, args.encoding)
         self.header = self.format.names
-        self.share = (0, 1)  # batches of the part at hand that are done, of how many
+        self.batches = (0, 1)  # of the part at hand that are done, of how many
         self.stage: Stage | None = None
         self.forked = Forked(1, world.give_up_if_asked)
-        name = args.precision or ("int8" if args.int8 else None)
-        precision = Precision(name, world.device) if name else Precision.of(args, world.device)
+        precision = Precision("int8", world.device) if args.int8 else Precision.of(args, world.device)
         precision.use()
-        given = Given(
-            args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep, args.system
-        )
+        key = key_reader(args.key)
         self.coder = coder = Coder.load(
             args.model,
             world,
-            given=given,
+            given=Given(args.formatter, key, args.target_cols, args.use_within_block_sep, args.system),
             batch_size=args.batch_size,
             precision=precision,
             check=self.between_batches,
@@ -94,64 +94,54 @@ class Coding:
             if decoder in ("both", "topk", "full"):
                 coder.search()
         self.key = set(coder.codes)
-        self.least, self.reach = args.min_prob, 1.0
+        self.min_conf, self.reach = args.min_prob, 1.0
         if args.target_accuracy is not None:
-            self.least, self.reach = coder.confidence.limit(self.decoder, args.target_accuracy)
+            self.min_conf, self.reach = coder.confidence.limit(self.decoder, args.target_accuracy)
         self.system = args.system or coder.system
-        self.thresholds = coder.thresholds.with_given(dict(args.threshold) if args.threshold else None)
-        self.words: dict[str, dict[str, str]] = {}
+        thresholds = {language and coder.known(language): value for language, value in args.threshold or []}
+        self.thresholds = coder.thresholds.with_given(thresholds or None)
         is_hisco = coder.formatter.kind == "hisco"
         if args.classes and not is_hisco:
             raise UserError(
                 f"--classes {' '.join(args.classes)}: these are classes of HISCO codes, and the model writes"
                 f" {self.system} (formatter {coder.formatter.kind}): leave --classes out"
             )
-        if is_hisco and not args.no_titles:
-            self.words["title"] = hisco_classes()["title"]
-        for name in args.classes or []:
-            self.words[name] = hisco_classes()[name]
+        titles = ["title"] if is_hisco and not args.no_titles else []
+        self.words = {name: hisco_classes()[name] for name in [*titles, *(args.classes or [])]}
         if args.descriptions:
             self.words["desc"] = read_descriptions(args.descriptions, coder.codes, coder.formatter)
-        self.known, self.known_notes = {}, []
-        if args.known:
-            self.known, self.known_notes = self.read_known(args.known)
-        self.most = min(
+        self.known, self.known_notes = read_known(args, self.system, coder) if args.known else ({}, [])
+        self.max_codes = min(
             args.k, coder.formatter.max_num_codes if self.decoder == "greedy" else len(coder.codes)
         )
         names = [self.system, "prob", *self.words]
-        self.columns = [f"{name}_{i}" for i in range(1, self.most + 1) for name in names]
+        self.columns = [f"{name}_{i}" for i in range(1, self.max_codes + 1) for name in names]
         if args.back_off is not None:
             self.columns += [f"{self.system}_prefix", "prob_prefix"]
+        if args.explain:
+            numbers = range(1, explain.SHOWN + 1)
+            self.columns += [name for i in numbers for name in (f"similar_text_{i}", f"similar_codes_{i}")]
         self.columns += [*(["source"] if args.known else []), "conf", "needs_review"]
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         args, coder = self.args, self.coder
         wanted = [args.column, *([args.language_column] if args.language_column else [])]
-        problems = column_problems(args.input, self.header, wanted)
+        yield from column_problems(args.input, self.header, wanted)
         there = [name for name in self.columns if name in self.header]
         if there:
-            problems.append(
+            yield (
                 f"{args.input}: has columns {', '.join(map(repr, there))} already; --system NAME names those"
                 " of codes, --no-titles leaves titles out, rename the others"
             )
         if len(set(self.columns)) < len(self.columns):
-            problems.append(
-                f"--system {self.system}: its columns would have the names of others; choose another"
+            yield f"--system {self.system}: its columns would have the names of others; choose another"
+        languages = [args.language, *(language for language, _ in args.threshold or [])]
+        unknown = [name for name in languages if name and coder.known(name) == UNKNOWN_LANGUAGE != name]
+        if unknown:
+            yield (
+                f"the model does not know the language {', '.join(map(repr, unknown))}; it knows"
+                f" {coder.known_for(unknown)}"
             )
-        strange = [
-            language for language, _ in args.threshold or [] if language not in (None, *coder.languages)
-        ]
-        if strange:
-            problems.append(
-                f"--threshold: the model does not know the language {', '.join(strange)}; it knows"
-                f" {coder.known_for(strange)}"
-            )
-        if args.language and coder.known(args.language) == UNKNOWN_LANGUAGE != args.language:
-            problems.append(
-                f"--language: the model does not know {args.language!r}; it knows"
-                f" {coder.known_for([args.language])}"
-            )
-        return problems
 
     def settings(self) -> dict:
         """All that decides what the output holds."""
@@ -163,53 +153,13 @@ class Coding:
             **{name: getattr(args, name) for name in deciding(PredictConfig)},
             "system": self.system,
             "decoder": self.decoder,
-            "threshold": list(map(list, args.threshold)) if args.threshold else None,
+            "threshold": args.threshold and list(map(list, args.threshold)),
             "thresholds": str(self.thresholds),
             **{
                 name: file_hash(path) if path and os.path.isfile(path) else path
                 for name, path in files.items()
             },
         }
-
-    def read_known(self, path: str) -> tuple[dict[tuple[str, str], list[str]], list[str]]:
-        """(codes of each text, by `text_key` and language, what to tell of them) of a table with the columns
-        of the input, and those of codes as in training or as they are written here. The language is "" if the
-        table or the input has none: the codes are then those of the text in any language. Of several rows of
-        a text the last counts. Raises UserError.
-        """
-        args, formatter = self.args, self.coder.formatter
-        header = read_header(path)[0]
-        written = [f"{self.system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
-        codes = [name for name in formatter.target_cols if name in header] or [
-            name for name in written if name in header
-        ]
-        language = args.language_column or "lang"
-        by_language = language in header and bool(args.language_column or args.language)
-        if args.column not in header or not codes:
-            raise UserError(
-                f"--known {path}: needs a column {args.column!r} (--column) and one of codes ({written[0]});"
-                f" it has {', '.join(map(repr, header))}"
-            )
-        known: dict[tuple[str, str], list[str]] = {}
-        several: dict[str, None] = {}
-        for row in read_columns(path, [args.column, *([language] if by_language else []), *codes]):
-            cells = row[1 + by_language :]
-            found = [
-                formatter.repair(cell)[0] for cell in cells if cell and cell.casefold() not in MISSING_WORDS
-            ]
-            found = list(dict.fromkeys(found))
-            key = text_key(row[0]), row[1] if by_language else ""
-            if key[0] and found:
-                if set(known.get(key, found)) != set(found):
-                    several[row[0]] = None
-                known[key] = found
-        notes = [f"{path}: {len(known):,} known texts"]
-        if several:
-            notes.append(
-                f"{path}: {len(several):,} texts have different codes in several rows, of which the last"
-                f" counts: {', '.join(map(repr, list(several)[:3]))}{' …' if len(several) > 3 else ''}"
-            )
-        return known, notes
 
     def known_codes(self, text: str, language: str) -> list[str] | None:
         """Those of --known."""
@@ -226,77 +176,78 @@ class Coding:
 
     def code(self, keys: list[tuple[str, str]]) -> list[Coded]:
         args = self.args
-        self.share = (0, -(-len(keys) // args.batch_size))
-        texts, languages = zip(*keys) if keys else ((), ())
-        if not args.language_column:
-            languages = [args.language or UNKNOWN_LANGUAGE] * len(keys)
+        self.batches = (0, -(-len(keys) // args.batch_size))
+        languages = [key[1] if args.language_column else args.language or UNKNOWN_LANGUAGE for key in keys]
         return self.coder.code(
-            list(texts),
-            list(languages),
+            [text for text, _ in keys],
+            languages,
             self.decoder,
             args.k,
             self.thresholds.by_language,
-            not args.no_deduplicate,
             cleaned=True,
         )
 
-    def begin_stage(self, file: CodedFile, what: str, unit: str, total: int, pieces: int, names: str) -> None:
-        """Progress of what all processes do together, by the files in the folder whose names fit `names`."""
-        self.end_stage()
+    @contextlib.contextmanager
+    def progress(self, file: CodedFile, what: str, unit: str, total: int, pieces: int, names: str):
+        """Shows what all processes do together, by the files in the folder whose names fit `names`."""
+
+        def done(share: float) -> int:
+            ready = sum(re.fullmatch(names, name) is not None for name in os.listdir(file.folder))
+            return round(min(1.0, (ready + share) / max(1, pieces)) * total)
+
         if self.world.is_main and not self.args.non_verbose:
-
-            def done(share: float) -> float:
-                ready = sum(re.fullmatch(names, name) is not None for name in os.listdir(file.folder))
-                return min(1.0, (ready + share) / max(1, pieces)) * total
-
-            self.done = done
-            self.stage = Stage(what, total, unit, round(done(0.0)))
+            self.done, self.stage = done, Stage(what, total, unit, done(0.0))
+        try:
+            yield
+        finally:
+            if self.stage is not None:
+                self.stage.close()
+            self.stage = None
 
     def between_batches(self) -> None:
         self.forked.check()
         if self.stage is not None and self.stage.is_due():
-            self.stage.at(round(self.done(self.share[0] / self.share[1])))
-        self.share = (min(self.share[0] + 1, self.share[1]), self.share[1])
+            self.stage.at(self.done(self.batches[0] / self.batches[1]))
+        self.batches = (min(self.batches[0] + 1, self.batches[1]), self.batches[1])
 
-    def end_stage(self) -> None:
-        if self.stage is not None:
-            self.stage.close()
-        self.stage = None
+    def share(self, work: Callable[[Callable[[int], bool]], None]) -> None:
+        """Runs `work` in all processes; what it is given says whether a piece is this process's."""
+        pieces = self.forked.pieces()
+
+        def run(process: int) -> None:
+            self.stage = None if process else self.stage  # the first shows what all have done
+            work(pieces.is_mine)
+
+        self.forked.each(run)
 
     def code_frequent(self, file: CodedFile, scan: Scan) -> None:
         """What occurs often, as far as it falls to this rank."""
-        pieces = self.forked.pieces()
 
-        def share(process: int) -> None:
-            self.stage = None if process else self.stage  # the first shows what all have done
+        def work(is_mine: Callable[[int], bool]) -> None:
             for number in range(scan.pieces):
                 name = f"frequent{number}.json"
-                if pieces.is_mine(number) and file.read(name) is None:
+                if is_mine(number) and file.read(name) is None:
                     file.write(name, self.code(scan.frequent[number * PIECE : (number + 1) * PIECE]))
 
-        self.forked.each(share)
+        self.share(work)
 
     def code_parts(self, file: CodedFile, scan: Scan) -> None:
         """The parts that fall to this rank."""
-        frequent = {
-            key: Coded(*answer) for key, answer in zip(scan.frequent, file.frequent(scan), strict=True)
-        }
-        pieces, place = self.forked.pieces(), self.header.index(self.args.column)
+        frequent = {key: Coded(*answer) for key, answer in file.frequent(scan).items()}
+        place = self.header.index(self.args.column)
 
-        def share(process: int) -> None:
-            self.stage = None if process else self.stage
+        def work(is_mine: Callable[[int], bool]) -> None:
             for number, chunks in file.rows(self.path, self.format, scan, place, self.args.ditto):
                 self.forked.check()
-                if pieces.is_mine(number) and not file.is_done(number):
+                if is_mine(number) and not file.is_done(number):
                     self.code_part(file, number, chunks, frequent)
 
-        self.forked.each(share)
+        self.share(work)
 
     def code_part(self, file: CodedFile, number: int, chunks: list[Chunk], frequent: dict) -> None:
         args, known = self.args, self.coder.known
         columns = [[cell for chunk in chunks for cell in chunk.columns[i]] for i in range(len(self.header))]
         texts = [text for chunk in chunks for text in chunk.texts]
-        lines = [int(line) for chunk in chunks for line in chunk.lines]
         languages = [args.language or UNKNOWN_LANGUAGE] * len(texts)
         if args.language_column:
             languages = columns[self.header.index(args.language_column)]
@@ -323,42 +274,40 @@ class Coding:
             "known": sum(codes is not None for codes in decided),
             "empty": sum(not text.strip() and codes is None for (text, _), codes in zip(keys, decided)),
             "no_code": sum(not answer.codes for answer in coded),
-            "outside": sum(
-                codes is None and not self.key.issuperset(answer.codes)
-                for answer, codes in zip(coded, decided)
-            ),
             "review": sum(cells[-1] for cells in new),
             "dittos": len(dittos),
-            "ditto_lines": [lines[i] for i in dittos[:5]],
             "unknown": unknown.total(),
             "languages": dict(unknown.most_common(1000)),
             "faults": [fault for chunk in chunks for fault in chunk.faults],
         }
         file.write_part(number, [[*row, *cells] for row, cells in zip(zip(*columns), new)], counts)
 
-    def cells(self, coded: Coded, is_known: bool = False) -> list:
+    def cells(self, coded: Coded, is_known: bool) -> list:
         """Of a row, for `columns`."""
-        found = []
-        for code, prob in zip(coded.codes[: self.most], coded.probs):
-            found += [code, f"{prob:.6g}", *(words.get(code, "") for words in self.words.values())]
-        found += [""] * (self.most * (2 + len(self.words)) - len(found))
+        cells: list = []
+        for code, prob in zip(coded.codes[: self.max_codes], coded.probs):
+            cells += [code, f"{prob:.6g}", *(words.get(code, "") for words in self.words.values())]
+        cells += [""] * (self.max_codes * (2 + len(self.words)) - len(cells))
         if self.args.back_off is not None:
             prefix, prob = coded.prefix or ("", 0.0)
-            found += [prefix, f"{prob:.6g}" if prefix else ""]
-        sure = coded.codes and coded.conf is not None and coded.conf >= self.least  # NaN is no confidence
-        outside = not self.key.issuperset(coded.codes)  # written digit by digit
+            cells += [prefix, f"{prob:.6g}" if prefix else ""]
+        if self.args.explain:
+            similar = [cell for pair in coded.similar or [] for cell in pair]
+            cells += similar + [""] * (2 * explain.SHOWN - len(similar))
         if self.args.known:
-            found.append("known" if is_known else "model")
+            cells.append("known" if is_known else "model")
+        is_sure = coded.codes and coded.conf is not None and coded.conf >= self.min_conf  # not if it is NaN
+        is_outside = not self.key.issuperset(coded.codes)  # written digit by digit
         conf = "" if coded.conf is None else f"{coded.conf:.6g}"
-        return [*found, conf, int(not is_known and (not sure or outside))]
+        return [*cells, conf, int(not is_known and (not is_sure or is_outside))]
 
     def start_lines(self, rows: int, resumed: bool) -> list[str]:
         """What is about to be done."""
         args, coder = self.args, self.coder
         texts = f"texts {coder.text_rule}, " if coder.text_rule != AS_IS else ""
         step = f", step {coder.step:,}" if coder.step is not None else ""
-        number = self.world.size * self.forked.number
-        where = f"{number} {'process' if number == 1 else 'processes'} on {self.world.device.type}"
+        processes = self.world.size * self.forked.number
+        where = f"{processes} {'process' if processes == 1 else 'processes'} on {self.world.device.type}"
         lines = [
             f"Coding {rows:,} rows of {args.input} with {self.weights}{step} ({self.decoder},"
             f" {len(coder.codes):,} codes, {texts}{where}){'; resuming what is there' if resumed else ''}"
@@ -366,63 +315,89 @@ class Coding:
         if args.decoder == "auto":
             lines.append(f"Decoder: {self.decoder} ({coder.why_best})")
         lines += [f"Note: {args.input} {note}" for note in self.format.notes] + self.known_notes
-        if self.decoder in ("topk", "full") and coder.linear_share:
-            lines.append(f"Codes are ranked by both decoders together (linear share {coder.linear_share:g})")
         if args.target_accuracy is not None:
-            texts = f"{coder.confidence.texts:,} texts that the confidence was fitted on"
             lines.append(
-                f"Rows with conf below {self.least:.3g} get needs_review: of the answers above it"
-                f" {args.target_accuracy:.4g} were right, on {self.reach:.1%} of the {texts}"
-                if self.reach
-                else f"All rows get needs_review: no answers of this model were right as often as"
-                f" --target-accuracy {args.target_accuracy:.4g} asks for, on the {texts}"
-            )
-        if {"hisclass", "hisclass_5"} & set(args.classes or []):
-            lines.append(
-                "HISCLASS is that of the usual case: without STATUS, RELATION or PRODUCT of the person"
+                f"Rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
+                f" {args.target_accuracy:.4g} were right, on {self.reach:.1%} of the"
+                f" {coder.confidence.texts:,} texts that the confidence was fitted on"
             )
         if self.decoder in ("flat", "both"):
             lines.append(f"Thresholds of the linear decoder: {self.thresholds}")
         return lines
 
-    def end_lines(
-        self, rows: int, total: Counter, languages: Counter, dittos: list[int], seconds: float
-    ) -> list[str]:
+    def end_lines(self, total: Counter, languages: Counter, seconds: float) -> Iterator[str]:
         """What was done and what to look at."""
-        args, lines = self.args, []
+        args, rows = self.args, total["rows"]
         if not args.non_verbose:
-            lines.append(
+            yield (
                 f"{args.output}: {rows:,} rows in {seconds:.1f} s, {rows / max(seconds, 1e-9):,.0f} rows/s;"
                 f" {total['review']:,} with needs_review, {total['no_code']:,} of them without a code (empty"
                 f" texts: {total['empty']:,})"
                 + (f"; {total['known']:,} with known codes" if args.known else "")
             )
-            if total["outside"]:
-                lines.append(
-                    f"Rows with a code that is none of the model's {len(self.key):,}: {total['outside']:,},"
-                    f" marked in needs_review; {self.decoder} writes digits freely, --decoder topk takes"
-                    " codes of the key"
-                )
         if total["dittos"]:
-            first = ", ".join(f"{line:,}" for line in dittos)
-            lines.append(
+            yield (
                 f"Texts that only repeat the row above (do., ditto): {total['dittos']:,} rows, with"
-                f" needs_review (first in lines {first}); --ditto codes them as the text of the row above"
+                " needs_review; --ditto codes them as the text of the row above"
             )
         if total["unknown"]:
             unknown = dict(languages.most_common(10))
-            names = ", ".join(f"{name or 'none'} ({number:,})" for name, number in unknown.items())
-            lines.append(
+            names = ", ".join(f"{name or 'none'} ({count:,})" for name, count in unknown.items())
+            yield (
                 f"Languages that the model does not know, coded as unk: {total['unknown']:,} rows: {names};"
                 f" it knows {self.coder.known_for(unknown)}"
             )
-        if args.descriptions:
-            without = sum(code not in self.words["desc"] for code in self.coder.codes)
-            if without:
-                lines.append(
-                    f"{args.descriptions}: {without:,} of {len(self.coder.codes):,} codes have no description"
-                )
-        return lines
+
+
+def read_known(
+    args: PredictConfig, system: str, coder: Coder
+) -> tuple[dict[tuple[str, str], list[str]], list[str]]:
+    """(codes of each text, by `text_key` and language; what to tell of them) of --known, a table with the
+    columns of the input and those of codes as in training or as they are written here. The language is "" if
+    the table or the input has none: the codes are then those of the text in any language. Of several rows of
+    a text the last counts.
+
+    Raises:
+        UserError: columns are missing, or codes are none of the system's key.
+    """
+    formatter, path = coder.formatter, args.known or ""
+    header = read_header(path)[0]
+    names = [f"{system}_{i}" for i in range(1, formatter.max_num_codes + 1)]
+    names = [name for name in formatter.target_cols if name in header] or [
+        name for name in names if name in header
+    ]
+    language = args.language_column or "lang"
+    by_language = language in header and bool(args.language_column or args.language)
+    if args.column not in header or not names:
+        raise UserError(
+            f"--known {path}: needs a column {args.column!r} (--column) and one of codes ({system}_1);"
+            f" it has {', '.join(map(repr, header))}"
+        )
+    key = {*coder.codes, *(hisco_key() if formatter.kind == "hisco" else [])}
+    known: dict[tuple[str, str], list[str]] = {}
+    several: dict[str, None] = {}
+    wrong: list[str] = []
+    for chunk in read_chunks(path, [args.column, *([language] if by_language else []), *names]):
+        wrong += [f"line {line}: {reason}" for line, _, reason in chunk.faults]
+        for line, text, *cells in zip(chunk.lines.tolist(), *chunk.columns):
+            text_and_language = text_key(text), cells.pop(0).strip() if by_language else ""
+            codes = [
+                formatter.repair(cell)[0] for cell in cells if cell.strip().casefold() not in MISSING_WORDS
+            ]
+            codes = list(dict.fromkeys(filter(None, codes)))
+            wrong += [f"line {line}: {code!r} is no code of {system}" for code in codes if code not in key]
+            if text_and_language[0] and codes:
+                if set(known.get(text_and_language, codes)) != set(codes):
+                    several[text.strip()] = None
+                known[text_and_language] = codes
+    raise_if_any(wrong, f"--known {path}", 5)
+    notes = [f"{path}: {len(known):,} known texts"]
+    if several:
+        notes.append(
+            f"{path}: {len(several):,} texts have different codes in several rows, of which the last"
+            f" counts: {', '.join(map(repr, list(several)[:3]))}{' …' if len(several) > 3 else ''}"
+        )
+    return known, notes
 
 
 def run(args: PredictConfig, world: World) -> None:
@@ -445,8 +420,13 @@ def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> 
     """All ranks. Who waits polls the store, so that no time limit is met. held: of rank 0, by which the
     folder of the parts is its alone.
     """
-    started, everyone = time.monotonic(), list(range(world.size))
-    folder = CodedFile(args.output, {}).folder
+    started, folder = time.monotonic(), CodedFile(args.output, {}).folder
+
+    def on_all_ranks(name: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns here; a user's mistake on one rank ends all."""
+        results: list[Any] = []
+        world.run_on(name, list(range(world.size)), lambda: results.append(work()))
+        return results[0]
 
     def take_input() -> str:
         """What comes through a pipe is saved beside the parts, since it is read more than once."""
@@ -463,18 +443,18 @@ def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> 
         return path
 
     path = world.run_on_main("input", take_input)
-    loaded: list[Coding] = []
-    world.run_on("model", everyone, lambda: loaded.append(Coding(args, path, world)))
-    coding = loaded[0]
+    coding = on_all_ranks("model", lambda: Coding(args, path, world))
+
+    world.run_on_main("problems", lambda: raise_if_any(list(coding.problems())))
+    if args.explain:
+        coding.coder.examples = explain.training_examples(coding.coder, coding.weights, world)
 
     def first_look() -> list:
-        raise_if_any(coding.problems())
         file = CodedFile(args.output, coding.settings())
         resumed = file.begin(args.overwrite)
         columns = [args.column, *([args.language_column] if args.language_column else [])]
-        dedup = not args.no_deduplicate
         try:
-            file.scan(path, coding.format, columns, args.ditto, coding.key_of, dedup, world.give_up_if_asked)
+            file.scan(path, coding.format, columns, args.ditto, coding.key_of, world.give_up_if_asked)
         except UserError:
             file.clear()
             raise
@@ -482,29 +462,26 @@ def code_file(args: PredictConfig, world: World, held: contextlib.ExitStack) -> 
 
     settings, resumed = world.run_on_main("first look", first_look)
     file = CodedFile(args.output, settings)
-    scans: list[Scan] = []
-    world.run_on("scan", everyone, lambda: scans.append(file.open_scan()))
-    scan = scans[0]
-    number = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
-    coding.forked = Forked(number, world.give_up_if_asked, world.rank, world.size)
+    scan = on_all_ranks("scan", file.open_scan)
+    processes = choose_processes(args.processes, world, max(scan.parts, scan.pieces))
+    coding.forked = Forked(processes, world.give_up_if_asked, world.rank, world.size)
     if not args.non_verbose:
         world.print(*coding.start_lines(scan.rows, resumed), sep="\n")
-    often = len(scan.frequent)
-    coding.begin_stage(file, "coding what occurs often", "texts", often, scan.pieces, r"frequent\d+\.json")
-    world.run_on("frequent texts", everyone, lambda: coding.code_frequent(file, scan))
-    coding.begin_stage(file, "coding", "rows", scan.rows, scan.parts, r"\d+\.part")
-    world.run_on("parts", everyone, lambda: coding.code_parts(file, scan))
-    coding.end_stage()
+    pieces, often = scan.pieces, len(scan.frequent)
+    with coding.progress(file, "coding what occurs often", "texts", often, pieces, r"frequent\d+\.json"):
+        on_all_ranks("frequent texts", lambda: coding.code_frequent(file, scan))
+    with coding.progress(file, "coding", "rows", scan.rows, scan.parts, r"\d+\.part"):
+        on_all_ranks("parts", lambda: coding.code_parts(file, scan))
 
     def join() -> list:
         if fingerprint(path, path != args.input) != settings["input"]:
             raise UserError(f"{args.input} was changed while it was coded; start over with --overwrite")
         return list(file.join(coding.header + coding.columns, scan, args.overwrite))
 
-    total, languages, dittos = world.run_on_main("join", join)
+    total, languages = world.run_on_main("join", join)
     if world.is_main:
         file.clear()
-    for line in coding.end_lines(scan.rows, total, languages, dittos, time.monotonic() - started):
+    for line in coding.end_lines(total, languages, time.monotonic() - started):
         world.print(line)
     if total["faults"]:
         raise TrainingError(

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,18 +44,20 @@ class Coded(NamedTuple):
     of the best one. With a linear share above 0 the probabilities of topk and full are those by both decoders
     together, see `search`, which sum to 1 over the codes of the key. If the confidence of the model is
     fitted, conf is how often such an answer is right: of greedy, flat and both, exactly these codes; of topk
-    and full, the best one among the true ones. prefix: if `back_off` asks for it, the longest prefix of the
-    first code that is sure enough, and its probability, see `Prefixes`.
+    and full, the best one among the true ones.
+
+    prefix: with `back_off`, the longest prefix of the first code that is sure enough, and its probability.
+    similar: with `examples`, the nearest training texts and their codes, the nearest first.
     """
 
     codes: list[str]
     probs: list[float]
     conf: float | None
     prefix: tuple[str, float] | None = None
+    similar: list[tuple[str, str]] | None = None
 
 
 NOTHING = Coded([], [], None)
-ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 
 class Prefixes:
@@ -63,11 +65,10 @@ class Prefixes:
 
     def __init__(self, codes: list[str], formatter: BlockyFormatter):
         self.block_size, self.separator = formatter.block_size, formatter.within_block_sep
-        below: dict[str, list[int]] = {}
+        self.below: dict[str, list[int]] = {}
         for i, code in enumerate(codes):
             for prefix in dict.fromkeys(self.of(code)):
-                below.setdefault(prefix, []).append(i)
-        self.below = {prefix: np.array(each) for prefix, each in below.items()}
+                self.below.setdefault(prefix, []).append(i)
 
     def of(self, code: str) -> list[str]:
         """The code and its prefixes, the longest first; -1 and the like have none beside themselves."""
@@ -88,27 +89,24 @@ def never_stop() -> None:
     pass
 
 
-def on_cpu(model: ModelT) -> ModelT:
-    """The model where all of it is on the CPU, else a copy there."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if all(tensor.device.type == "cpu" for tensor in tensors):
-        return model
-    there = {id(tensor): tensor.detach().cpu() for tensor in tensors}
-    for each in model.parameters():
-        there[id(each)] = torch.nn.Parameter(there[id(each)], each.requires_grad)
-    return copy.deepcopy(model, there)  # which takes these in place of the model's own tensors
-
-
 class Coder:
-    """A model with its formatter and key. model, formatter, state: as `models.load_model` gives them;
-    batch_size: texts at once; check: called between batches, may raise to stop.
+    """A model with its formatter and key.
 
-    Texts are cleaned by the model's rule, see `histocc.text`; one of blanks alone gets no code. Languages are
-    those that the model was trained on; see `known`. thresholds: of the linear decoder, where none are given;
-    linear_share: of the checkpoint, 0…1, how much the linear decoder counts in topk and full; 0 where there
-    is none. best_decoder: what "auto" is, and why. confidence: as the checkpoint has it fitted, none with
-    raw_confidence: probabilities are then the decoders' own. back_off: least probability of `Coded.prefix`;
-    None: there is none.
+    Texts are cleaned by the model's rule, see `text.cleaner`; one of blanks alone gets no code. Languages are
+    those that the model was trained on, see `known`.
+
+    Args:
+        model, formatter, state: as `models.load_model` gives them.
+        batch_size: texts at once.
+        check: called between batches; what it raises ends the coding.
+        raw_confidence: probabilities are the decoders' own, not as the checkpoint has fitted them.
+        back_off: least probability of `Coded.prefix`; None: there is none.
+
+    Attributes:
+        thresholds: of the linear decoder, if none are given.
+        linear_share: 0…1, how much the linear decoder counts in topk and full; 0 if there is none.
+        best_decoder, why_best: what "auto" is.
+        examples: where `Coded.similar` comes from, see `explain.Examples`.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class Coder:
         *,
         batch_size: int = 256,
         precision: Precision | None = None,
-        check: Callable[[], None] = never_stop,
+        check: Callable[[], None] = lambda: None,
         raw_confidence: bool = False,
         back_off: float | None = None,
     ):
@@ -134,6 +132,7 @@ class Coder:
         self.system = state.get("system") or models.system_name(formatter)
         self.kind = state.get("kind", "mixer")
         self.step: int | None = state.get("step")
+        self.data_fingerprint = str(state.get("position", {}).get("fingerprint"))
         self.text_rule = state["config"]["text"]
         self.clean = cleaner(self.text_rule)
         self.thresholds = Thresholds.of(state)
@@ -143,17 +142,20 @@ class Coder:
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
-        self.back_off, self._prefixes = (
-            back_off,
-            None if back_off is None else Prefixes(self.codes, formatter),
-        )
+        self.back_off = back_off
+        self._prefixes = None if back_off is None else Prefixes(self.codes, formatter)
+        self.examples: Any = None
         self._search: CodeSearch | None = None
         self._code_of: dict[tuple[int, ...], str] = {}
 
     def __getstate__(self) -> dict:
-        """For pickle and copy: the weights on the CPU, and nothing that is worked out from them."""
-        on_the_cpu = {"model": on_cpu(self.model), "device": torch.device("cpu")}
-        return {**vars(self), **on_the_cpu, "_search": None, "_code_of": {}}
+        """For pickle and copy: the weights on the CPU, and nothing that is computed from them."""
+        model = self.model if self.device.type == "cpu" else copy.deepcopy(self.model).cpu()
+        on_cpu = {"model": model, "device": torch.device("cpu")}
+        return {**vars(self), **on_cpu, "check": None, "_search": None, "_code_of": {}}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, check=lambda: None)
 
     def to(self, device: torch.device) -> "Coder":
         """This coder with its model on `device`, in place."""
@@ -170,7 +172,7 @@ class Coder:
         return cls(*models.load_model(path, world.device, given), **options)
 
     def need(self, decoder: str) -> None:
-        """Raises UserError where the model has no such decoder."""
+        """Raises UserError if the model has no such decoder."""
         if decoder != "flat" and self.kind == "flat":
             raise UserError(
                 f"decoder {decoder}: this model is a flat classifier, which has no decoder that writes codes;"
@@ -186,11 +188,11 @@ class Coder:
 
     def known_for(self, asked: Iterable[str]) -> str:
         """The languages that the model knows, for a message about others: "unk, ge, se; de is ge here"."""
-        meant = {language.strip().lower() for language in asked}
+        asked = {language.strip().lower() for language in asked}
         names = [
             f"{name} is {other} here"
             for name, other in OTHER_NAMES.items()
-            if name in meant and name not in self.languages and other in self.languages
+            if name in asked and name not in self.languages and other in self.languages
         ]
         return "; ".join([", ".join(self.languages), *names])
 
@@ -201,16 +203,21 @@ class Coder:
         decoder: str = "auto",
         k: int = 5,
         threshold: float | dict[str | None, float] | None = None,
-        deduplicate: bool = True,
         cleaned: bool = False,
         in_any_order: bool = True,
     ) -> list[Coded]:
-        """Codes of each text. languages: one per text. threshold: for flat, by language, None for all others,
-        or one number; where none is given, the model's.
+        """Codes of each text; the same text in the same language is coded once.
 
-        deduplicate: code the same text in the same language once. cleaned: the texts are what `clean` gave.
-        in_any_order: False: conf of greedy is the probability of the tokens as they were written. Raises
-        UserError, ValueError.
+        Args:
+            languages: one per text.
+            k: most codes of a text.
+            threshold: of the linear decoder, by language (None: all others) or one number; None: the model's.
+            cleaned: whether the texts are what `clean` gave.
+            in_any_order: False: conf of greedy is the probability of the tokens as they were written.
+
+        Raises:
+            UserError: the model has no such decoder.
+            ValueError: nobody knows such a decoder.
         """
         if decoder not in DECODERS:
             raise ValueError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
@@ -218,19 +225,26 @@ class Coder:
         self.need(decoder)
         thresholds = self.thresholds.with_given(threshold)
 
-        def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> Iterator[Coded]:
-            found = self._batch(ids, mask, languages, decoder, k, thresholds, in_any_order)
-            return found if self._prefixes is None else self._with_prefixes(found, ids, mask, self._prefixes)
+        def batch(ids: Tensor, mask: Tensor, languages: list[str]) -> list[Coded]:
+            if decoder == "greedy":
+                coded = list(self._greedy(ids, mask, k, in_any_order))
+            elif decoder == "flat":
+                coded = list(self._flat(ids, mask, languages, k, thresholds))
+            elif decoder == "both":
+                coded = list(self._both(ids, mask, languages, k, thresholds))
+            else:
+                coded = list(self._ranked(ids, mask, k, decoder))
+            if self._prefixes is not None:
+                coded = self._with_prefixes(coded, ids, mask, self._prefixes)
+            if self.examples is not None:
+                similar = self.examples.nearest(self._vectors(ids, mask))
+                coded = [one._replace(similar=found) for one, found in zip(coded, similar)]
+            return coded
 
-        return self._each(texts, languages, deduplicate, batch, NOTHING, cleaned)
+        return self.map_texts(texts, languages, batch, NOTHING, cleaned)
 
     def probabilities(
-        self,
-        texts: list[str],
-        languages: list[str],
-        decoder: str = "flat",
-        deduplicate: bool = True,
-        logits: bool = False,
+        self, texts: list[str], languages: list[str], decoder: str = "flat", logits: bool = False
     ) -> np.ndarray:
         """Probability of every code of `codes`, float32 [texts, codes], by the decoder flat or full, as
         `Coded` has them; an empty text has NaN. logits: what the linear decoder puts out instead, for flat
@@ -238,57 +252,48 @@ class Coder:
         """
         self.need(decoder)
 
-        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
-            found = self.search().full(ids, mask) if decoder == "full" else self._flat_logits(ids, mask)
-            if decoder == "flat" and not logits:
-                found = self._each_output(found)
-            return list(found.float().cpu().numpy())
+        def batch(ids: Tensor, mask: Tensor) -> Tensor:
+            if decoder == "full":
+                return self.search().full(ids, mask)
+            found = self.linear_logits(ids, mask)
+            return found if logits else self._each_output(found)
 
-        return self._stacked(self._each(texts, languages, deduplicate, batch, None), len(self.codes))
+        return self._array(texts, languages, len(self.codes), batch)
 
-    def embeddings(self, texts: list[str], languages: list[str], deduplicate: bool = True) -> np.ndarray:
-        """The encoder's pooled output, float32 [texts, width], without what n-grams add; an empty text has
-        NaN.
+    def embeddings(self, texts: list[str], languages: list[str], ngrams: bool = False) -> np.ndarray:
+        """The encoder's pooled output, float32 [texts, width]; an empty text has NaN.
+
+        Args:
+            ngrams: whether what n-grams add to it follows.
         """
         width = self.model.config.hidden_size
-
-        def batch(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
-            with decoding.evaluating(self.model):
-                return list(self.model.encode_text(ids, mask)[:, :width].float().cpu().numpy())
-
-        return self._stacked(self._each(texts, languages, deduplicate, batch, None), width)
+        if ngrams and self.model.ngrams is not None:
+            width += self.model.ngrams.width
+        return self._array(texts, languages, width, lambda ids, mask: self._vectors(ids, mask)[:, :width])
 
     def search(self) -> CodeSearch:
-        """Made when it is first asked for. Raises UserError where the key does not fit the formatter."""
+        """Made when it is first asked for. Raises UserError if the key does not fit the formatter."""
         if self._search is None:
             try:
                 with torch.autocast(self.device.type, enabled=False):
-                    self._search = CodeSearch(
-                        self.model,
-                        CodeTrie(self.codes, self.formatter),
-                        self.linear_share,
-                        self.confidence.ranking,
-                    )
+                    tree = CodeTrie(self.codes, self.formatter)
+                    ranking = self.confidence.ranking
+                    self._search = CodeSearch(self.model, tree, self.linear_share, ranking)
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
         return self._search
 
-    @staticmethod
-    def _stacked(rows: list[np.ndarray | None], width: int) -> np.ndarray:
-        found = np.full((len(rows), width), np.nan, dtype=np.float32)
-        for i, row in enumerate(rows):
-            if row is not None:
-                found[i] = row
-        return found
+    def _array(self, texts: list[str], languages: list[str], width: int, batch: Callable) -> np.ndarray:
+        """What `batch(ids, mask)` gives for each text, float32 [texts, width]; NaN for an empty one."""
 
-    def _each(
-        self,
-        texts: list[str],
-        languages: list[str],
-        deduplicate: bool,
-        batch: Callable,
-        nothing,
-        cleaned: bool = False,
+        def rows(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
+            return list(batch(ids, mask).float().cpu().numpy())
+
+        found = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
+        return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
+
+    def map_texts(
+        self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
     ) -> list:
         """What `batch(ids, mask, languages)` gives for each text, in batches of texts of similar length;
         `nothing` for an empty one.
@@ -297,74 +302,47 @@ class Coder:
             (text if cleaned else self.clean(text), self.known(language))
             for text, language in zip(texts, languages, strict=True)
         ]
-        if deduplicate:
-            distinct = list(dict.fromkeys(row for row in rows if row[0].strip()))
-            found = dict(zip(distinct, self._in_batches(distinct, batch)))
-            return [found.get(row, nothing) for row in rows]
-        at = [i for i, row in enumerate(rows) if row[0].strip()]
-        results = [nothing] * len(rows)
-        for i, result in zip(at, self._in_batches([rows[i] for i in at], batch)):
-            results[i] = result
-        return results
-
-    def _in_batches(self, rows: list[tuple[str, str]], batch: Callable) -> list:
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]) + len(rows[i][1]))
-        results, size = [None] * len(rows), self.batch_size  # the latter may be set by another thread
-        for start in range(0, len(rows), size):
+        results = dict.fromkeys(rows, nothing)
+        left = sorted((row for row in results if row[0].strip()), key=lambda row: len(row[0]) + len(row[1]))
+        size = self.batch_size  # which another thread may set
+        for start in range(0, len(left), size):
             self.check()
-            part = order[start : start + size]
-            texts, languages = zip(*(rows[i] for i in part))
-            ids, mask = (
-                torch.from_numpy(array).to(self.device)
-                for array in encode(texts, languages, self.max_len, self._width)
-            )
+            part = left[start : start + size]
+            texts, languages = map(list, zip(*part))
             with self.precision.autocast():
-                # here and now: a generator would compute outside of autocast
-                found = list(batch(ids, mask, languages))
-            for i, result in zip(part, found):
-                results[i] = result
-        return results
+                results.update(zip(part, batch(*self._inputs(texts, languages), languages)))
+        return [results[row] for row in rows]
 
-    def _flat_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _inputs(self, texts: list[str], languages: list[str]) -> tuple[Tensor, Tensor]:
+        ids, mask = encode(texts, languages, self.max_len, self._width)
+        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask).to(self.device)
+
+    def _vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
+        with decoding.evaluating(self.model):
+            return self.model.encode_text(ids, mask)
+
+    def linear_logits(self, ids: Tensor, mask: Tensor) -> Tensor:
         with decoding.evaluating(self.model):
             return decoding.upcast_half(self.model.classify(self.model.encode_text(ids, mask)))
 
-    def _batch(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        languages: list[str],
-        decoder: str,
-        k: int,
-        thresholds: Thresholds,
-        in_any_order: bool,
-    ) -> Iterator[Coded]:
-        if decoder == "greedy":
-            return self._greedy(ids, mask, k, in_any_order)
-        if decoder == "flat":
-            return self._flat(ids, mask, languages, k, thresholds)
-        if decoder == "both":
-            return self._both(ids, mask, languages, k, thresholds)
+    def _ranked(self, ids: Tensor, mask: Tensor, k: int, decoder: str) -> Iterator[Coded]:
+        """topk and full."""
         if decoder == "topk":
             numbers, probs = self.search().topk(ids, mask, k)
-        else:
-            # as topk orders ties
-            probs, numbers = (
-                found[:, :k]
-                for found in self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
-            )
-        return (
-            Coded([self.codes[i] for i in row], of_row, of_row[0])
-            for row, of_row in zip(numbers.tolist(), probs.tolist())
-        )
+        else:  # equal ones in the order of topk
+            probs, numbers = self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
+            probs, numbers = probs[:, :k], numbers[:, :k]
+        for row, of_row in zip(numbers.tolist(), probs.tolist()):
+            yield Coded([self.codes[i] for i in row], of_row, of_row[0])
 
     def _with_prefixes(
-        self, coded: Iterator[Coded], ids: Tensor, mask: Tensor, prefixes: Prefixes
-    ) -> Iterator[Coded]:
-        probs = self.search().full(ids, mask).float().cpu().numpy()
-        for each, row in zip(coded, probs):
-            first = prefixes.longest(each.codes[0], row, self.back_off or 0.0) if each.codes else ("", 0.0)
-            yield each._replace(prefix=first)
+        self, coded: list[Coded], ids: Tensor, mask: Tensor, prefixes: Prefixes
+    ) -> list[Coded]:
+        probs, least = self.search().full(ids, mask).float().cpu().numpy(), self.back_off or 0.0
+        return [
+            one._replace(prefix=prefixes.longest(one.codes[0], row, least) if one.codes else ("", 0.0))
+            for one, row in zip(coded, probs)
+        ]
 
     def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
         blocks, probs, sets = decoding.greedy_sets(
@@ -406,7 +384,7 @@ class Coder:
     def _flat(
         self, ids: Tensor, mask: Tensor, languages: list[str], k: int, thresholds: Thresholds
     ) -> Iterator[Coded]:
-        logits, least = self._flat_logits(ids, mask), list(map(thresholds.least, languages))
+        logits, least = self.linear_logits(ids, mask), list(map(thresholds.least, languages))
         logit, number = logits.topk(min(k, logits.shape[1]))
         prob = logit.sigmoid()
         # [B, k], the most probable first

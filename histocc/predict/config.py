@@ -1,5 +1,6 @@
 """The flags of `python -m histocc.predict`, and what of them does not go together."""
 
+import glob
 import os
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
@@ -12,8 +13,6 @@ from histocc.predict.coder import DECODERS
 from histocc.published import formats
 from histocc.runtime import files
 from histocc.runtime.config import Config, Count, Fraction, Parser, Positive, Processes, flag, number
-
-PRECISIONS = ("float32", "float64", "bf16", "fp16", "int8")
 
 
 def language_and_threshold(text: str) -> tuple[str | None, float]:
@@ -66,10 +65,7 @@ class Files(Config):
     """files"""
 
     model: str = flag(
-        MISSING,
-        "folder of a run, a checkpoint, or a published model",
-        metavar="RUN_OR_FILE",
-        resumable=True,
+        MISSING, "folder of a run, a checkpoint, or a published model", metavar="RUN_OR_FILE", resumable=True
     )
     input: str = flag(MISSING, "rows to code: CSV or Parquet", "--fn-in", metavar="FILE", resumable=True)
     output: str = flag(
@@ -123,9 +119,7 @@ class Decoding(Config):
     """coding"""
 
     decoder: str = flag(
-        "auto",
-        "; ".join(f"{name}: {what}" for name, what in DECODERS.items()),
-        choices=tuple(DECODERS),
+        "auto", "; ".join(f"{name}: {what}" for name, what in DECODERS.items()), choices=tuple(DECODERS)
     )
     k: Count = flag(5, "most codes of a row")
     threshold: list[Threshold] | None = flag(
@@ -153,8 +147,7 @@ class Decoding(Config):
         metavar="P",
     )
     raw_confidence: bool = flag(
-        False,
-        "probabilities as the decoders give them, not as they were fitted to how often they are right",
+        False, "probabilities as the decoders give them, not as they were fitted to how often they are right"
     )
     system: str | None = flag(
         None, "name of the columns of codes (default: the model's, for example hisco)", metavar="NAME"
@@ -165,7 +158,11 @@ class Decoding(Config):
         " not say how many it writes (default: as it says)",
         metavar="COL",
     )
-    no_deduplicate: bool = flag(False, "code every row, also where texts repeat")
+    explain: bool = flag(
+        False,
+        "also the three training texts that are nearest to each text by the model's own vectors, with their"
+        " codes; needs the folder of the run, and keeps the vectors of its texts there",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,17 +171,13 @@ class Machine(Processes, Cores):
 
     batch_size: Count = flag(256, "texts at once", resumable=True)
     stop_after: Positive | None = flag(
-        None,
-        "stop so long after the start; the same command continues",
-        metavar="MINUTES",
-        resumable=True,
+        None, "stop so long after the start; the same command continues", metavar="MINUTES", resumable=True
     )
     float64: bool = flag(False, "double precision")
     bf16: bool = flag(False, "matrix products in bfloat16")
     fp16: bool = flag(False, "matrix products in float16")
     int8: bool = flag(False, "matrix products in int8, on CPUs")
     use_amp: bool = flag(False, "the fastest of bf16 and fp16 that the device has")
-    precision: str | None = flag(None, "the number format by name", choices=PRECISIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,15 +196,21 @@ class PredictConfig(Files, Decoding, Published, Machine):
             yield "--min-prob and --target-accuracy are mutually exclusive"
         if self.target_accuracy is not None and self.raw_confidence:
             yield "--target-accuracy is for the fitted confidence: leave --raw-confidence out"
-        asked = (self.bf16, self.fp16, self.int8, self.use_amp, self.float64, self.precision)
-        if sum(map(bool, asked)) > 1:
-            yield "--bf16, --fp16, --int8, --use-amp, --float64 and --precision are mutually exclusive"
+        if sum((self.bf16, self.fp16, self.int8, self.use_amp, self.float64)) > 1:
+            yield "--bf16, --fp16, --int8, --use-amp and --float64 are mutually exclusive"
+        weights = formats.files_of(self.model)
+        of_run: list[str] = []
+        if weights:
+            run = os.path.dirname(weights[0])
+            of_run = [os.path.join(run, name) for name in files.OwnFiles(run).names]
+            of_run += glob.glob(os.path.join(glob.escape(run), "prepared", "*", "*"))
         inputs = {
             self.input: "the input",
             self.descriptions: "the file of --descriptions",
             self.key: "the file of --key",
             self.known: "the file of --known",
-            **dict.fromkeys(formats.files_of(self.model), "the model"),
+            **dict.fromkeys(of_run, "a file of the run"),
+            **dict.fromkeys(weights, "the model"),
         }
         paths = [self.output, self.output + ".rejected.csv"] if self.output.strip() else [self.output]
         yield from files.problems(paths, inputs, self.overwrite)

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from histocc.data.rows import row_writer, with_texts
@@ -26,7 +27,6 @@ from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, read_sealed, re
 ROWS_FOR_LARGER_PARTS = 2_000_000  # so many rows add a chunk to each part
 MAX_FREQUENT = 1 << 16  # texts that are coded once for all parts
 PIECE = 2048  # of them at once
-END_BYTES = 1 << 16  # of the input's begin and end that tell it from others
 SETTINGS, SCAN, INPUT = "settings.json", "scan.json", "input"
 # names of files in the folder beside the lock and the copied input
 _PARTS = rf"((settings|scan|frequent\d+)\.json|\d{{6,}}\.part)({TEMPORARY})?"
@@ -57,17 +57,12 @@ class Scan:
 
 
 def fingerprint(path: str, copied: bool) -> dict:
-    """What tells an input file from another, or from itself after a change: size, time of change, hash of its
-    begin and end; of what was `copied` out of a pipe, the hash of all.
+    """What tells an input file from another, or from itself after a change: size and time of change; of what
+    was `copied` out of a pipe, size and hash.
     """
     state = os.stat(path)
-    if copied:
-        return {"size": state.st_size, "hash": file_hash(path)}
-    with open(path, "rb") as file:
-        begin = file.read(END_BYTES)
-        file.seek(max(0, state.st_size - END_BYTES))
-        ends = hashlib.sha256(begin + file.read()).hexdigest()
-    return {"size": state.st_size, "changed": state.st_mtime_ns, "ends": ends}
+    more = {"hash": file_hash(path)} if copied else {"changed": state.st_mtime_ns}
+    return {"size": state.st_size, **more}
 
 
 def file_hash(path: str) -> str:
@@ -90,16 +85,12 @@ def save_pipe(path: str, target: str, check: Callable[[], None], limit_seconds: 
         with open(handle, "rb", buffering=0) as pipe, atomic_write(target) as file:
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
-            last = time.monotonic()
-            checked = 0.0
-            while True:
+            last, checked = time.monotonic(), 0.0
+            # before the first writer has come a read would return b"", as at the end
+            while (block := pipe.read(1 << 20) if poll.poll(POLL_SECONDS * 1000) else None) != b"":
                 if time.monotonic() - checked >= POLL_SECONDS:
                     check()
                     checked = time.monotonic()
-                # before the first writer has come a read would return b"", as at the end
-                block = pipe.read(1 << 20) if poll.poll(POLL_SECONDS * 1000) else None
-                if block == b"":
-                    return
                 if block:
                     file.write(block)
                     last = time.monotonic()
@@ -135,26 +126,25 @@ class CodedFile:
         content = read_sealed(self.path(name), "" if name == SETTINGS else self._of)
         return None if content is None else json.loads(content)
 
+    def part(self, number: int) -> str:
+        return self.path(f"{number:06d}.part")
+
     def write_part(self, number: int, rows: list[list], counts: dict) -> None:
         content = json.dumps(counts).encode() + b"\n" + csv_text(rows)
         write_sealed(self.part(number), content, self._of)
 
-    def part(self, number: int) -> str:
-        return self.path(f"{number:06d}.part")
-
     def is_done(self, number: int) -> bool:
         return read_sealed(self.part(number), self._of) is not None
 
-    def frequent(self, scan: Scan) -> list[list]:
-        """What the frequent texts got, in order. Raises UserError if a piece is missing."""
-        answers = []
-        for number in range(scan.pieces):
-            name = f"frequent{number}.json"
+    def frequent(self, scan: Scan) -> dict[tuple[str, str], list]:
+        """What each of the frequent texts got. Raises UserError if a piece is missing."""
+        answers: list[list] = []
+        for name in map("frequent{}.json".format, range(scan.pieces)):
             piece = self.read(name)
             if piece is None:
                 raise UserError(f"{self.path(name)}{MISSING} makes it again")
             answers += piece
-        return answers
+        return dict(zip(scan.frequent, answers, strict=True))
 
     def open_scan(self) -> Scan:
         content = self.read(SCAN)
@@ -164,6 +154,19 @@ class CodedFile:
                 " that they share"
             )
         return Scan(**{**content, "frequent": [tuple(pair) for pair in content["frequent"]]})
+
+    def rows(
+        self, path: str, table: Format, scan: Scan, place: int, ditto: bool
+    ) -> Iterator[tuple[int, list[Chunk]]]:
+        """(number, chunks) of each part that is to be read, all columns.
+
+        Args:
+            place: of the column with the texts.
+            ditto: as in `scan`.
+        """
+        chunks = with_texts(read_chunks(path, None, table.delimiter, scan.encoding), place, ditto)
+        for number in range(scan.parts):
+            yield number, list(islice(chunks, scan.chunks))
 
     # ---- rank 0 alone
 
@@ -209,7 +212,6 @@ class CodedFile:
         columns: list[str],
         ditto: bool,
         key_of: Callable[[str, str], tuple[str, str]],
-        deduplicate: bool,
         check: Callable[[], None],
     ) -> None:
         """Reads the whole input once; notes what `Scan` holds.
@@ -227,29 +229,24 @@ class CodedFile:
             check()
             rows += len(chunk.lines)
             chunks += 1
-            if deduplicate:
-                languages = chunk.columns[1] if len(columns) > 1 else [""] * len(chunk.lines)
-                counts.update(map(key_of, chunk.texts, languages))
-                # what is rare so far is forgotten: a bound for the memory
-                if len(counts) > 16 * MAX_FREQUENT:
-                    counts = Counter(
-                        {key: number for key, number in counts.items() if number > 1}
-                        if len(counts) < 32 * MAX_FREQUENT
-                        else dict(counts.most_common(MAX_FREQUENT))
-                    )
+            languages = chunk.columns[1] if len(columns) > 1 else [""] * len(chunk.lines)
+            counts.update(map(key_of, chunk.texts, languages))
+            if len(counts) > 16 * MAX_FREQUENT:  # a bound for the memory: what is rare so far is forgotten
+                counts = Counter({key: count for key, count in counts.items() if count > 1})
+                if len(counts) > 8 * MAX_FREQUENT:
+                    counts = Counter(dict(counts.most_common(MAX_FREQUENT)))
         of_part = 1 + rows // ROWS_FOR_LARGER_PARTS
         parts = -(-chunks // of_part)
         often = counts.most_common(MAX_FREQUENT) if parts > 1 else []
-        frequent = [key for key, number in often if number > 1 and key[0].strip()]
+        frequent = [key for key, count in often if count > 1 and key[0].strip()]
         self.write(SCAN, vars(Scan(rows, parts, of_part, table.encoding, frequent)))
 
-    def join(self, header: list[str], scan: Scan, overwrite: bool) -> tuple[Counter, Counter, list[int]]:
+    def join(self, header: list[str], scan: Scan, overwrite: bool) -> tuple[Counter, Counter]:
         """Puts the parts together into the output, and what could not be read into `OUTPUT.rejected.csv`;
-        returns (their counts, summed; the languages that the model does not know; lines of the first texts
-        such as do.). The parts stay. Raises UserError if one is missing or damaged.
+        returns (their counts, summed; the languages that the model does not know). The parts stay. Raises
+        UserError if one is missing or damaged.
         """
         total, languages, faults = Counter(), Counter(), []
-        dittos: list[int] = []
         rejected = self.output + ".rejected.csv"
         with atomic_write(os.path.realpath(self.output), overwrite) as file:
             file.write(csv_text([header]))
@@ -261,7 +258,6 @@ class CodedFile:
                 counts = json.loads(counts)
                 faults += counts.pop("faults")
                 languages.update(counts.pop("languages"))
-                dittos += counts.pop("ditto_lines", [])
                 total.update(counts)
                 file.write(rows)
             if total["rows"] != scan.rows:
@@ -275,25 +271,7 @@ class CodedFile:
         if overwrite and not faults and os.path.isfile(rejected):
             os.remove(rejected)  # of the output that was there before
         total["faults"] = len(faults)
-        return total, languages, dittos[:5]
-
-    # ---- every rank
-
-    def rows(
-        self, path: str, table: Format, scan: Scan, place: int, ditto: bool
-    ) -> Iterator[tuple[int, list[Chunk]]]:
-        """(number, chunks) of each part that is to be read, all columns. place: of that with the texts;
-        ditto: as in `scan`.
-        """
-        held: list[Chunk] = []
-        number = 0
-        for chunk in with_texts(read_chunks(path, None, table.delimiter, scan.encoding), place, ditto):
-            held.append(chunk)
-            if len(held) == scan.chunks:
-                yield number, held
-                number, held = number + 1, []
-        if held:
-            yield number, held
+        return total, languages
 
 
 MISSING = " was there and is missing or damaged: the same command"

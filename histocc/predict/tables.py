@@ -1,11 +1,9 @@
 """What a notebook gives and gets: texts in any form, and codes as a table in the shapes of the published
 package."""
 
-import decimal
 import math
-import numbers
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Number
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,64 @@ import numpy as np
 from histocc.formatter import is_missing
 from histocc.predict.coder import Coded
 from histocc.runtime.config import shown
-from histocc.runtime.errors import UserError
-from histocc.text import UNKNOWN_LANGUAGE
 
 Words = dict[str, dict[str, str]]  # name of a column beside each code → code → text
+
+
+def is_text_or_number(value: Any) -> bool:
+    return isinstance(value, str) or isinstance(value, Number) and not isinstance(value, bool | complex)
+
+
+def cells_of(name: str, given: Any, fits: Callable[[Any], bool]) -> tuple[list, bool]:
+    """(the cells of an argument, whether it was a list, array or column of them). Raises ValueError."""
+    if is_missing(given) or fits(given):
+        return [given], False
+    if (
+        isinstance(given, Mapping | set | bytes | type)
+        or hasattr(given, "columns")
+        or not isinstance(given, Iterable)
+        or getattr(given, "ndim", 1) != 1
+    ):
+        raise ValueError(
+            f"{name}: found {type(given).__name__}, expected a text, or a list, array or column of texts; of"
+            " a table give a column, predict(table['occ1'], lang=table['lang'])"
+        )
+    cells = list(given)
+    for i, cell in enumerate(cells):
+        if not is_missing(cell) and not fits(cell):
+            raise ValueError(f"{name}: row {i} (counted from 0): {cell!r:.60} is not a text")
+    return cells, True
+
+
+def texts_and_languages(occ1: Any, lang: Any, unknown: str) -> tuple[list, list[str], list[str]]:
+    """(texts as they were given, as texts, the language of each) of one text or several and one language or
+    as many, paired by position. A number counts as its digits, None and NaN as empty, or as the language
+    `unknown`. Raises ValueError.
+    """
+    cells, _ = cells_of("occ1", occ1, is_text_or_number)
+    languages, are_several = cells_of("lang", lang, lambda value: isinstance(value, str))
+    languages = [unknown if is_missing(language) else language or unknown for language in languages]
+    if are_several and len(languages) != len(cells):
+        raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
+    texts = ["" if is_missing(cell) else str(cell) for cell in cells]
+    return cells, texts, languages if are_several else languages * len(texts)
+
+
+def pairs_of(table: Any, first: str, second: str) -> list[tuple[str, str]] | None:
+    """The rows of a DataFrame, a dict of columns or a list of dicts that have both cells, as text; None if a
+    column is missing.
+    """
+    if isinstance(table, list):
+        table = {
+            name: [row.get(name) for row in table] for name in (first, second) if table and name in table[0]
+        }
+    if first not in table or second not in table:
+        return None
+    return [
+        (str(a), str(b))
+        for a, b in zip(table[first], table[second], strict=True)
+        if not is_missing(a) and not is_missing(b)
+    ]
 
 
 def require(holds: bool, name: str, value: Any, expected: str) -> None:
@@ -26,79 +78,7 @@ def require(holds: bool, name: str, value: Any, expected: str) -> None:
 
 
 def is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
-def is_threshold(value: Any, languages: list[str]) -> bool:
-    """Whether it is None, a probability, or a dict of them by language, None for all others."""
-    by_language = value if isinstance(value, Mapping) else {None: 0.5 if value is None else value}
-    return all(
-        (name is None or name in languages) and is_number(number) and 0 <= number <= 1
-        for name, number in by_language.items()
-    )
-
-
-def text_of(name: str, row: int | None, given: Any, kind: str = "text") -> str:
-    """A text as it is, of kind "text" also a number as its digits; None and NaN, as pandas has them, are
-    empty. row: None where it is the only one. Raises ValueError for anything else."""
-    if is_missing(given):
-        return ""
-    if isinstance(given, str) or kind == "text" and is_number(given):
-        return str(given)
-    at = "" if row is None else f"row {row} (counted from 0): "
-    raise ValueError(f"{name}: {at}{shown(given)} is not a {kind}")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (numbers.Real, decimal.Decimal)) and not isinstance(value, bool)
-
-
-def rows_of(name: str, given: Any, kind: str) -> list | None:
-    """The rows of an argument; None where it is a single value. Raises ValueError for what has no rows in an
-    order of its own: a table, a set, bytes, an array of two dimensions."""
-    if is_missing(given) or isinstance(given, str) or is_number(given):
-        return None
-    if hasattr(given, "columns") or isinstance(given, Mapping):
-        raise ValueError(
-            f"{name}: found a table ({type(given).__name__}), expected a {kind} or a column of them: of a"
-            " table give a column, predict(table['occ1'], lang=table['lang'])"
-        )
-    unordered = isinstance(given, (set, frozenset, bytes, bytearray, memoryview, type))
-    if unordered or not isinstance(given, Iterable) or getattr(given, "ndim", 1) != 1:
-        shape = getattr(given, "shape", None)
-        size = "" if shape is None else f" of shape {tuple(shape)}"
-        raise ValueError(
-            f"{name}: found {shown(given)}{size}, expected a {kind}, or a list, array or column of them"
-        )
-    return [row for row in given]  # not list(given), which makes room for as many as __len__ promises
-
-
-def texts_and_languages(occ1: Any, lang: Any) -> tuple[list, list[str], list[str]]:
-    """(texts as they were given, as texts, the language of each) of one text or several and one language or
-    as many. They are paired by position. Raises ValueError."""
-    occ1, lang = (
-        given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
-        for given in (occ1, lang)
-    )
-    shown_as = rows_of("occ1", occ1, "text")
-    shown_as = [occ1] if shown_as is None else shown_as
-    texts = [text_of("occ1", i, text) for i, text in enumerate(shown_as)]
-    each = rows_of("lang", lang, "language")
-    if each is None:
-        return shown_as, texts, [text_of("lang", None, lang, "language") or UNKNOWN_LANGUAGE] * len(texts)
-    if len(each) != len(texts):
-        raise ValueError(f"lang: found {len(texts)} texts, but {len(each)} languages")
-    return (
-        shown_as,
-        texts,
-        [text_of("lang", i, language, "language") or UNKNOWN_LANGUAGE for i, language in enumerate(each)],
-    )
-
-
-def indexes_differ(occ1: Any, lang: Any) -> bool:
-    """Whether both are columns of pandas whose rows have other names."""
-    own, other = getattr(occ1, "index", None), getattr(lang, "index", None)
-    return own is not None and hasattr(own, "equals") and hasattr(other, "equals") and not own.equals(other)
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def names_of(table: Any) -> list[str]:
@@ -134,101 +114,72 @@ def column_of(what: str, table: Any, name: str) -> list:
     return list(cells)
 
 
-def described(given: Any) -> list[tuple[str, str]] | str | None:
-    """The argument descriptions: a file, or (code, words) of a table's rows that have both. Raises UserError
-    where a column is missing, ValueError for cells that cannot be paired."""
-    if given is None:
-        return None
-    if isinstance(given, (str, os.PathLike)):
-        return os.fspath(given)
-    missing = [name for name in ("system_code", "desc") if name not in names_of(given)]
-    if missing:
-        raise UserError(f"descriptions: need columns system_code and desc; {' and '.join(missing)} missing")
-    codes, words = (column_of("descriptions", given, name) for name in ("system_code", "desc"))
-    if len(codes) != len(words):
-        raise ValueError(f"descriptions: found {len(codes)} cells of system_code, but {len(words)} of desc")
-    return [
-        (str(code), str(text))
-        for code, text in zip(codes, words)
-        if not is_missing(code) and not is_missing(text)
-    ]
-
-
 def a_row_per_text(
-    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: Words
+    cells: list, languages: list[str], coded: list[Coded], k: int, system: str, words: Words
 ) -> dict:
-    """Columns occ1, lang, up to `most` of SYSTEM_i, prob_i and NAME_i of the words (name → code → text), and
-    conf.
-    """
-    columns: dict[str, Any] = {"occ1": shown, "lang": languages}
-    for i in range(most):
-        codes = [each.codes[i] if i < len(each.codes) else None for each in coded]
+    """Columns occ1, lang, up to `k` of SYSTEM_i, prob_i and NAME_i of the words, and conf."""
+    columns: dict[str, Any] = {"occ1": cells, "lang": languages}
+    for i in range(k):
+        codes = [one.codes[i] if i < len(one.codes) else None for one in coded]
         columns[f"{system}_{i + 1}"] = codes
-        columns[f"prob_{i + 1}"] = probabilities(
-            [each.probs[i] if i < len(each.codes) else None for each in coded]
-        )
+        columns[f"prob_{i + 1}"] = numbers([one.probs[i] if i < len(one.codes) else None for one in coded])
         for name, texts in words.items():
-            columns[f"{name}_{i + 1}"] = [None if code is None else texts.get(code) or None for code in codes]
-    return {**columns, "conf": probabilities([each.conf for each in coded])}
+            columns[f"{name}_{i + 1}"] = [code and texts.get(code) or None for code in codes]
+    return {**columns, "conf": numbers([one.conf for one in coded])}
 
 
 def a_row_per_code(
-    shown: list, languages: list[str], coded: list[Coded], most: int, system: str, words: Words
+    cells: list, languages: list[str], coded: list[Coded], k: int, system: str, words: Words
 ) -> dict:
-    """`most` rows per text, the most probable code first; top-k-pos counts from 0, conf is the probability of
+    """`k` rows per text, the most probable code first; top-k-pos counts from 0, conf is the probability of
     the code."""
     pairs = [
-        pair
-        for each in coded
-        for pair in [*zip(each.codes[:most], each.probs), *[(None, None)] * (most - len(each.codes))]
+        (one.codes[i], one.probs[i]) if i < len(one.codes) else (None, None)
+        for one in coded
+        for i in range(k)
     ]
-    codes, probs = zip(*pairs) if pairs else ((), ())
+    codes = [code for code, _ in pairs]
     return {
-        "occ1": [text for text in shown for _ in range(most)],
-        "lang": [language for language in languages for _ in range(most)],
-        f"{system}_1": list(codes),
-        **{f"{name}_1": [texts.get(code) or None for code in codes] for name, texts in words.items()},
-        "conf": probabilities(list(probs)),
-        "top-k-pos": np.tile(np.arange(most), len(coded)),
+        "occ1": [cell for cell in cells for _ in range(k)],
+        "lang": [language for language in languages for _ in range(k)],
+        f"{system}_1": codes,
+        **{
+            f"{name}_1": [code and texts.get(code) or None for code in codes] for name, texts in words.items()
+        },
+        "conf": numbers([prob for _, prob in pairs]),
+        "top-k-pos": np.tile(np.arange(k), len(coded)),
     }
 
 
 def binary(coded: list[Coded], codes: list[str], system: str) -> dict:
     """A column of 0 and 1 for each code of the key, SYSTEM_CODE."""
-    place = {code: i for i, code in enumerate(codes)}
-    found = np.zeros((len(coded), len(codes)))
-    for row, each in enumerate(coded):
-        found[row, [place[code] for code in each.codes if code in place]] = 1
-    return {f"{system}_{code}": found[:, i] for i, code in enumerate(codes)}
+    sets = [set(one.codes) for one in coded]
+    return {f"{system}_{code}": np.array([float(code in given) for given in sets]) for code in codes}
 
 
-def probabilities(values: list[float | None]) -> np.ndarray:
+def numbers(values: list[float | None]) -> np.ndarray:
     """float64 [n], NaN for None."""
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def as_table(columns: dict[Any, Any], get_dict: bool = False):
-    """Columns of equal length as a DataFrame, those of texts with dtype object; as a list of dicts where
-    pandas is not installed, or get_dict asks for it, with None in place of NaN."""
-    if not get_dict:
-        try:
-            import pandas
+    """Columns of equal length as a DataFrame, those of texts with dtype object; as a list of dicts if pandas
+    is not installed, or get_dict asks for it, with None in place of NaN."""
+    try:
+        if get_dict:
+            raise ImportError
+        import pandas
 
-            return pandas.DataFrame(
-                {
-                    name: pandas.Series(values, dtype=None if isinstance(values, np.ndarray) else object)
-                    for name, values in columns.items()
-                }
-            )
-        except ImportError:
-            pass
-    rows = zip(
-        *(values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values())
-    )
+        objects = {name: object for name, values in columns.items() if not isinstance(values, np.ndarray)}
+        return pandas.DataFrame(
+            {name: pandas.Series(v, dtype=objects.get(name)) for name, v in columns.items()}
+        )
+    except ImportError:
+        lists = [list(v) if not isinstance(v, np.ndarray) else v.tolist() for v in columns.values()]
     return [
         {
-            name: None if isinstance(value, float) and math.isnan(value) and name != "occ1" else value
+            name: None if name != "occ1" and isinstance(value, float) and math.isnan(value) else value
             for name, value in zip(columns, row)
         }
-        for row in rows
+        for row in zip(*lists)
     ]
