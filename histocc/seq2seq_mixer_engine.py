@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from histocc.formatter import PAD_IDX, BlockyFormatter
 from histocc.model import metrics
-from histocc.model.decoding import GreedyResult, greedy_from_memory
+from histocc.model.decoding import greedy_from_memory
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -127,8 +127,6 @@ class MixerTask:
     Args:
         loss_fn: a criterion called like `LossMixer`; one without `per_sample` returns the mean over its
             rows, which then stands for each of them.
-        each: is given every batch of a validation, its memory with what of it is padding, what was decoded,
-            and the linear logits [B, C]; needs a `formatter`.
         model: the bare one that is trained, whose operations `flops` counts.
     """
 
@@ -136,10 +134,9 @@ class MixerTask:
         self,
         loss_fn: nn.Module,
         formatter: BlockyFormatter | None = None,
-        each: Callable[[dict, Tensor, Tensor | None, GreedyResult, Tensor], None] | None = None,
         model: nn.Module | None = None,
     ):
-        self.loss_fn, self.formatter, self.each = loss_fn, formatter, each
+        self.loss_fn, self.formatter = loss_fn, formatter
         self.flops_per_unit = flops_per_unit(model)
 
     @property
@@ -193,8 +190,6 @@ class MixerTask:
             if formatter is not None:
                 codes, true = formatter.canonical_blocks(decoded.tokens), formatter.canonical_blocks(targets)
                 found["seq_acc"] = metrics.same_code_sets(codes, true, PAD_IDX)
-                if self.each is not None:
-                    self.each(batch, memory, padding, decoded, outputs[1])
         return found
 
 

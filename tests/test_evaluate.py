@@ -11,12 +11,23 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import REPO, TINY, TITLES, TRAIN_MIXER, environment, read_logs, run, run_inside, write_csv
+from helpers import (
+    REPO,
+    TINY,
+    TITLES,
+    TRAIN_MIXER,
+    command,
+    environment,
+    read_logs,
+    run,
+    run_inside,
+    write_csv,
+)
 from test_predict import CODES, make_model
 
 from histocc.evaluate import __main__ as evaluate
-from histocc.evaluate.figures import GRID, MAX_FLAT_CODES, Outcomes
-from histocc.model.confidence import Thresholds
+from histocc.model.confidence import calibration_error
+from histocc.predict.coder import Coder
 from histocc.published.models import load_model
 from histocc.text import encode
 
@@ -51,33 +62,19 @@ def trained(tmp_path_factory):
         )
         for i in range(64)
     ]
-    flags = [
-        "--train-data",
-        write_csv(folder / "train.csv", HEADER, rows),
-        "--val-data",
-        write_csv(folder / "val.csv", HEADER, VALIDATION),
-        *TINY,
-        "--language-col",
-        "lang",
-        "--batch-size",
-        16,
-        "--encoder-dropout",
-        0,
-        "--augmentation-prob",
-        0,
-        "--empty-blocks",
-        "first",
-    ]
+    data = {
+        name: write_csv(folder / f"{name}.csv", HEADER, given)
+        for name, given in (("train", rows), ("val", VALIDATION))
+    }
+    flags = ["--train-data", data["train"], "--val-data", data["val"], *TINY, "--language-col", "lang"]
+    flags += ["--batch-size", 16, "--encoder-dropout", 0, "--augmentation-prob", 0, "--empty-blocks", "first"]
     run(TRAIN_MIXER, *flags, "--num-epochs", 10, "--learning-rate", 2e-3, "--save-dir", folder / "first")
     model, _, state = load_model(folder / "first")
-    ids, mask = (
-        torch.from_numpy(array) for array in encode([row[0] for row in rows], [row[3] for row in rows])
-    )
+    ids, mask = map(torch.from_numpy, encode([row[0] for row in rows], [row[3] for row in rows]))
     with torch.no_grad():
         pooled = torch.cat([model.encode(ids, mask)[1], torch.ones(64, 1)], dim=1)
-    wanted = torch.full((64, 8), -4.0).scatter_(
-        1, torch.tensor([[state["key"][row[1]]] for row in rows]), 4.0
-    )
+    true = torch.tensor([[state["key"][row[1]]] for row in rows])
+    wanted = torch.full((64, 8), -4.0).scatter_(1, true, 4.0)
     weights = torch.linalg.lstsq(pooled.double(), wanted.double(), driver="gelsd").solution.float().T
     state["model"] |= {
         "linear_decoder.weight": weights[:, :-1].contiguous(),
@@ -85,37 +82,19 @@ def trained(tmp_path_factory):
     }
     del state["checksum"]
     torch.save(state, folder / "fitted.bin")
-    run(
-        TRAIN_MIXER,
-        *flags,
-        "--initial-checkpoint",
-        folder / "fitted.bin",
-        "--max-steps",
-        1,
-        "--learning-rate",
-        1e-9,
-        "--save-dir",
-        folder / "run",
-    )
+    flags += ["--initial-checkpoint", folder / "fitted.bin", "--max-steps", 1, "--learning-rate", 1e-9]
+    run(TRAIN_MIXER, *flags, "--save-dir", folder / "run")
     return folder
+
+
+def files(trained, output, *flags, data=None) -> list:
+    given = ["--model", trained / "run", "--data", data or trained / "val.csv", "--output", output]
+    return [*given, "--device", "cpu", "--resamples", 200, *flags]
 
 
 def evaluated(trained, output, *flags, data=None):
     """The report of one process, and what was said."""
-    code, said = run_inside(
-        evaluate.main,
-        "--model",
-        trained / "run",
-        "--data",
-        data or trained / "val.csv",
-        "--output",
-        output,
-        "--device",
-        "cpu",
-        "--resamples",
-        200,
-        *flags,
-    )
+    code, said = run_inside(evaluate.main, *files(trained, output, *flags, data=data))
     assert code == 0, said
     return json.loads((output / "report.json").read_text(encoding="utf-8")), said
 
@@ -133,68 +112,61 @@ def report(trained):
 
 class TestFigures:
     def test_are_those_of_training(self, trained, report):
-        logged = next(
-            row
-            for row in read_logs(trained / "run")
-            if row["step"] == report["model"]["step"] and row["val_loss"] is not None
-        )
-        assert list(report["validation"]) == [
-            "val_loss",
-            "val_loss_linear",
-            "val_loss_seq2seq",
-            "seq_acc",
-            "token_acc",
-            "flat_acc",
+        step = report["model"]["step"]
+        rows = [
+            row for row in read_logs(trained / "run") if row["step"] == step and row["val_loss"] is not None
         ]
+        names = ["val_loss", "val_loss_linear", "val_loss_seq2seq", "seq_acc", "token_acc", "flat_acc"]
+        assert list(report["validation"]) == names
         for name, value in report["validation"].items():
-            assert value == pytest.approx(logged[name], rel=1e-6 if "loss" in name else 1e-12), name
+            assert value == pytest.approx(rows[0][name], rel=1e-6 if "loss" in name else 1e-12), name
 
     @pytest.mark.parametrize("decoder, name", [("seq2seq", "seq_acc"), ("linear", "flat_acc")])
     def test_counted_row_by_row_they_are_the_same(self, report, decoder, name):
-        found, rows = report["decoders"][decoder], report["data"]["rows"]
-        assert rows == 47 and found["right_rows"] / rows == pytest.approx(
-            report["validation"][name], abs=1e-12
-        )
-        assert found["by_digits"][-1]["over_rows"]["accuracy"][0] == pytest.approx(
-            report["validation"][name], abs=1e-12
-        )
-        assert sum(each["rows"] for each in found["by_language"].values()) == rows
-        assert sum(each["rows"] for each in found["calibration"]["bins"]) == rows
+        found, rows, value = report["decoders"][decoder], report["data"]["rows"], report["validation"][name]
+        assert rows == 47 and found["right_rows"] / rows == pytest.approx(value, abs=1e-12)
+        assert found["by_digits"][-1]["over_rows"]["accuracy"][0] == pytest.approx(value, abs=1e-12)
+        for parts in (found["by_language"].values(), found["calibration"]["bins"]):
+            assert sum(each["rows"] for each in parts) == rows
         assert sum(each["rows"] for each in found["confusions"]) == rows - found["right_rows"]
         assert 0.2 < found["accuracy"] < 0.9  # else half of this shows nothing
+
+    @pytest.mark.parametrize("decoder, name", [("greedy", "seq2seq"), ("flat", "linear"), ("both", "both")])
+    def test_they_are_those_of_coding(self, trained, report, decoder, name):
+        coder = Coder.load(str(trained / "run"))
+        coded = coder.code([row[0] for row in VALIDATION], [row[3] for row in VALIDATION], decoder)
+        right = [set(one.codes) == {*row[1:3]} - {""} for one, row in zip(coded, VALIDATION)]
+        found = report["decoders"][name]
+        assert found["right_rows"] == sum(right)
+        error = calibration_error(np.array([one.conf for one in coded]), np.array(right), np.ones(len(right)))
+        assert found["calibration"]["expected_calibration_error"] == pytest.approx(error, abs=1e-6)
 
     def test_fewer_digits_are_easier(self, report):
         for found in report["decoders"].values():
             accuracies = [each["over_rows"]["accuracy"][0] for each in found["by_digits"]]
-            assert accuracies == sorted(accuracies, reverse=True) and [
-                each["digits"] for each in found["by_digits"]
-            ] == [1, 2, 3, 4, 5]
+            assert accuracies == sorted(accuracies, reverse=True)
+            assert [each["digits"] for each in found["by_digits"]] == [1, 2, 3, 4, 5]
 
     def test_texts_differ_by_more_than_case(self, report):
         assert report["data"]["texts"] == len({text.lower() for text, *_ in VALIDATION})
         found = report["decoders"]["linear"]["by_digits"][-1]
         assert found["over_rows"]["accuracy"][0] != found["over_texts"]["accuracy"][0]
 
-    def test_the_threshold_of_all_rows_is_no_worse_than_a_half(self, report):
+    def test_the_best_threshold_is_no_worse_than_a_half(self, report):
         found, best = report["decoders"]["linear"], report["decoders"]["linear"]["thresholds"]["all"]
-        assert (
-            best["rows"] == 47
-            and best["right"] >= found["right_rows"]
-            and best["f1"] >= found["by_digits"][-1]["over_rows"]["f1"][0] - 1e-12
-        )
+        assert best["rows"] == 47 and best["right"] >= found["right_rows"]
+        assert best["f1"] >= found["by_digits"][-1]["over_rows"]["f1"][0] - 1e-12
         assert list(found["thresholds"]) == ["all"]  # no language has a hundred rows
-        shares = [(each["one"], each["all"]) for each in found["top_k"]]
-        # two codes are never among one
-        assert shares == sorted(shares) and shares[-1][0] > 0.5 and shares[0][0] > shares[0][1]
+        for name in ("linear", "seq2seq"):
+            shares = [(each["one"], each["all"]) for each in report["decoders"][name]["top_k"]]
+            # two codes are never among one
+            assert shares == sorted(shares) and shares[-1][0] > 0.5 and shares[0][0] > shares[0][1]
 
     def test_the_text_holds_them(self, trained, report):
         text = (trained / "evaluation" / "report.md").read_text(encoding="utf-8")
-        assert (
-            f"{report['decoders']['seq2seq']['right_rows']} rows right" in text
-            and "Most frequent confusions" in text
-        )
+        assert f"{report['decoders']['seq2seq']['right_rows']} rows right" in text
         rows = [line for line in text.splitlines() if line.startswith("|")]
-        assert all(line.count("|") >= 3 for line in rows) and "of york" in text
+        assert "Most frequent confusions" in text and all(line.count("|") >= 3 for line in rows)
 
 
 @pytest.mark.processes
@@ -202,30 +174,7 @@ class TestFigures:
 def test_two_processes_write_the_same_report(trained, report, tmp_path):
     # with matplotlib, if it is there, as the report that it is compared with
     done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node=2",
-            "-m",
-            "histocc.evaluate",
-            "--distributed",
-            "--model",
-            trained / "run",
-            "--data",
-            trained / "val.csv",
-            "--output",
-            tmp_path / "two",
-            "--device",
-            "cpu",
-            "--resamples",
-            "200",
-            "--batch-size",
-            "8",
-        ],
+        command("histocc.evaluate", *files(trained, tmp_path / "two", "--batch-size", 8), processes=2),
         env=environment(PYTHONPATH=str(REPO)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -236,36 +185,25 @@ def test_two_processes_write_the_same_report(trained, report, tmp_path):
     assert done.returncode == 0 and done.stdout.count("Report: ") == 1, done.stdout
     other = json.loads((tmp_path / "two" / "report.json").read_text(encoding="utf-8"))
 
-    def same(a, b, where=""):
-        assert type(a) is type(b), where
-        if isinstance(a, dict):
-            assert a.keys() == b.keys(), where
-            for name in a:
-                same(a[name], b[name], f"{where}/{name}")
-        elif isinstance(a, list):
-            assert len(a) == len(b), where
-            for i, (x, y) in enumerate(zip(a, b)):
-                same(x, y, f"{where}/{i}")
-        else:
-            assert a == (pytest.approx(b, rel=1e-5, abs=1e-6) if isinstance(a, float) else b), where
+    def leaves(value, where=""):
+        items = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        inner = {path: leaf for name, each in items for path, leaf in leaves(each, f"{where}/{name}").items()}
+        return inner or {where: value}
 
-    same(report, other)
+    ours, theirs = leaves(report), leaves(other)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        close = pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
+        assert theirs[name] == close, name
 
 
 class TestRows:
     def test_codes_outside_the_key_are_counted(self, trained, report, tmp_path):
-        data = write_csv(
-            tmp_path / "more.csv",
-            HEADER,
-            [
-                *VALIDATION,
-                ("pilot", "04220", "", "en"),
-                ("pilot and tailor", "79100", "04220", "en"),
-                ("", "79100", "", "en"),
-                ("nobody", "", "", "en"),
-                ("odd", "x", "", "en"),
-            ],
-        )
+        more = [("pilot", "04220", ""), ("pilot and tailor", "79100", "04220"), ("", "79100", "")]
+        more = [(*row, "en") for row in [*more, ("nobody", "", ""), ("odd", "x", "")]]
+        data = write_csv(tmp_path / "more.csv", HEADER, [*VALIDATION, *more])
         before = open(data, "rb").read(), os.stat(data).st_mtime_ns
         other, said = evaluated(trained, tmp_path / "out", data=data)
         assert before == (open(data, "rb").read(), os.stat(data).st_mtime_ns)
@@ -289,23 +227,17 @@ class TestRows:
         plain, _ = evaluated(trained, tmp_path / "b", data=write_csv(tmp_path / "b.csv", HEADER, hidden))
         count = sum(row[3] == "xx" for row in rows)
         assert (
-            unknown["data"]["unknown_languages"] == {"xx": count}
-            and f"'xx' is not one of the model's: {count} rows" in said
+            unknown["data"]["unknown_languages"] == {"xx": count} and plain["data"]["unknown_languages"] == {}
         )
+        assert f"'xx' is not one of the model's: {count} rows" in said
         assert unknown["validation"] == pytest.approx(plain["validation"], rel=1e-9)
-        assert (
-            set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"}
-            and plain["data"]["unknown_languages"] == {}
-        )
+        assert set(unknown["decoders"]["linear"]["by_language"]) == {"en", "xx"}
 
     def test_the_texts_that_training_set_aside(self, trained, tmp_path):
         found, _ = evaluated(trained, tmp_path / "out", "--share-val", 0.5, data=trained / "train.csv")
         facts = found["data"]
-        assert (
-            facts["rows"] + facts["other_part_rows"] == 64
-            and 10 < facts["rows"] < 54
-            and facts["texts_trained_on"] == facts["texts"]
-        )
+        assert facts["rows"] + facts["other_part_rows"] == 64 and 10 < facts["rows"] < 54
+        assert facts["texts_trained_on"] == facts["texts"]
 
     def test_other_columns(self, trained, report, tmp_path):
         data = write_csv(tmp_path / "other.csv", ("title", "a", "b", "tongue"), VALIDATION)
@@ -388,65 +320,12 @@ def test_a_published_model_with_a_key_of_its_own(tmp_path):
     assert json.loads((tmp_path / "mixer" / "evaluation" / "report.json").read_text())["model"]["codes"] == 7
 
 
-class TestPictures:
-    def test_are_drawn_where_matplotlib_is(self, trained, tmp_path):
-        pytest.importorskip("matplotlib")
-        found, said = evaluated(trained, tmp_path / "out")
-        assert found["plots"] == list(evaluate.PLOTS) and "matplotlib" not in said
-        assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["plots"])
-
-    def test_a_line_says_what_is_left_out(self, trained, tmp_path, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        found, said = evaluated(trained, tmp_path / "out")
-        assert (
-            found["plots"] == []
-            and "No plots: they need matplotlib" in said
-            and not (tmp_path / "out" / "digits.png").exists()
-        )
-
-
-def test_outcomes_of_a_batch_against_plain_loops():
-    """Random logits of 70 codes, one to three of them true; the last row only fills the batch up."""
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn(9, 70, generator=generator) * 3
-    logits[2] = 1.0  # more codes above 0.5 than are kept
-    codes = torch.stack([torch.randperm(70, generator=generator)[:3] for _ in range(9)])
-    codes[:4, 1:], codes[4:7, 2] = -1, -1
-    rows, language = torch.tensor([5, 3, 8, 0, 1, 2, 7, 6, 4]), np.array([0, 1] * 5)
-    blocks = torch.full((9, 5, 5), 1)
-    blocks[:, 0] = torch.tensor([9, 10, 11, 12, 13])
-    probs = torch.rand(9, generator=generator)
-    most_probable = logits.topk(5).indices
-    weights = torch.tensor([1.0] * 8 + [0.0])
-    outcomes = Outcomes(language, ["en", "da"], Thresholds({None: 0.5}, "usual"))
-    outcomes.add(
-        {"weights": weights, "targets_linear": codes, "rows": rows}, blocks, probs, most_probable, logits
-    )
-    found = outcomes.gathered(evaluate.World())
-    order = sorted(range(8), key=lambda i: int(rows[i]))
-    assert found["seq_confidence"].tolist() == pytest.approx([float(probs[i]) for i in order])
-    assert found["seq_blocks"].shape == (8, 5, 5) and (found["seq_blocks"][:, 0] == [9, 10, 11, 12, 13]).all()
-    sigmoid = logits.double().sigmoid()
-    for place, i in enumerate(order):
-        true = [c for c in codes[i].tolist() if c >= 0]
-        ranking = sorted(range(70), key=lambda c: (-float(logits[i, c]), c))
-        places = [ranking.index(c) for c in true]
-        assert (found["best"][place], found["worst"][place]) == (min(places), max(places))
-        if i != 2:  # where all are equal any order will do
-            assert (found["seq_best"][place], found["seq_worst"][place]) == (
-                min(5, min(places)),
-                min(5, max(places)),
-            )
-        assert found["flat_confidence"][place] == pytest.approx(
-            float(torch.maximum(sigmoid[i], 1 - sigmoid[i]).prod())
-        )
-        kept = {int(c) for row, c in zip(found["flat_rows"], found["flat_codes"]) if row == rows[i]}
-        assert kept == {c for c in ranking if logits[i, c] > 0 and ranking.index(c) < MAX_FLAT_CODES}
-    for each, counts in found["thresholds"].items():
-        expected = np.zeros((len(GRID), 4), dtype=int)
-        for i in (i for i in order if language[rows[i]] == each):
-            true = {c for c in codes[i].tolist() if c >= 0}
-            for t, limit in enumerate(GRID):
-                pred = {c for c in range(70) if float(logits[i].sigmoid()[c]) > limit}
-                expected[t] += [pred == true, len(pred & true), len(pred), len(true)]
-        assert counts.tolist() == expected.tolist()
+def test_plots_are_drawn_if_matplotlib_is_there(trained, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    found, said = evaluated(trained, tmp_path / "out")
+    assert found["plots"] == list(evaluate.PLOTS) and "matplotlib" not in said
+    assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in found["plots"])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    found, said = evaluated(trained, tmp_path / "without")
+    assert found["plots"] == [] and "No plots: they need matplotlib" in said
+    assert not (tmp_path / "without" / "digits.png").exists()

@@ -22,8 +22,8 @@ from histocc.data import config as data_settings
 from histocc.data import prepare as prep
 from histocc.data.arrays import FILES, META, TEACHER, PreparedData, fault, read_meta
 from histocc.data.config import PrepareSettings, fingerprint
-from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import make_formatter
+from histocc.predict.explain import training_data
 from histocc.runtime.errors import UserError
 
 CONTENT = "occ1,hisco_1,lang\n" + "".join(
@@ -226,11 +226,10 @@ def test_a_node_that_sees_the_folder_looks_at_its_checksums(made, tmp_path, caps
 
 def test_no_figure_comes_from_damaged_hashes(made):
     first = made[0]
-    state = {"position": {"fingerprint": first.data.fingerprint}}
     file = str(first.folder.parent.parent / "best.bin")
-    assert evaluate.trained_on(file, state)[1] is not None
+    assert training_data(file, first.data.fingerprint)[1] is not None
     flip(first.folder / "train.text_hash")
-    assert evaluate.trained_on(file, state)[1] is None
+    assert training_data(file, first.data.fingerprint)[1] is None
 
 
 # ---- errors leave nothing behind

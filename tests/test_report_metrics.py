@@ -5,6 +5,7 @@ import pytest
 
 from histocc.evaluate import figures
 from histocc.formatter import cut
+from histocc.model.confidence import Thresholds
 
 CODES = ["61110", "61220", "61115", "75400", "-1", "-2", "07540"]
 
@@ -100,35 +101,75 @@ def test_calibration():
     right, weight = rng.random(304) < confidence**2, rng.random(304)
     found = figures.calibration(confidence, right, weight)
     for name, each in (("", np.ones(304)), ("_over_texts", weight)):
-        error, rows = 0.0, 0
+        error = 0.0
         for one in found["bins"]:
             inside = (confidence <= one["to"]) & ((confidence > one["from"]) | (one["from"] == 0))
-            accuracy = (right * each)[inside].sum() / each[inside].sum()
-            assert one["rows"] == inside.sum() and one[f"accuracy{name}"] == pytest.approx(accuracy)
+            assert one["rows"] == inside.sum() and one["accuracy"] == pytest.approx(right[inside].mean())
             error += abs(((right - confidence) * each)[inside].sum())
-            rows += inside.sum()
-        assert rows == 304
         assert found[f"expected_calibration_error{name}"] == pytest.approx(error / each.sum()) and error > 0
+    assert sum(one["rows"] for one in found["bins"]) == 304
+
+
+class Rows:
+    """Rows of a prepared folder: codes [N, K], and texts by their hash."""
+
+    def __init__(self, codes, text_hash=None):
+        self.codes = np.array(codes)
+        self.text_hash = np.arange(len(codes)) if text_hash is None else np.array(text_hash)
+
+    def strings(self, rows):
+        return [f"text {row}" for row in rows]
+
+
+def random_rows(n=60, codes=9, seed=5):
+    """(rows of one to three codes, logits [n, codes])"""
+    rng = np.random.default_rng(seed)
+    true = np.stack([rng.permutation(codes)[:3] for _ in range(n)])
+    true[: n // 2, 1:] = -1
+    logits = rng.normal(size=(n, codes))
+    np.put_along_axis(logits, true[:, :1], logits.max(1, keepdims=True) + rng.normal(size=(n, 1)), axis=1)
+    return Rows(true, rng.integers(0, n // 2, n)), logits
 
 
 def test_top_k():
-    found = figures.top_k(np.array([0, 0, 2, 7]), np.array([0, 3, 2, 9]))
-    assert [(each["k"], each["one"], each["all"]) for each in found] == [
-        (1, 0.5, 0.25),
-        (2, 0.5, 0.25),
-        (3, 0.75, 0.5),
-        (4, 0.75, 0.75),
-        (5, 0.75, 0.75),
-    ]
+    rows, logits = random_rows()
+    ranking = np.argsort(-logits, axis=1)[:, :6]
+    found = figures.top_k(*figures.true_places(rows, ranking))
+    for k, each in enumerate(found, start=1):
+        sets = [({*true.tolist()} - {-1}, {*best[:k].tolist()}) for true, best in zip(rows.codes, ranking)]
+        assert each["k"] == k
+        assert each["one"] == pytest.approx(np.mean([bool(true & best) for true, best in sets]))
+        assert each["all"] == pytest.approx(np.mean([true <= best for true, best in sets]))
 
 
-def test_best_threshold():
-    counts = np.zeros((len(figures.GRID), 4), dtype=np.int64)  # right, codes right, answered, true
-    counts[:, 3] = 10
-    counts[[9, 19, 29, 39]] = [[2, 6, 14, 10], [5, 6, 7, 10], [6, 5, 5, 10], [6, 4, 4, 10]]
-    found = figures.best_threshold(counts)
-    assert (found["threshold_f1"], found["threshold_accuracy"], found["right"]) == (0.4, 0.6, 6)
-    assert found["f1"] == pytest.approx(12 / 17)
+@pytest.mark.parametrize("at_least_one, at_most", [(False, None), (True, 2)])
+def test_best_thresholds_against_plain_loops(at_least_one, at_most):
+    rows, logits = random_rows()
+    order = np.argsort(-logits, axis=1)
+    probs = np.take_along_axis(1 / (1 + np.exp(-logits)), order, axis=1)
+    thresholds = Thresholds({None: 0.5}, "usual", at_least_one, at_most)
+    groups = {"all": np.ones(60, dtype=bool), "some": np.arange(60) % 3 == 0}
+    found = figures.best_thresholds(probs, *figures.true_places(rows, order), thresholds, groups)
+    for name, part in groups.items():
+        scores = []
+        for threshold in figures.GRID:
+            right = hits = total = 0
+            for i in np.flatnonzero(part):
+                count = int(np.clip((probs[i] > threshold).sum(), int(at_least_one), at_most))
+                pred, true = {*order[i, :count].tolist()}, {*rows.codes[i].tolist()} - {-1}
+                right, hits, total = (
+                    right + (pred == true),
+                    hits + len(pred & true),
+                    total + len(pred) + len(true),
+                )
+            scores.append((2 * hits / total, right, -abs(threshold - 0.5), threshold))
+        best = found[name]
+        assert best["f1"] == pytest.approx(max(scores)[0]) and best["right"] == max(
+            each[1] for each in scores
+        )
+        assert best["threshold_f1"] == max(scores, key=lambda each: (round(each[0], 12), each[2]))[3]
+        assert best["threshold_accuracy"] == max(scores, key=lambda each: each[1:3])[3]
+        assert best["rows"] == part.sum()
 
 
 def test_coverage_counts_one_half_with_the_threshold_of_the_other():
@@ -137,14 +178,12 @@ def test_coverage_counts_one_half_with_the_threshold_of_the_other():
     """
     rng = np.random.default_rng(4)
     confidence, texts = rng.random(4000), rng.integers(0, 1 << 63, 4000).astype(np.uint64)
-    right, half = rng.random(4000) < confidence, np.arange(4000) < 2000
-    found = figures.coverage(
-        confidence,
-        right,
-        texts,
-        {"by_part": {"first": half, "second": ~half}},
-        lambda columns: figures.measured(columns, np.arange(4000), 100, 1),
-    )
+    right = rng.random(4000) < confidence
+
+    def measure(columns):
+        return figures.measured(columns, np.arange(4000), 100, 1)
+
+    found = figures.coverage(confidence, right, texts, measure)
     assert [each["accuracy"] for each in found["targets"]] == list(figures.TARGETS)
     for each in found["targets"][:2]:
         kept = right[confidence >= each["threshold"]]
@@ -152,28 +191,15 @@ def test_coverage_counts_one_half_with_the_threshold_of_the_other():
         low, high = each["right"]["over_texts"][1:]
         assert low - 0.03 < each["accuracy"] < high + 0.03
         assert each["stay"]["over_rows"][0] == pytest.approx(len(kept) / 4000, abs=0.1)
-    assert len(found["by_part"]["first"]) == len(figures.TARGETS)
-    none = figures.coverage(
-        confidence,
-        ~right & (confidence > 2),
-        texts,
-        {},
-        lambda columns: figures.measured(columns, np.arange(4000), 10, 1),
-    )
+    none = figures.coverage(confidence, np.zeros(4000, dtype=bool), texts, measure)
     assert all(each["threshold"] is None and each["right"]["over_rows"] is None for each in none["targets"])
 
 
 def test_confusions_count_texts_before_rows():
-    class Rows:
-        text_hash = np.array([7, 7, 7, 1, 2, 3])
-
-        def strings(self, rows):
-            return [f"text {row}" for row in rows]
-
-    codes = ["a", "b"]
+    names, rows = ["a", "b"], Rows([[0]] * 6, [7, 7, 7, 1, 2, 3])
     true = np.arange(6), np.array([0, 0, 0, 1, 1, 0])
     pred = np.array([0, 1, 2, 5]), np.array([1, 1, 1, 0])
-    assert figures.confusions(np.arange(5), codes, true, pred, Rows()) == [
+    assert figures.confusions(np.arange(5), names, true, pred, rows) == [
         {"true": "b", "predicted": "", "rows": 2, "texts": 2, "examples": ["text 3", "text 4"]},
         {"true": "a", "predicted": "b", "rows": 3, "texts": 1, "examples": ["text 0"]},
     ]

@@ -25,27 +25,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from histocc.data import prepare as preparing
-from histocc.data.arrays import PreparedData, RowSet, fault
+from histocc.data.arrays import PreparedData, RowSet
 from histocc.data.config import PrepareSettings, code_problems, file_problems, problems_of_columns, recoding
 from histocc.data.dataset import RowEncoding, TextRows
 from histocc.data.report import report_lines
 from histocc.data.rows import OUTSIDE_KEY, hold_numbers, key_reader, language_name, read_key
-from histocc.evaluate import baseline
+from histocc.evaluate import baseline, figures
 from histocc.evaluate import report as report_of
 from histocc.evaluate.config import EvaluateConfig, get_args_parser
-from histocc.evaluate.figures import MIN_ROWS, RANKED, Outcomes, decoders_report
+from histocc.evaluate.figures import MIN_ROWS, OUTPUTS, RANKED, Answers, true_places
 from histocc.evaluate.report import JSON, MARKDOWN, PLOTS, REJECTED
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
 from histocc.job import recipe
 from histocc.job.config import Losses
-from histocc.model.confidence import MIN_TEXTS, Confidence, Thresholds
-from histocc.model.decoding import greedy_from_memory, sets_of
-from histocc.model.int8 import to_int8
+from histocc.model.confidence import MIN_TEXTS, Thresholds
 from histocc.model.loss import BEST_FIT, MEAN
-from histocc.model.search import CodeSearch, CodeTrie
+from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
+from histocc.predict.coder import Coder
+from histocc.predict.explain import training_data
 from histocc.published import models
 from histocc.published.formats import KINDS, SETTINGS, Given, files_of, load_content
 from histocc.runtime import checkpoint, entrypoint, files
@@ -59,6 +60,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
+PIECE = 2048  # distinct texts that one process codes at a time
 # figures of a decoder that the model lacks
 NOT_OF_KIND = {
     "mixer": (),
@@ -76,8 +78,8 @@ LOSS = {
 
 
 def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
-    """The model, for which --key names numbers alone where it brings its own key and the columns hold
-    numbers. Raises UserError.
+    """The model, for which --key names numbers alone if it brings its own key and the columns hold numbers.
+    Raises UserError.
     """
     content = load_content(file)
     own = models.brings_settings(content)
@@ -96,11 +98,7 @@ def load(args: EvaluateConfig, file: str, world: World) -> models.Loaded:
         raise UserError(f"--fit-thresholds: {args.model} has no linear decoder")
     if stores and args.int8:
         raise UserError(f"{stores[0]} is for the model in float32: leave --int8 out")
-    model.to(world.device)
-    if args.int8:
-        Precision("int8", world.device)  # raises where there is none
-        to_int8(model)
-    return model, formatter, state
+    return model.to(world.device), formatter, state
 
 
 def prepare_settings(args: EvaluateConfig, state: dict, formatter: BlockyFormatter) -> PrepareSettings:
@@ -175,11 +173,7 @@ def prepare(
     """(what is read, the folder of its arrays below that of the report). Rank 0 only. Raises UserError where
     something stands in the way of the report, too.
     """
-    inside = [
-        path
-        for path in args.data
-        if os.path.realpath(os.path.dirname(path) or ".") == os.path.realpath(output)
-    ]
+    inside = [p for p in args.data if os.path.realpath(os.path.dirname(p) or ".") == os.path.realpath(output)]
     if checkpoint.exists_in(output) or inside:
         raise UserError(
             f"--output {output} holds {'a run' if checkpoint.exists_in(output) else inside[0]}: choose a"
@@ -187,10 +181,10 @@ def prepare(
         )
     inputs = dict.fromkeys(args.data, "a file of the data") | dict.fromkeys(files_of(file), "the model")
     paths = [os.path.join(output, name) for name in (JSON, MARKDOWN, REJECTED, *PLOTS)]
-    unwritable = files.save_path_problem(output)
+    problem = files.save_path_problem(output)
     problems = (
-        [unwritable]
-        if unwritable
+        [problem]
+        if problem
         else files.problems(paths, inputs | {args.key: "the file of --key"}, args.overwrite)
     )
     if problems:
@@ -205,46 +199,24 @@ def prepare(
     except preparing.UnusableData as error:
         report = error.report
     kinds = "; ".join(f"{rows:,} × {kind}" for kind, rows in report["rejected"].items())
-    lines = [f"{', '.join(args.data)}: no row can be evaluated" + (f" ({kinds})" if kinds else "")]
-    if args.share_val and not kinds:
-        lines = [f"{', '.join(args.data)}: --share-val {args.share_val:g} leaves no row to evaluate"]
+    lines = [f"{', '.join(args.data)}: no row can be evaluated ({kinds or 'none is left by --share-val'})"]
     for problem in report["problems"]:
         lines += [f"{each['file']}, line {each['line']}: {each['reason']}" for each in problem["first"][:1]]
     if OUTSIDE_KEY in report["rejected"]:
         lines.append(
-            f"The model {args.model} knows other codes than these: are these the right columns, and is it the"
-            " model for them?"
+            f"The model {args.model} knows other codes than these: is it the model for these columns?"
         )
     raise UserError("\n  ".join(lines))
-
-
-def trained_on(file: str, state: dict) -> tuple[str, PreparedData | None]:
-    """(where the prepared data of the run are, or were; these, None where they are not there any more as they
-    were written).
-    """
-    folder = os.path.join(
-        os.path.dirname(file), "prepared", str(state.get("position", {}).get("fingerprint"))
-    )
-    if fault(folder) is None:
-        with contextlib.suppress(OSError, ValueError, KeyError, UserError):
-            return folder, PreparedData.open(folder)
-    return folder, None
 
 
 def baseline_rows(args: EvaluateConfig, file: str, state: dict) -> PreparedData:
     """The data that --baseline is fitted to. Rank 0 only. Raises UserError without them or scikit-learn."""
     baseline.sklearn_parts()
-    if "fingerprint" not in state.get("position", {}):
-        raise UserError(
-            f"--baseline: {args.model} does not say which rows it was trained on, as checkpoints"
-            " of finetune.py and train_mixer.py do; evaluate one of them in the folder of its"
-            " run, or leave out --baseline"
-        )
-    folder, data = trained_on(file, state)
+    folder, data = training_data(file, str(state.get("position", {}).get("fingerprint")))
     if data is None:
         raise UserError(
-            f"--baseline: the rows of the training are not in {folder} any more: evaluate the checkpoint in"
-            " the folder of its run; --prepare-only with the command of the training prepares them again"
+            f"--baseline: the rows of the training are not in {folder}: evaluate a checkpoint in the folder"
+            " of its run; --prepare-only with the command of the training prepares them again"
         )
     return data
 
@@ -254,7 +226,7 @@ def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData,
     where that cannot be found out). Rank 0 only.
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
-    own = trained_on(file, state)[1]
+    own = training_data(file, str(state.get("position", {}).get("fingerprint")))[1]
     return {
         "files": args.data,
         "rows_read": data.report["rows"],
@@ -274,53 +246,124 @@ def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData,
     }
 
 
-def answers(
-    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, languages: list[str]
-) -> tuple[dict, Outcomes]:
-    """(what validation in training would log, the answers to this rank's rows). All ranks. Raises Stopped."""
+def validation(
+    args: EvaluateConfig, world: World, loaded: models.Loaded, texts: TextRows, processes: int
+) -> dict[str, float]:
+    """What validation in training would log on the same rows. All ranks. Raises Stopped."""
     model, formatter, state = loaded
-    Precision("float32", world.device).use()  # as in training
-    number = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
-    plan = BatchPlan(len(texts), args.batch_size * world.size * number, world.size * number, args.batch_size)
-    confidence = Confidence() if args.raw_confidence else Confidence.of(state)
-    share, search, kind = state.get("linear_share") or 0.0, None, state.get("kind", "mixer")
-    # also on the codes that both decoders rank together: of a model that was made for it, or has a share
-    together = kind == "mixer" and bool(state["config"].get("ngrams") or share)
-    if kind != "flat":
-        tree = CodeTrie(list(state["key"]), formatter)
-        search = CodeSearch(model, tree, share, confidence.ranking) if together else CodeSearch(model, tree)
-    outcomes = Outcomes(np.asarray(texts.rows.language), languages, Thresholds.of(state), confidence.outputs)
-
-    def collect(batch: dict, memory, padding, decoded, linear_logits) -> None:
-        if confidence.written is not None:
-            sizes = {"max_codes": formatter.max_num_codes, "block_size": formatter.block_size}
-            decoded = greedy_from_memory(model, memory, padding, **sizes, writing=confidence.written)
-        blocks, set_probs = sets_of(model, memory, padding, decoded, formatter, confidence.written)
-        both, ranking = None, torch.full((len(blocks), RANKED), -1, device=blocks.device)
-        if search is not None and together:
-            written, linear = search.log_probs(batch["input_ids"], batch["attention_mask"])
-            ranking = written.sort(dim=1, descending=True, stable=True).indices[:, :RANKED]
-            scores = search.scores(written, linear)
-            both = written, scores.argmax(1), search.probs_of(scores).max(1).values
-        elif search is not None:
-            ranking = search.topk(batch["input_ids"], batch["attention_mask"], RANKED)[0]
-        outcomes.add(batch, blocks, set_probs, ranking, linear_logits, both)
-
+    plan = BatchPlan(
+        len(texts), args.batch_size * world.size * processes, world.size * processes, args.batch_size
+    )
     trained_with = {name: value for name, value in state.get("args", {}).items() if name in LOSS}
-    loss_fn = recipe.make_loss(Losses(**LOSS | trained_with), formatter)
-    task = MixerTask(loss_fn, formatter, collect)
+    task = MixerTask(recipe.make_loss(Losses(**LOSS | trained_with), formatter), formatter)
 
-    def work(part: int) -> tuple[dict[str, float], dict, dict]:
-        loader = BatchLoader(MicroBatches(texts, plan, world.rank * number + part))
-        found = loop.own_totals(model, loader, task, world, stop=world.stop_agreed)
-        return {name: float(value) for name, value in found.items()}, outcomes.parts, outcomes.counts
+    def work(part: int) -> dict[str, float]:
+        loader = BatchLoader(MicroBatches(texts, plan, world.rank * processes + part))
+        sums = loop.own_totals(model, loader, task, world, stop=world.stop_agreed)
+        return {name: float(value) for name, value in sums.items()}
 
     totals: Counter[str] = Counter()
-    for part, (sums, *collected) in enumerate(Forked(number, world.give_up_if_asked).each(work)):
+    for sums in Forked(processes, world.give_up_if_asked).each(work):
         totals.update(sums)
-        if part:  # the first is this process
-            outcomes.merge(*collected)
-    return loop.figures_of(dict(totals), world), outcomes
+    figures = loop.figures_of(dict(totals), world)
+    lacking = NOT_OF_KIND[state.get("kind", "mixer")]
+    return {name: figures[name] for name in COLUMNS if name in figures and name not in lacking}
+
+
+def answers(
+    args: EvaluateConfig, world: World, coder: Coder, rows: RowSet, languages: list[str], processes: int
+) -> dict[str, Any] | None:
+    """What the decoders answer to each distinct text of the rows. All ranks; None on all but rank 0.
+
+    Returns:
+        {"greedy", "flat", "both", "topk": Coded of each text, as far as the model has the decoder; "outputs":
+        of the linear decoder, (numbers, logits) of the most probable ones; "candidates": if the linear share
+        is to be fitted, (numbers, log-probabilities by either decoder); "of_row": int64 [N], the text of each
+        row}.
+    """
+    names = [languages[number] for number in rows.language.tolist()]
+    pairs = list(zip(rows.strings(np.arange(len(rows))), names))
+    numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+    distinct = list(numbers)
+    decoders = {"flat": ("flat",), "seq2seq": ("greedy", "topk"), "mixer": ("greedy", "flat", "both", "topk")}
+    pieces = [distinct[i : i + PIECE] for i in range(0, len(distinct), PIECE)]
+    has_share = bool(coder.linear_share or coder.model.ngrams)
+    fits_share = args.fit_thresholds and coder.kind == "mixer" and has_share
+    search = CodeSearch(coder.model, CodeTrie(coder.codes, coder.formatter)) if fits_share else None
+    width = min(OUTPUTS, len(coder.codes))
+
+    def outputs(ids: Tensor, mask: Tensor, _) -> list[tuple]:
+        logits, numbers = coder.linear_logits(ids, mask).float().topk(width)
+        return list(zip(numbers.cpu().numpy(), logits.cpu().numpy()))
+
+    def candidates(ids: Tensor, mask: Tensor, _) -> list[tuple]:
+        assert search is not None
+        codes, scores, logits = search.candidates(ids, mask)
+        linear = logits.log_softmax(1).gather(1, codes)
+        written = 2 * scores - linear  # scores are the mean of both, in a search without a linear share
+        return list(zip(*(values.cpu().numpy() for values in (codes, written, linear))))
+
+    def work(part: int) -> dict[int, dict[str, Any]]:
+        found = {}
+        for i in range(world.rank * processes + part, len(pieces), world.size * processes):
+            texts, tongues = map(list, zip(*pieces[i]))
+            found[i] = {}
+            for decoder in decoders[coder.kind]:
+                k = {"flat": OUTPUTS, "topk": RANKED}.get(decoder, coder.formatter.max_num_codes)
+                found[i][decoder] = coder.code(texts, tongues, decoder, k)
+            nothing = np.full(width, -1), np.full(width, -np.inf, dtype=np.float32)
+            if coder.kind != "seq2seq":
+                found[i]["outputs"] = coder.map_texts(texts, tongues, outputs, nothing)
+            if search is not None:
+                nothing = tuple(array[:CANDIDATES] for array in (*nothing, nothing[1]))
+                found[i]["candidates"] = coder.map_texts(texts, tongues, candidates, nothing)
+        return found
+
+    mine = {
+        i: part for found in Forked(processes, world.give_up_if_asked).each(work) for i, part in found.items()
+    }
+    shares = world.gather_on_main(mine)
+    if shares is None:
+        return None
+    parts = {i: part for share in shares for i, part in share.items()}
+    collected = {name: [one for i in range(len(pieces)) for one in parts[i][name]] for name in parts[0]}
+    return collected | {"of_row": np.array([numbers[pair] for pair in pairs], dtype=np.int64)}
+
+
+def decoders_report(
+    found: dict,
+    state: dict,
+    formatter: BlockyFormatter,
+    data: PreparedData,
+    rows: RowSet,
+    args: EvaluateConfig,
+) -> dict[str, dict]:
+    """The figures of each decoder that the model has, from `answers`. Rank 0 only."""
+    of_row, decoders = found["of_row"], {}
+    for name, decoder in (("seq2seq", "greedy"), ("linear", "flat"), ("both", "both")):
+        if decoder in found:
+            given = Answers.of(found[decoder], of_row, data.codes)
+            decoders[name] = figures.decoder_report(given, formatter, data, rows, args.resamples, args.seed)
+    if "topk" in found:
+        number = {code: i for i, code in enumerate(data.codes)}
+        width = min(RANKED, len(number))
+        ranking = np.array([[number[code] for code in one.codes] or [-1] * width for one in found["topk"]])
+        decoders["seq2seq"]["top_k"] = figures.top_k(*true_places(rows, ranking[of_row]))
+    if "outputs" in found:
+        numbers, logits = (np.stack(values)[of_row] for values in zip(*found["outputs"]))
+        places, there = true_places(rows, numbers)
+        thresholds, of_linear = Thresholds.of(state), decoders["linear"]
+        by_language = {name: np.asarray(rows.language) == i for i, name in enumerate(data.languages)}
+        enough = {name: part for name, part in by_language.items() if part.sum() >= MIN_ROWS}
+        groups = {"all": np.ones(len(rows), dtype=bool), **enough}
+        probs = 1 / (1 + np.exp(-logits))
+        of_linear["codes_above"], of_linear["top_k"] = str(thresholds), figures.top_k(places, there)
+        of_linear["thresholds"] = figures.best_thresholds(probs, places, there, thresholds, groups)
+    if "candidates" in found:
+        codes, written, linear = (np.stack(values)[of_row] for values in zip(*found["candidates"]))
+        counts = np.array([max(1, len(one.codes)) for one in found["flat"]])[of_row]
+        decoders["both"]["linear_share"] = figures.best_linear_share(codes, written, linear, counts, rows)
+    return decoders
 
 
 def write_report(output: str, report: dict, prepared_folder: str, overwrite: bool) -> None:
@@ -346,53 +389,36 @@ def write_report(output: str, report: dict, prepared_folder: str, overwrite: boo
             file.write(content)
 
 
-@contextlib.contextmanager
-def changed(file: str, evaluated: tuple[int, ...]):
-    """The entries for coding of a checkpoint, to be changed; it is written then. evaluated: its identity when
-    it was read. Raises UserError where it is another file by now.
+def fitted_thresholds(decoders: dict, state: dict) -> dict:
+    """Entries of a checkpoint: the best thresholds, and the best share of the linear decoder if it was looked
+    for.
+    """
+    best, held = decoders["linear"]["thresholds"], state.get("thresholds") or {}
+    thresholds = {
+        "default": best["all"]["threshold_f1"],
+        "source": "fitted",
+        "by_language": {name: best[name]["threshold_f1"] for name in best if name in state["languages"]},
+        **{name: held[name] for name in ("at_least_one", "at_most") if name in held},
+    }
+    share = decoders.get("both", {}).get("linear_share")
+    return {"thresholds": thresholds} | ({} if share is None else {"linear_share": share})
+
+
+def store(file: str, evaluated: tuple[int, ...], entries: dict) -> None:
+    """Puts entries for coding into a checkpoint. Rank 0 only.
+
+    Args:
+        evaluated: its identity when it was read.
+
+    Raises:
+        UserError: it is another file by now.
     """
     with files.run_lock(os.path.dirname(file) or "."):  # no run may put another one there meanwhile
         if checkpoint.identity(file) != evaluated:
             raise UserError(f"{file} is no longer the file that was evaluated: nothing is stored in it")
         content = checkpoint.load(file)
-        yield content.get(SETTINGS, content)
+        content.get(SETTINGS, content).update(entries)
         checkpoint.replace(file, content)
-
-
-def store_thresholds(
-    file: str,
-    evaluated: tuple[int, ...],
-    decoders: dict,
-    state: dict,
-    texts_trained_on: int | None,
-    world: World,
-) -> None:
-    """Puts the best thresholds, and the best share of the linear decoder where there is one, into the
-    checkpoint. Rank 0 only. Raises UserError.
-    """
-    best = decoders["linear"]["thresholds"]
-    fitted = {
-        "default": best["all"]["threshold_f1"],
-        "source": "fitted",
-        "by_language": {name: best[name]["threshold_f1"] for name in best if name in state["languages"]},
-    }
-    with changed(file, evaluated) as settings:
-        held = settings.get("thresholds") or {}
-        fitted |= {name: held[name] for name in ("at_least_one", "at_most") if name in held}
-        settings["thresholds"] = fitted
-        if "both" in decoders:
-            settings["linear_share"] = decoders["both"]["linear_share"]
-    world.print(f"Thresholds stored in {file}: {Thresholds.of({'thresholds': fitted})}")
-    if "both" in decoders:
-        share = decoders["both"]["linear_share"]
-        world.print(f"Linear share stored in {file}: {share:g}, for coding with --decoder topk or full")
-    if best["all"]["rows"] < MIN_ROWS:
-        world.print(f"WARNING: they are fitted on {best['all']['rows']:,} rows; take {MIN_ROWS} or more")
-    if texts_trained_on:
-        world.print(
-            f"WARNING: {texts_trained_on:,} of the texts that they are fitted on were trained on; others give"
-            " better ones"
-        )
 
 
 def run(args: EvaluateConfig, world: World) -> None:
@@ -406,8 +432,6 @@ def run(args: EvaluateConfig, world: World) -> None:
     kind = state.get("kind", "mixer")
     if kind != "mixer":
         world.print(f"{args.model}: {KINDS[kind]}: the report is on the decoder that it has")
-    best, why = Confidence.of(state).best_decoder(kind)
-    world.print(f"Coding takes decoder {best} ({why})")
     settings, folder = world.run_on_main(
         "prepare", lambda: prepare(args, output, file, state, formatter, world)
     )
@@ -421,96 +445,94 @@ def run(args: EvaluateConfig, world: World) -> None:
     max_len = state["config"]["max_len"]
     encoding = RowEncoding(formatter, max_len, None if state["config"]["memory_mask"] else max_len)
     texts = TextRows(rows, replace(data, languages=known), encoding)
-    figures, outcomes = answers(args, world, loaded, texts, known)
-    compared = None
-    if args.baseline:
-        compared = world.run_on_main(
-            "baseline",
-            lambda: baseline.compared(
-                baseline_rows(args, file, state),
-                data,
-                rows,
-                args.resamples,
-                args.seed,
-                world.give_up_if_asked,
-                world.print,
-            ),
-        )
-    found = outcomes.gathered(world)
+    Precision("float32", world.device).use()  # as in training
+    processes = choose_processes(args.processes, world, -(-len(texts) // args.batch_size))
+    coder = Coder(
+        *loaded,
+        batch_size=args.batch_size,
+        precision=Precision("int8" if args.int8 else "float32", world.device),
+        check=world.give_up_if_asked,
+        raw_confidence=args.raw_confidence,
+    )
+    world.print(f"Coding takes decoder {coder.best_decoder} ({coder.why_best})")
+    if kind != "flat":
+        coder.search()  # once, before processes are forked
+    logged = validation(args, world, loaded, texts, processes)
+    found = answers(args, world, coder, rows, data.languages, processes)
+    fitted: dict[str, Any] = {}
     if found is not None:  # on rank 0
-        decoders = decoders_report(found, formatter, data, rows, args.resamples, args.seed, kind)
-        if "linear" in decoders:
-            decoders["linear"]["codes_above"] = str(Thresholds.of(state))
+        decoders = decoders_report(found, state, formatter, data, rows, args)
         report = {
             "model": {
                 "file": file,
                 "step": state.get("step"),
                 "system": state["system"],
                 "codes": len(state["key"]),
-                "confidence_texts": 0 if args.raw_confidence else Confidence.of(state).texts,
+                "confidence_texts": coder.confidence.texts,
                 **({"number_format": "int8"} if args.int8 else {}),
             },
             "data": facts,
-            "validation": {
-                name: figures[name] for name in COLUMNS if name in figures and name not in NOT_OF_KIND[kind]
-            },
+            "validation": logged,
             "resamples": args.resamples,
             "seed": args.seed,
             "decoders": decoders,
-            **({"baseline": compared} if compared else {}),
         }
+        if args.baseline:
+            world.print(
+                "Baseline: a linear support vector machine for each code, fitted to the training rows"
+            )
+            trained, check = baseline_rows(args, file, state), world.give_up_if_asked
+            report["baseline"] = baseline.compared(trained, data, rows, args.resamples, args.seed, check)
         write_report(output, report, data.folder, args.overwrite)
         for name, each in decoders.items():
             over_texts = each["by_digits"][-1]["over_texts"]["accuracy"][0]
             world.print(
-                f"{report_of.NAMES[name].format(**each)}: {each['accuracy']:.1%} of rows, {over_texts:.1%} of"
-                " distinct texts"
+                f"{report_of.NAMES[name]}: {each['accuracy']:.1%} of rows, {over_texts:.1%} of distinct texts"
             )
-        if compared:
+        if args.baseline:
             world.print(report_of.baseline_line(report))
         if not report["plots"]:
             world.print("No plots: they need matplotlib (pip install matplotlib)")
         world.print(f"Report: {os.path.join(output, MARKDOWN)}")
-        if args.fit_thresholds:
-            store_thresholds(file, evaluated, decoders, state, facts["texts_trained_on"], world)
+        fitted = fitted_thresholds(decoders, state) if args.fit_thresholds else {}
     if args.fit_confidence:
-        fit_confidence(args, file, evaluated, loaded, texts, np.asarray(rows.text_hash), world)
+        fitted = world.run_on_main("thresholds", lambda: fitted)
+        fitted |= fit_confidence(args, file, (model, formatter, state | fitted), texts, rows, world)
+    if fitted and world.is_main:
+        store(file, evaluated, fitted)
+        if "thresholds" in fitted:
+            world.print(f"Thresholds stored in {file}: {Thresholds.of(fitted)}")
+        if "linear_share" in fitted:
+            share = f"{fitted['linear_share']:g}, for coding with --decoder topk or full"
+            world.print(f"Linear share stored in {file}: {share}")
+        if len(rows) < MIN_ROWS:
+            world.print(f"WARNING: they are fitted on {len(rows):,} rows; take {MIN_ROWS} or more")
+        if facts["texts_trained_on"]:
+            world.print(
+                f"WARNING: {facts['texts_trained_on']:,} of the texts that they are fitted on were trained on"
+                "; others give better ones"
+            )
 
 
 def fit_confidence(
-    args: EvaluateConfig,
-    file: str,
-    evaluated: tuple[int, ...],
-    loaded: models.Loaded,
-    texts: TextRows,
-    text_hash: np.ndarray,
-    world: World,
-) -> None:
-    """All ranks. Raises UserError, Stopped."""
-    model, formatter, state = loaded
-    number = len(np.unique(text_hash))
-    if number < MIN_TEXTS:
-        world.print(fitting.too_few(number, "take more rows"))
-        return
-    if args.fit_thresholds:  # with those that were stored
-
-        def stored() -> dict:
-            content = checkpoint.load(file)
-            settings = content.get(SETTINGS, content)
-            held = {name: settings[name] for name in ("thresholds", "linear_share") if name in settings}
-            return held | {"identity": checkpoint.identity(file)}
-
-        held = world.run_on_main("stored", stored)
-        evaluated = tuple(held.pop("identity"))
-        state = {**state, **held}
+    args: EvaluateConfig, file: str, loaded: models.Loaded, texts: TextRows, rows: RowSet, world: World
+) -> dict:
+    """The entry of a checkpoint, on rank 0; {} if there are too few texts, and on the others. All ranks.
+    Raises Stopped.
+    """
+    text_hash = np.asarray(rows.text_hash)
+    count = len(np.unique(text_hash))
+    if count < MIN_TEXTS:
+        world.print(fitting.too_few(count, "take more rows"))
+        return {}
     precision = Precision("float32", world.device)
-    fitted = fitting.fit((model, formatter, state), texts, text_hash, world, args.batch_size, precision)
-    if fitted is None and world.is_main:
-        raise Stopped
-    if fitted is not None:
-        with changed(file, evaluated) as settings:
-            settings["confidence"] = fitted.confidence.to_dict()
-        world.print(f"{file}: {fitted.line}")
+    fitted = fitting.fit(loaded, texts, text_hash, world, args.batch_size, precision)
+    if fitted is None:
+        if world.is_main:
+            raise Stopped
+        return {}
+    world.print(f"{file}: {fitted.line}")
+    return {"confidence": fitted.confidence.to_dict()}
 
 
 def evaluate(
@@ -522,9 +544,13 @@ def evaluate(
 ) -> report_of.Report:
     """As `python -m histocc.evaluate` does, in one process; returns its report.
 
-    output: folder of the report; None: none is kept. verbose: prints what the command does. The others are
-    the flags of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True. Raises
-    UserError, TrainingError.
+    Args:
+        output: folder of the report; None: none is kept.
+        verbose: prints what the command does.
+        flags: those of the command, with underscores: target_cols=["hisco_1"], share_val=0.1, baseline=True.
+
+    Raises:
+        UserError, TrainingError: as the command ends with them.
     """
     values = {"model": model, "data": [data] if isinstance(data, str | os.PathLike) else list(data)}
     with contextlib.ExitStack() as held:
