@@ -124,6 +124,12 @@ def test_decisions_are_on_disk_when_the_next_text_comes_and_outlast_a_kill(folde
         assert fourth["skipped"] == 1 and fourth["decided"] == 2 and fourth["text"]["rows"] == 4
         assert server.decide(["83120"], fourth["text"])["text"]["text"] == "farmer"
         server.kill()
+    content = (folder / "decided.csv").read_bytes()
+    assert content.endswith(b"\n")
+    (folder / "decided.csv").write_bytes(content[:-1])  # as some editors save it
+    with Serving(folder) as server:
+        assert server.ask()["decided"] == 3
+    assert (folder / "decided.csv").read_bytes() == content
     with open(folder / "decided.csv", "ab") as file:
         file.write(b"farmer,en,30,611")  # the machine went down in the middle of a line
     with Serving(folder) as server:
@@ -190,7 +196,14 @@ def test_other_users_sites_and_requests_are_refused(folder):
         assert server.send(content=request, Origin="http://evil.example")[0] == 403
         assert server.send(f"http://{host}/wrong/api", request)[0] == 403
         assert server.send(content={**request, "window": "w" * 70_000})[0] == 413
-        for change in ({"id": "?"}, {"answer": ["9"]}, {"answer": "maybe"}, {"answer": None}, {"id": [1]}):
+        for change in (
+            {"id": "?"},
+            {"answer": ["9"]},
+            {"answer": "maybe"},
+            {"answer": "1"},
+            {"answer": None},
+            {"id": [1]},
+        ):
             assert server.send(content=request | change)[0] == 400, change
         assert (
             server.send(content=request | {"answer": ["83110", "75400", "-1", "41025"]})[0] == 400
@@ -219,6 +232,39 @@ def test_a_table_without_answers(folder):
     codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
     assert (codes["farmer"], codes["smith"], codes["clerk"]) == (["61110", "61115"], ["83110"], [])
     assert list(read(folder / "final.csv")[0])[2:] == [*(f"hisco_{i}" for i in range(1, 6)), "decided_by"]
+
+
+def test_known_texts_of_the_coded_file(folder):
+    """As predict --explain writes them."""
+    header = [
+        "occ1",
+        "lang",
+        *CODES,
+        "similar_text_1",
+        "similar_codes_1",
+        "similar_text_2",
+        "similar_codes_2",
+    ]
+    row = ["smed", "da", "83110", "0.5", *[""] * 4, "smith", "83110&41025", "", ""]
+    write(folder / "coded.csv", [[*header, "conf", "needs_review"], [*row, "0.5", "1"]])
+    with Serving(folder) as server:
+        text = server.ask()["text"]
+    assert text["near"] == [{"text": "smith", "codes": ["83110", "41025"]}]
+    assert [choice["code"] for choice in text["choices"]] == ["83110", "41025"]
+
+
+def test_a_table_with_codes_of_ones_own(folder):
+    """They are offered, read as training data are, and kept if nobody decides."""
+    rows = [["smith", "8-31.10", "na"], ["chemist", "1110", ""], ["clerk", "", ""]]
+    write(folder / "texts.csv", [["occ1", "hisco_1", "hisco_2"], *rows])
+    with Serving(folder, "--key", "hisco", coded="texts.csv") as server:
+        offered = {}
+        while text := server.ask()["text"]:
+            offered[text["text"]] = [choice["code"] for choice in text["choices"]]
+            server.decide(["41025"] if text["text"] == "clerk" else "skip", text)
+    assert offered == {"smith": ["83110"], "chemist": ["01110"], "clerk": []}
+    codes = final(folder, "--key", "hisco", coded="texts.csv", columns=5)
+    assert codes == {"smith": ["8-31.10", "na"], "chemist": ["1110"], "clerk": ["41025"]}
 
 
 def test_a_key_without_titles(folder):
@@ -327,6 +373,10 @@ def test_the_page_by_its_keys(folder, tmp_path):
             browser.wait("text.rows === 4 && !text.seen")
             browser.press("b")
             browser.wait(f"text.seen === 'none' && {shows(SCRIPT)}")
+            browser.press("Escape")
+            browser.wait("text.rows === 4")
+            browser.press("b")
+            browser.wait(shows(SCRIPT))
             browser.press("2")
             browser.wait("text.rows === 4")
             assert "3 of 5 texts decided" in browser.value("document.body.innerText")

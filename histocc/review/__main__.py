@@ -46,7 +46,6 @@ from histocc.runtime.files import atomic_write, opened
 from histocc.runtime.files import problems as output_problems
 
 DRAWS = 20_000  # of the distribution of the accuracy
-PERCENTILES = (2.5, 97.5)
 NEEDED = {"make": ("output",), "apply": ("to", "output"), "report": ("to",), "serve": ("decisions",)}
 Port = Annotated[int, number(int, lambda port: 0 < port < 65_000, "a port, 1 … 64999")]
 
@@ -149,7 +148,7 @@ def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) ->
     words = hisco_classes()["title"] if coded.system == "hisco" else {}
     if path is not None:
         codes = key or [code for text in coded.texts.values() for code in text.codes]
-        words = read_descriptions(path, codes, Codes([], coded.system).formatter)
+        words = read_descriptions(path, codes, coded.formatter)
     return words | coded.descriptions
 
 
@@ -253,7 +252,7 @@ def estimate(right: int, drawn: int) -> str:
     Interval estimation for a binomial proportion).
     """
     draws = np.random.default_rng(1).beta(right + 0.5, drawn - right + 0.5, DRAWS)
-    low, high = np.percentile(draws, PERCENTILES)
+    low, high = np.percentile(draws, (2.5, 97.5))
     accuracy = right / drawn
     return f"{accuracy:.1%} (95 % interval {min(low, accuracy):.1%} to {max(high, accuracy):.1%})"
 

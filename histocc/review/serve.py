@@ -129,10 +129,13 @@ class Decisions:
                 f"{self.path}: is no file of decisions of review serve, which has the columns"
                 f" {','.join(COLUMNS)} in UTF-8: choose another one for --decisions"
             )
-        with open(self.path, "r+b") as file:  # a line that was being written when the machine went down
+        with open(self.path, "r+b") as file:
             content = file.read()
-            size = content.rfind(b"\n") + 1
-            file.truncate(size)
+            if re.search(rb"-[0-9a-f]{16}$", content):  # an editor leaves out the last line's end
+                file.write(b"\n")
+            elif not content.endswith(b"\n"):  # the line that was being written when the machine went down
+                file.truncate(content.rfind(b"\n") + 1)
+            size = file.seek(0, os.SEEK_END)
         for key, decision in Sheets([self.path], self.coded, self.codes).by_text.items():
             text = self.coded.texts[key]
             if text.id in self.place:
@@ -154,8 +157,8 @@ class Decisions:
         else:
             self.cells[place] = cell
 
-    def decide(self, text_id: str, answer: list[str] | str, seen: str) -> None:
-        """Appends a decision and syncs it to disk.
+    def decide(self, text_id: str, answer: list[str] | str, seen: str) -> str:
+        """Appends a decision and syncs it to disk; returns it as it stands in the file.
 
         Args:
             answer: codes; or none, skip, undo.
@@ -169,17 +172,18 @@ class Decisions:
         with self.lock:
             place = self._place(text_id)
             text = self.texts[place]
-            cell = answer if isinstance(answer, str) else cell_of(tuple(dict.fromkeys(answer)))
+            cell = answer if answer in ("none", "skip", UNDO) else cell_of(tuple(dict.fromkeys(answer)))
             codes = None if cell == UNDO else self.codes.decision(cell, text, len(self.coded.codes))
             before = self.cells.get(place, "")
             if cell == (before or UNDO):  # the same request again, or the same decision in two windows
-                return
+                return cell
             if seen != before:
                 raise Conflict
             # on one line: blanks do not count
             cells = [" ".join(value.split()) for value in (text.text, text.language)]
             self._append([*cells, str(text.rows), cell, f"{CHOSEN}-{text.id}"])
             self._set(place, cell, codes)
+            return cell
 
     def _append(self, cells: list[str]) -> None:
         line = csv_text([[escape_formula(cell) for cell in cells]])
@@ -226,13 +230,15 @@ class Decisions:
     def _shown(self, place: int, window: str) -> dict[str, Any]:
         text = self.texts[place]
         self.reserved[window] = place, time.monotonic()
-        near = self.known.nearest(text_key(text.text))
+        decided = self.known.nearest(text_key(text.text))
+        near = [(other, list(self.known.codes[other])) for other in decided]
+        near = near or [(other, list(filter(None, codes.split("&")))) for other, codes in text.similar]
         choices: list[dict[str, Any]] = [
             {"code": code, "title": self.words.get(code, ""), "prob": prob}
             for code, prob in zip(text.codes[:MAX_CODES], [*text.probs, *[""] * MAX_CODES])
         ]
         offered = {choice["code"] for choice in choices}
-        for code in dict.fromkeys(code for other in near for code in self.known.codes[other]):
+        for code in dict.fromkeys(code for _, codes in near for code in codes):
             if code not in offered and len(choices) < MAX_CODES:
                 choices.append({"code": code, "title": self.words.get(code, ""), "prob": "", "near": True})
         shown = {
@@ -241,7 +247,7 @@ class Decisions:
             "language": text.language,
             "rows": text.rows,
             "choices": choices,
-            "near": [{"text": other, "codes": self.known.codes[other]} for other in near],
+            "near": [{"text": other, "codes": codes} for other, codes in near],
             "seen": self.cells.get(place, ""),
         }
         return {"text": shown} | self._progress()
@@ -308,10 +314,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             asked = json.loads(self.rfile.read(int(size)))
             window, text_id = str(asked["window"]), asked.get("id")
-            if "answer" in asked:
-                decisions.decide(text_id, asked["answer"], asked["seen"])
+            saved = decisions.decide(text_id, asked["answer"], asked["seen"]) if "answer" in asked else ""
             shown = decisions.show(text_id, window) if asked.get("stay") else decisions.next(window)
-            self.answer(HTTPStatus.OK, shown)
+            self.answer(HTTPStatus.OK, shown | {"saved": saved})
         except Conflict:
             self.answer(HTTPStatus.CONFLICT, decisions.show(text_id, window))
         except OSError as error:

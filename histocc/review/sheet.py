@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from histocc.data.rows import language_name
+from histocc.data.rows import code_of_cell, language_name
 from histocc.data.tables import column_problems, csv_rows, read_chunks, read_header, table_format
-from histocc.formatter import CLASSES, make_formatter
+from histocc.formatter import CLASSES, BlockyFormatter, make_formatter
 from histocc.predict.output import csv_text
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import text_key
@@ -36,17 +36,16 @@ def key_of(text: str, language: str) -> Key:
 
 @dataclass
 class CodedText:
-    """A text with what the model says of it: text and language as they stand in its first row; rows: how many
-    it has; doubt: how many of them are expected to be wrong; decided: who has decided, "" for nobody.
-    """
+    """A text with what the model says of it."""
 
-    text: str
+    text: str  # as it stands in its first row
     language: str
     rows: int = 0
-    doubt: float = 0.0
+    doubt: float = 0.0  # how many of its rows are expected to be wrong
     codes: list[str] = field(default_factory=list)
     probs: list[str] = field(default_factory=list)
-    decided: str = ""
+    decided: str = ""  # who has decided
+    similar: list[tuple[str, str]] = field(default_factory=list)  # known texts, codes: of predict --explain
 
     @property
     def id(self) -> str:
@@ -115,16 +114,19 @@ class CodedFile:
             new = [name for name in names if name not in header]
             places = {name: [*header, *new].index(name) for name in names}
         raise_if_any(column_problems(path, header, wanted, flags))
-        self.system, self.header, self.added = (
-            system,
-            header + new,
-            [nobody if name == DECIDED else "" for name in new],
-        )
+        self.system, self.header = system, header + new
+        self.added = [nobody if name == DECIDED else "" for name in new]
         self.codes, self.probs, self.words, *classes = (
             [places[f"{name}_{i}"] for i in numbers if f"{name}_{i}" in places]
             for name in (system, "prob", "desc", "title", *CLASSES)
         )
         self.classes = dict(zip(("title", *CLASSES), classes))
+        self.similar = [
+            (places[f"similar_text_{i}"], places[f"similar_codes_{i}"])
+            for i in range(1, MAX_CODES + 1)
+            if {f"similar_text_{i}", f"similar_codes_{i}"} <= places.keys()
+        ]
+        self.formatter = formatter_of(system)
         self.text, self.decided = header.index(column), self.header.index(DECIDED, first)
         self.language = header.index(language_column) if language_column else None
         self.conf, self.review = places.get("conf"), places.get("needs_review")
@@ -144,7 +146,9 @@ class CodedFile:
             text = self.texts.get(key)
             if text is None:
                 language = row[self.language] if self.language is not None else ""
-                text = self.texts[key] = CodedText(row[self.text], language, 0, 0.0, codes, probs)
+                similar = [(row[i], row[j]) for i, j in self.similar if row[i]]
+                text = CodedText(row[self.text], language, codes=codes, probs=probs, similar=similar)
+                self.texts[key] = text
                 self.descriptions |= {code: row[i] for code, i in zip(codes, self.words) if row[i]}
             text.rows += 1
             text.doubt += 1 - (confidence(row[self.conf]) if codes and self.conf is not None else 0.0)
@@ -165,7 +169,10 @@ class CodedFile:
         return key_of(row[self.text], row[self.language] if self.language is not None else "")
 
     def codes_of(self, row: list[str]) -> list[str]:
-        return [row[i] for i in self.codes if row[i]]
+        cells = [row[i] for i in self.codes if row[i]]
+        if self.is_coded:
+            return cells
+        return [code for cell in cells if (code := code_of_cell(cell, self.formatter))]
 
     def decider(self, row: list[str]) -> str:
         """Who has decided on a row, "" for nobody."""
@@ -228,25 +235,25 @@ def sheet_text(
 
 @dataclass(frozen=True)
 class Decision:
-    """codes: those that are right, none for a text that gets none; None if the person has skipped it; place:
-    file and line.
-    """
+    codes: tuple[str, ...] | None  # those that are right; None if the person has skipped the text
+    place: str  # file and line
 
-    codes: tuple[str, ...] | None
-    place: str
+
+def formatter_of(system: str) -> BlockyFormatter:
+    """What reads the codes of a system: hisco, occ1950 or another."""
+    kind = system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
+    return make_formatter(kind, [f"{system}_1"])
 
 
 class Codes:
-    """The codes of a key, as a person may write them. system: hisco, occ1950 or another."""
+    """The codes of a key, as a person may write them."""
 
     def __init__(self, codes: Iterable[str], system: str):
-        self.codes = set(codes)
-        kind = system.lower() if system.lower() in ("hisco", "occ1950") else "gpf"
-        self.formatter = make_formatter(kind, [f"{system}_1"])
+        self.codes, self.formatter = set(codes), formatter_of(system)
 
     def read(self, cell: str) -> str:
         """The code of a cell, written in any of the forms that training data may have. Raises ValueError."""
-        for code in (cell, self.formatter.repair(cell)[0]):
+        for code in (cell, code_of_cell(cell, self.formatter, self.codes)):
             if code in self.codes:
                 return code
         raise ValueError(f"{cell!r} is no code of the key; several codes have & between")
