@@ -28,9 +28,9 @@ _WHERE = {
     "BlockOrderInvariantLoss": "histocc.model.loss",
     "OrderInvariantSeq2SeqCrossEntropy": "histocc.model.loss",
     "LossMixer": "histocc.model.loss",
-    "EvalEngine": "histocc.compat.evaluation",
-    "TopKEvalEngine": "histocc.compat.evaluation",
-    "DATASETS": "histocc.compat.datasets",
+    "EvalEngine": "histocc.published.names",
+    "TopKEvalEngine": "histocc.published.names",
+    "DATASETS": "histocc.published.names",
 }
 __all__ = [*_WHERE, "__version__"]
 

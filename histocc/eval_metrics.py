@@ -1,3 +1,3 @@
 """The published place of the engines of evaluation."""
 
-from histocc.compat.evaluation import EvalEngine, TopKEvalEngine  # noqa: F401
+from histocc.published.names import EvalEngine, TopKEvalEngine  # noqa: F401

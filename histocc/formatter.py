@@ -346,15 +346,17 @@ def construct_general_purpose_formatter(
     block_size: int,
     target_cols: Sequence[str],
     use_within_block_sep: bool = False,
-    allow_short: bool = False,
+    allow_short: bool = True,
     chars: Sequence[str | int] | None = None,
 ) -> BlockyFormatter:
-    """Any system: as many blocks as target columns, ``block_size`` tokens each; see ``BlockyFormatter``."""
+    """Any system: as many blocks as target columns, ``block_size`` tokens each; codes may be shorter, as in
+    the published package. See ``BlockyFormatter``.
+    """
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
 def __getattr__(name: str):
-    """Names of the published package that stand in `histocc.compat.formatter`."""
+    """Names of the published package that stand in `histocc.published.names`."""
     others = (
         "BlockyHISCOFormatter",
         "BlockyOCC1950Formatter",
@@ -362,5 +364,5 @@ def __getattr__(name: str):
         "construct_finetune_formatter",
     )
     if name in others:
-        return getattr(importlib.import_module("histocc.compat.formatter"), name)
+        return getattr(importlib.import_module("histocc.published.names"), name)
     raise AttributeError(f"module 'histocc.formatter' has no attribute {name!r}")

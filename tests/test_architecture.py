@@ -25,7 +25,7 @@ LEVELS = [
     {"evaluate", "review", "prepare", "doctor", "watch", "plot", "published.export"},
     {"export"},
     {"occ_canine", "sample", "canine", "model_io"},
-    {"compat"},
+    {"published.names"},
     {"eval_metrics", "prediction_assets"},
     {"finetune", "train_mixer"},
     {"__main__"},

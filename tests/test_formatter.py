@@ -32,9 +32,9 @@ from histocc.formatter import (
 
 HISCO = hisco_blocky5()
 OCC1950 = occ1950_blocky2()
-GPF = construct_general_purpose_formatter(4, ["a", "b", "c"])
-GPF_SHORT = construct_general_purpose_formatter(4, ["a", "b", "c"], allow_short=True)
-GPF_SEP = construct_general_purpose_formatter(4, ["a", "b", "c"], use_within_block_sep=True, allow_short=True)
+GPF = construct_general_purpose_formatter(4, ["a", "b", "c"], allow_short=False)
+GPF_SHORT = construct_general_purpose_formatter(4, ["a", "b", "c"])
+GPF_SEP = construct_general_purpose_formatter(4, ["a", "b", "c"], use_within_block_sep=True)
 
 hisco_codes = st.one_of(st.text("0123456789", min_size=5, max_size=5), st.sampled_from(["-1", "-2", "-3"]))
 occ1950_codes = st.text("0123456789", min_size=3, max_size=3)

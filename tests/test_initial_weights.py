@@ -12,7 +12,7 @@ import finetune
 from histocc import export
 from histocc.evaluate import __main__ as evaluate
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.job import initial_weights
+from histocc.job import data as job_data
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.published import models
 from histocc.runtime.errors import UserError
@@ -206,12 +206,9 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     assert list(state["key"]) == codes and "the key differs" not in output
     assert torch.allclose(state["model"]["linear_decoder.weight"], model.linear_decoder.weight, atol=1e-6)
     said = run(FINETUNE, *common, "--save-path", tmp_path / "no", "--key", other, code=2)
-    assert (
-        "other.csv has 4 codes, and the linear decoder of" in said
-        and "6 outputs: name the key that belongs to it" in said
-    )
+    assert "has 6 outputs, and its key 4 codes: name the key that belongs to it" in said
     output = run(FINETUNE, *common, "--save-path", tmp_path / "none", "--max-steps", 1)
-    assert "0 of 5 codes keep their weights" in output and "--key, names them" in output
+    assert "0 of 5 codes keep their weights" in output and "--initial-key names its codes" in output
     state = run(
         FINETUNE, *common, "--save-path", tmp_path / "added", "--max-steps", 1, "--initial-key", key
     ) and torch.load(tmp_path / "added" / "last.bin", weights_only=True)
@@ -272,7 +269,7 @@ def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
         "--save-path",
         tmp_path / "third",
     )
-    assert "its decoder writes hisco codes, this run gpf: --formatter hisco keeps it" in output
+    assert "--formatter hisco --block-size 5 keeps it" in output
     assert list(torch.load(tmp_path / "third" / "last.bin", weights_only=True)["key"]) == sorted(
         {code for _, code in TITLES}
     )
@@ -373,7 +370,7 @@ def test_what_the_published_program_shall_code_is_trained_for_it(tmp_path):
     )
     assert "Codes: 1,919" in output
     _, formatter, state = models.load_model(str(tmp_path / "out"))
-    assert export.differences(state, formatter) == [
+    assert list(export.differences(state, formatter)) == [
         "its encoder has another size than google/canine-s: --model-size base"
     ]
 
@@ -499,7 +496,7 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
     args = finetune.get_args_parser().parse_args(
         ["--dataset", "x.csv", "--initial-checkpoint", str(tmp_path / "s2s.bin")]
     )
-    assert initial_weights.starts_from(args).codes == list(hisco_key())
+    assert list(job_data.initial_weights(args)["key"]) == list(hisco_key())
 
 
 @pytest.mark.parametrize(
@@ -508,9 +505,9 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
         (
             [],
             {"61110": 0, "64100": 1},
-            "the key of .*hisco.bin has 2 codes, and the linear decoder of .* 1,919 outputs",
+            "hisco.bin: has 1,919 outputs, and its key 2 codes",
         ),
-        (["--initial-key", "two.csv"], None, "--initial-key .*two.csv has 2 codes"),
+        (["--initial-key", "two.csv"], None, "has 1,919 outputs, and its key 2 codes: .*--initial-key"),
     ],
 )
 def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_path, flags, beside, message):
@@ -528,7 +525,7 @@ def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_
         ]
     )
     with pytest.raises(UserError, match=message):
-        initial_weights.starts_from(args)
+        job_data.initial_weights(args)
 
 
 @pytest.mark.processes
@@ -615,60 +612,41 @@ def test_a_general_purpose_model_is_fine_tuned_with_its_tokens(tmp_path, monkeyp
     ]
 
 
-def test_load_matching():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = {
-        "0.weight": torch.full((2, 3), 7.0),
-        "0.bias": torch.zeros(3),
-        "1.bias": torch.ones(4),
-        "2.bias": torch.ones(4),
-    }
-    assert initial_weights.load_matching(model, weights) == [
-        ["0.bias [2]", "1.weight [4, 2]"],
-        ["0.bias [3]", "2.bias [4]"],
-    ]
-    after = model.state_dict()
-    assert (after["0.weight"] == 7).all() and (after["1.bias"] == 1).all()
-    assert torch.equal(after["0.bias"], before["0.bias"]) and torch.equal(
-        after["1.weight"], before["1.weight"]
-    )
+class Small(torch.nn.Module):
+    """As much of a model as `load_initial_weights` looks at."""
 
+    ngrams, memory_mask = None, True
 
-def linear_state(rows: int, start: float, width: int = 2, dtype=torch.float32) -> dict:
-    return {
-        "linear_decoder.weight": torch.arange(start, start + rows * width, dtype=dtype).reshape(rows, width),
-        "linear_decoder.bias": torch.arange(start, start + rows, dtype=dtype),
-    }
-
-
-def test_transfer_of_the_rows_that_both_keys_hold():
-    state, weights = linear_state(3, 0, dtype=torch.float64), linear_state(4, 100)
-    assert (
-        initial_weights.transfer_linear_rows(
-            state, weights, {"a": 0, "b": 1, "c": 2, "d": 3}, {"d": 0, "x": 1, "b": 2}
-        )
-        == 2
-    )
-    assert state["linear_decoder.weight"].tolist() == [[106, 107], [2, 3], [102, 103]]
-    assert (
-        state["linear_decoder.bias"].tolist() == [103, 1, 101]
-        and state["linear_decoder.bias"].dtype == torch.float64
-    )
+    def __init__(self, codes: int, width: int = 2):
+        super().__init__()
+        self.encoder, self.linear_decoder = torch.nn.Linear(3, 2), torch.nn.Linear(width, codes)
 
 
 @pytest.mark.parametrize(
-    "weights, old_key",
+    "first, width, kept",
     [
-        (linear_state(2, 100), {"x": 0, "y": 1}),
-        ({}, {"a": 0, "b": 1}),
-        (linear_state(2, 100, width=3), {"a": 0, "b": 1}),
-        (linear_state(3, 100), {"a": 0, "b": 1}),
+        ("abcd", 2, {"d": 3, "b": 1}),
+        ("dxb", 2, {"d": 0, "x": 1, "b": 2}),
+        ("xy", 2, {"x": 0}),
+        ("pq", 2, {}),
+        ("", 2, {}),
+        ("dx", 3, {}),
     ],
-    ids=["no code in common", "no weights", "another width", "another key"],
 )
-def test_nothing_to_transfer(weights, old_key):
-    state = linear_state(2, 0)
-    assert initial_weights.transfer_linear_rows(state, weights, old_key, {"a": 0, "b": 1}) == 0
-    untouched = linear_state(2, 0)
-    assert all(torch.equal(state[name], untouched[name]) for name in untouched)
+def test_rows_of_the_codes_that_both_keys_hold_are_kept(first, width, kept):
+    formatter, codes = BlockyFormatter("gpf", ["a"], 1), list("dxb")
+    torch.manual_seed(1)
+    model, other = Small(3).double(), Small(len(first) or 4, width)
+    before, given = ({n: t.clone() for n, t in each.state_dict().items()} for each in (model, other))
+    state = {"model": {**given, "more": torch.zeros(1)}, "key": {code: i for i, code in enumerate(first)}}
+    said = []
+    models.load_initial_weights(
+        model, {**state, "what": "it", "formatter": None}, codes, formatter, False, said.append
+    )
+    assert torch.equal(model.encoder.weight, given["encoder.weight"].double())
+    for i, code in enumerate(codes):
+        for name in ("linear_decoder.weight", "linear_decoder.bias"):
+            expected = given[name][kept[code]].double() if code in kept else before[name][i]
+            assert torch.equal(model.state_dict()[name][i], expected), (name, code)
+    assert any("in the checkpoint" in line or "unused" in line for line in said)
+    assert any(f"{len(kept)} of 3 codes keep" in line for line in said) == (list(first) != codes)

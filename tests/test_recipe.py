@@ -7,8 +7,8 @@ import torch
 
 import finetune
 from histocc.formatter import BlockyFormatter, hisco_key
-from histocc.job import initial_weights
 from histocc.job.config import FinetuneConfig
+from histocc.job.data import initial_weights
 from histocc.job.recipe import CHOICES, coding_entries, decide, make_loss, refuse_other_arguments
 from histocc.model.loss import BEST_FIT, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
@@ -62,10 +62,10 @@ class TestDecide:
         assert decided(first=first) == {**TRAINED, dest: SCRATCH[dest]}
 
     def test_an_own_checkpoint_goes_on_as_it_was_trained(self):
-        own = {"model": PARTS, "empty_blocks": "first", "linear_loss": ROWS, "block_loss": ONE_TO_ONE}
+        own = {"model": PARTS, "args": {**SCRATCH, "learning_rate": 1.0}}
         assert decided(first=own) == {**SCRATCH, "learning_rate": 2e-5}
 
-    @pytest.mark.parametrize("first", [None, {"model": PARTS}, {"model": PARTS, **{**SCRATCH}}])
+    @pytest.mark.parametrize("first", [None, {"model": PARTS}, {"model": PARTS, "args": SCRATCH}])
     def test_what_is_given_holds(self, first):
         assert decided(*flags_of(GIVEN), first=first) == GIVEN
         assert decided(*flags_of(SCRATCH), first=first) == SCRATCH
@@ -166,7 +166,7 @@ def test_of_own_and_published_files(tmp_path):
     }
     for name, values in expected.items():
         given = parsed("--initial-checkpoint", tmp_path / f"{name}.bin")
-        found = decide(given, None, initial_weights.initial_weights(given)).values()
+        found = decide(given, None, initial_weights(given)).values()
         assert {dest: found[dest] for dest in CHOICES} == values, name
 
 

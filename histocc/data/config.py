@@ -518,6 +518,9 @@ def _fixed_codes(args: Tables, formatter: BlockyFormatter, first_column: str) ->
         return None
     if args.key:
         cells = read_key(path)
+        if hold_numbers([first_column]) and "" in cells[: sum(map(bool, cells))]:
+            number = cells.index("")
+            raise UserError(f"{path}: number {number} has no code, which columns of numbers need of each")
     else:
         column, header = args.all_codes_col or first_column, read_header(path)[0]
         if column not in header:

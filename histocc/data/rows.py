@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from histocc.data.tables import Chunk, column_problems, read_chunks, table_format
 from histocc.formatter import EOS_IDX, NEVER_SHORT, BlockyFormatter, CodeError, hisco_key
+from histocc.published.formats import name_of_code
 from histocc.runtime.errors import UserError
 from histocc.text import UNKNOWN_LANGUAGE
 
@@ -338,7 +339,8 @@ def key_reader(path: str | None) -> Callable[[], list[str]] | None:
 
 def read_key(path: str) -> list[str]:
     """Codes of a key file, in the order of their numbers: columns `code` (0, 1, 2 …) and `system_code` or
-    `hisco`. Rows without a code are passed over; the path "hisco" is the HISCO key if there is no such file.
+    `hisco`; "" for a number whose code is empty, as the published trainer writes rows without one. The path
+    "hisco" is the HISCO key if there is no such file.
 
     Raises:
         UserError: a code is listed twice, or the numbers are not 0 … n−1, each once.
@@ -352,15 +354,17 @@ def read_key(path: str) -> list[str]:
             f"{path}: a key file has the columns 'code' and 'system_code' (or 'hisco'); "
             f"this one has {', '.join(map(repr, header))}"
         )
-    rows = [(code, number) for code, number in read_columns(path, [name, "code"]) if code]
-    numbered = {int(number): code for code, number in rows if number.isdecimal() and len(number) < 13}
-    codes = [numbered.get(i, "") for i in range(len(rows))]
-    if not rows or "" in codes:
-        lacks = codes.index("") if rows else 0
+    rows = [row for row in read_columns(path, [name, "code"]) if row[0] or row[1].isdecimal()]
+    numbered = {
+        int(number): name_of_code(code) for code, number in rows if number.isdecimal() and len(number) < 13
+    }
+    lacks = next((i for i in range(len(rows)) if i not in numbered), None if any(numbered.values()) else 0)
+    if lacks is not None:
         raise UserError(
             f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacks} is missing"
         )
-    code, times = Counter(codes).most_common(1)[0]
+    codes = [numbered[i] for i in range(len(rows))]
+    code, times = Counter(filter(None, codes)).most_common(1)[0]
     if times > 1:
         raise UserError(f"{path}: code {code!r} is listed {times} times")
     return codes

@@ -23,12 +23,14 @@ from histocc.data.dataset import (
 from histocc.data.noise import Augmenter
 from histocc.data.rows import read_words
 from histocc.formatter import BlockyFormatter
-from histocc.job import initial_weights, ngram_fit, recipe
+from histocc.job import ngram_fit, recipe
 from histocc.job.config import JobConfig
+from histocc.job.data import initial_weights
 from histocc.job.ngram_fit import ngrams_of
 from histocc.job.teacher import TaughtRows
 from histocc.model.canine import CanineEncoder
-from histocc.model.mixer import Seq2SeqMixerOccCANINE
+from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
+from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import AUTO, NONE
 from histocc.published import models
 from histocc.runtime.device import Precision, compile_layers
@@ -38,7 +40,7 @@ from histocc.runtime.log import Stage
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.text import ASCII_LOWER, cleaner
+from histocc.text import AS_IS, ASCII_LOWER, cleaner
 from histocc.trainer.batches import WEIGHTS, BatchPlan, MicroBatches
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
@@ -59,13 +61,13 @@ def make_model(
     """
     first = None
     if args.initial_checkpoint and not resumed:
-        first = world.run_on_main("initial weights", lambda: initial_weights.initial_weights(args))
+        first = world.run_on_main("initial weights", lambda: initial_weights(args))
     args = recipe.decide(args, resumed, first)
     counted = None
     if resumed:
         config = resumed["config"]
     else:
-        config = initial_weights.run_config(args, first) | {"text": data.clean_text}
+        config = new_config(args, first) | {"text": data.clean_text}
         config["ngrams"], counted = ngram_config(args, first, world, data)
     args = args.decide(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
@@ -77,8 +79,7 @@ def make_model(
     if resumed:
         model.load_state_dict(resumed["model"])
     if first:
-        key = {code: i for i, code in enumerate(data.codes)}
-        initial_weights.load_initial_weights(model, args, first, key, formatter, world)
+        models.load_initial_weights(model, first, data.codes, formatter, args.only_encoder, world.print)
     model.encoder.requires_grad_(not args.freeze_encoder)
     if args.compile:
         compile_layers(model)
@@ -94,6 +95,47 @@ def train_seen_characters(model: Seq2SeqMixerOccCANINE, rows: TextRows, config: 
 
 
 # ---- what a new model starts from
+
+
+def new_config(args: JobConfig, first: dict | None) -> dict:
+    """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises
+    UserError."""
+    dropouts = {
+        "hidden_dropout_prob": args.encoder_dropout,
+        "attention_probs_dropout_prob": args.encoder_dropout,
+    }
+    if first is None:
+        encoder = model_config(args.model_size or "base", **dropouts).to_dict()
+        if args.model_size == NGRAMS_ALONE:
+            encoder["encoder"] = False
+    else:
+        encoder = {**first["config"], **dropouts}
+        if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
+            flag = "--only-encoder" if args.only_encoder else "--freeze-encoder"
+            raise UserError(f"{flag}: {args.initial_checkpoint} has no encoder; leave the flag out")
+        if args.model_size and not models.has_size(encoder, args.model_size):
+            raise UserError(
+                f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another"
+                f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
+                "--model-size out"
+            )
+    config = {
+        **encoder,
+        "max_len": args.max_len,
+        "memory_mask": True,
+        "target_mask": True,
+        "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"],
+        "text": args.clean_text or (first["config"]["text"] if first else AS_IS),
+    }
+    if first is not None and not args.only_encoder:
+        config |= {name: first["config"][name] for name in ("memory_mask", "target_mask")}
+        if args.decoder_dim_feedforward is None:
+            config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
+    if args.memory_mask is not None:
+        config["memory_mask"] = args.memory_mask
+    if args.published_target_mask:
+        config["target_mask"] = False
+    return config
 
 
 def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> None:

@@ -11,9 +11,9 @@ from histocc.data.config import PrepareSettings, StartsFrom, columns_of, setting
 from histocc.data.dataset import find_columns, load_descriptions
 from histocc.data.prepare import LISTS
 from histocc.data.report import report_lines
-from histocc.data.rows import read_words
+from histocc.data.rows import read_key, read_words
 from histocc.formatter import BlockyFormatter
-from histocc.job import initial_weights, teacher
+from histocc.job import teacher
 from histocc.job.config import FinetuneConfig, JobConfig
 from histocc.job.recipe import refuse_other_arguments
 from histocc.published import models
@@ -37,7 +37,7 @@ def _description_problems(args: JobConfig) -> list[str]:
 
 def _checkpoint_problems(args: JobConfig) -> list[str]:
     try:
-        first = initial_weights.initial_file(args) if args.initial_checkpoint and not resumes(args) else None
+        first = initial_file(args) if args.initial_checkpoint and not resumes(args) else None
     except UserError as error:
         return [str(error)]
     if (
@@ -67,7 +67,7 @@ def _problems_of_outputs(args: JobConfig, files: list[str]) -> list[str]:
     }
     if args.initial_checkpoint and not resumes(args):
         with contextlib.suppress(UserError):  # said already
-            inputs[initial_weights.initial_file(args)] = "the file of --initial-checkpoint"
+            inputs[initial_file(args)] = "the file of --initial-checkpoint"
     try:
         own = OwnFiles(args.save_path, args.overwrite)
         if args.prepare_only:
@@ -111,6 +111,29 @@ def resumes(args: JobConfig) -> bool:
     return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
 
 
+def initial_file(args: JobConfig) -> str:
+    """The file that --initial-checkpoint names. Raises UserError."""
+    what = f"--initial-checkpoint {args.initial_checkpoint}"
+    return models.find_weights(args.initial_checkpoint or "", what)
+
+
+def initial_weights(args: JobConfig) -> dict:
+    """`models.initial_weights` of --initial-checkpoint. Raises UserError."""
+    keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
+    return models.initial_weights(initial_file(args), *keys)
+
+
+def _starts_from(state: dict, only_encoder: bool = False, kept: int | None = None) -> StartsFrom:
+    """What the data of a run must know of the weights that it starts from; kept: how many of its codes."""
+    formatter = state["formatter"] or {}
+    codes, chars = ([], None) if only_encoder else (list(state["key"])[:kept], formatter.get("chars"))
+    return StartsFrom(state["config"]["text"], codes, formatter.get("kind"), chars)
+
+
+def _resumes_from(state: dict) -> StartsFrom:
+    return _starts_from(state, kept=int(state.get("kept_codes") or 0))
+
+
 def _start(
     args: JobConfig,
     resumed: dict | None,
@@ -121,13 +144,13 @@ def _start(
     """
     try:
         if resumed:
-            return initial_weights.resumes_from(resumed)
+            return _resumes_from(resumed)
         if args.initial_checkpoint:
-            return initial_weights.starts_from(args)
+            return _starts_from(initial_weights(args), args.only_encoder)
         if args.teacher and not args.eval_only:
             return teacher.starts_from(args)
         if args.eval_only and (file := checkpoint.find(args.save_path)):
-            return initial_weights.resumes_from(models.load_model(file)[2])
+            return _resumes_from(models.load_model(file)[2])
     except UserError as error:
         problems += [str(error)] if str(error) not in problems else []
     return StartsFrom()

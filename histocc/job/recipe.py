@@ -65,7 +65,9 @@ def _decided(dest: str, args: JobConfig, first: dict | None) -> Any:
     part = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}.get(dest)
     is_trained = first is not None if part is None else any(name.startswith(part) for name in weights)
     if is_trained:
-        return (first or {}).get(dest, usual)
+        if first is None or dest == "learning_rate":  # which belongs to a schedule, not to weights
+            return usual
+        return first.get("args", {}).get(dest, usual)
     return scratch[args.model_size or "base"] if isinstance(scratch, dict) else scratch
 
 

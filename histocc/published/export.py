@@ -17,12 +17,11 @@ otherwise: that is said, and --for-published-program refuses it.
 """
 
 import contextlib
+import io
 import json
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
-from typing import BinaryIO
 
 import torch
 
@@ -31,212 +30,145 @@ from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.job.config import Losses
 from histocc.model.confidence import PUBLISHED
 from histocc.predict.config import Published
-from histocc.published import formats, models
-from histocc.published.formats import MAX_LEN, SETTINGS, Given
+from histocc.published import models
+from histocc.published.formats import MAX_LEN, SETTINGS, Given, files_of, flat_name
 from histocc.runtime import entrypoint
-from histocc.runtime.checkpoint import BEST, CHECKSUM, FORMAT, LAST, find, with_checksum
+from histocc.runtime.checkpoint import CHECKSUM, FORMAT, with_checksum
 from histocc.runtime.config import Parser, declarations, flag
-from histocc.runtime.errors import UserError, in_words
-from histocc.runtime.files import atomic_write, kind_of
+from histocc.runtime.errors import UserError, in_words, raise_if_any
+from histocc.runtime.files import atomic_write, problems
 from histocc.text import ASCII_LOWER
 
 # Entries of a checkpoint that coding needs; those that a model does not have are left out.
-CODING = (
-    "kind",
-    "formatter",
-    "system",
-    "languages",
-    "thresholds",
-    "linear_share",
-    "confidence",
-    "source",
-    "hisco_numbers",
-)
-# Arguments of the training that an evaluation takes for its own where it is not told otherwise.
+CODING = ["kind", "formatter", "system", "languages", "thresholds", "linear_share", "confidence"]
+CODING += ["source", "hisco_numbers"]
+# Arguments of the training that an evaluation takes for its own if it is not told otherwise.
 OF_TRAINING = ("input_col", "language", "language_col", "key", *declarations(Losses))
 
 
-def settings_of(state: dict) -> dict:
-    """What an exported file says beside weights and key, as plain types."""
+def differences(state: dict, formatter: BlockyFormatter) -> Iterator[str]:
+    """Why the published program would not code with this model as histocc does, and the flags to train
+    with.
+    """
+    config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
+    if not models.has_size(config, "base"):
+        yield "its encoder has another size than google/canine-s: --model-size base"
+    if config["max_len"] != MAX_LEN:
+        yield f"it reads {config['max_len']} positions instead of {MAX_LEN}: leave --max-len out"
+    if config["text"] != ASCII_LOWER:
+        yield f"it reads texts {config['text']}, and that program cleans them: --clean-text {ASCII_LOWER}"
+    if kind != "flat" and config["memory_mask"]:
+        yield "its decoder leaves out padding of the text: --no-memory-mask"
+    if kind != "flat" and config["target_mask"]:
+        yield "its decoder leaves out PAD among the codes: --published-target-mask"
+    if kind != "flat" and config["decoder_dim_feedforward"] != config["hidden_size"]:
+        yield "its decoder is wider in its feed-forward than its encoder: leave --decoder-dim-feedforward out"
+    if config.get("ngrams"):
+        yield "it has n-grams beside its encoder, of which that program knows nothing: --ngrams none"
+    if formatter.kind == "hisco":
+        if kind != "seq2seq" and codes != list(hisco_key()):
+            yield "its codes are not those of the HISCO key in their order: --key hisco"
+    elif formatter.kind != "gpf" or kind == "flat":
+        what = "flat classifier" if kind == "flat" else "formatter"
+        yield f"that program has no {what} for {formatter.kind}: --formatter gpf --block-size 3"
+    else:
+        lengths = models.code_lengths(codes, formatter.within_block_sep is not None)
+        if formatter.chars and formatter.within_block_sep:
+            yield "it has its own tokens, and commas between them, and that program takes but one of both"
+        if max(lengths) != formatter.block_size:
+            yield f"no code fills its block: --block-size {max(lengths)}"
+        if formatter.within_block_sep is None and len(lengths) > 1:
+            yield (
+                "its codes differ in length, and that program fills them up with zeros:"
+                " --use-within-block-sep keeps them"
+            )
+
+
+def export(
+    source: str,
+    form: str,
+    target: str,
+    for_published_program: bool = False,
+    given: Given = Given(),
+    overwrite: bool = False,
+) -> list[str]:
+    """Writes a model in a form that other tools read; returns what to tell.
+
+    Args:
+        source: a run, a checkpoint, an exported or published model.
+        form: "published", a `.bin`, or "safetensors".
+        target: path of the file.
+        for_published_program: writes only what that program codes equally.
+        given: what a published model does not say.
+        overwrite: whether files may be replaced.
+
+    Raises UserError.
+    """
+    if target.endswith(".safetensors") != (form == "safetensors"):
+        raise UserError(
+            f"{target}: the name must end with .safetensors for --to safetensors, and for that alone"
+        )
+    model, formatter, state = models.load_model(source, given=given)
+    reasons, notes = "".join(f"\n  {reason}" for reason in differences(state, formatter)), []
+    if for_published_program and reasons:
+        raise UserError(f"{source}: the published program would code otherwise with it:{reasons}")
+    if reasons:
+        notes.append(f"Note: for histocc alone. The published program would code otherwise with it:{reasons}")
+    weights = {name: value for name, value in model.state_dict().items() if name in state["model"]}
+    weights = {name: value.contiguous() for name, value in weights.items()}
+    if for_published_program:
+        if state.get("thresholds") != PUBLISHED:
+            notes.append("Thresholds of the linear decoder: the published ones, which that program has")
+        state = {**state, "thresholds": PUBLISHED}
+        if formatter.kind == "gpf":
+            notes.append(
+                f"There: OccCANINE({target!r}, hf=False, system={state['system']!r}, "
+                f"target_cols={formatter.target_cols}, "
+                f"use_within_block_sep={formatter.within_block_sep is not None})"
+            )
+        if state.get("kind") == "flat":
+            weights = {flat_name(name, back=True): value for name, value in weights.items()}
     trained = {name: value for name, value in state.get("args", {}).items() if name in OF_TRAINING}
-    return {
+    settings = {
         "format": FORMAT,
         "kind": "mixer",
         "args": trained | {"key": bool(trained.get("key"))},
         "config": state["config"],
         **{name: state[name] for name in CODING if state.get(name) is not None},
     }
-
-
-def differences(state: dict, formatter: BlockyFormatter) -> list[str]:
-    """Why the published program would not code with this model as histocc does, and the flags to train with;
-    [] where it does."""
-    config, kind, codes = state["config"], state.get("kind", "mixer"), list(state["key"])
-    writes = kind != "flat"
-    found = [
-        (
-            not models.has_size(config, "base"),
-            "its encoder has another size than google/canine-s: --model-size base",
-        ),
-        (
-            config["max_len"] != MAX_LEN,
-            f"it reads {config['max_len']} positions instead of {MAX_LEN}: leave --max-len out",
-        ),
-        (
-            config["text"] != ASCII_LOWER,
-            (f"it reads texts {config['text']}, and that program cleans them: --clean-text {ASCII_LOWER}"),
-        ),
-        (writes and config["memory_mask"], "its decoder leaves out padding of the text: --no-memory-mask"),
-        (
-            writes and config["target_mask"],
-            "its decoder leaves out PAD among the codes: --published-target-mask",
-        ),
-        (
-            writes and config["decoder_dim_feedforward"] != config["hidden_size"],
-            (
-                "its decoder has another feed-forward width than its encoder: leave"
-                " --decoder-dim-feedforward out"
-            ),
-        ),
-        (
-            bool(config.get("ngrams")),
-            "it has n-grams beside its encoder, of which that program knows nothing: --ngrams none",
-        ),
-    ]
-    return [reason for wrong, reason in found + differences_of_codes(kind, codes, formatter) if wrong]
-
-
-def differences_of_codes(kind: str, codes: list[str], formatter: BlockyFormatter) -> list[tuple[bool, str]]:
-    """(whether it is so, reason) of what the key and the formatter make different there."""
-    if formatter.kind == "hisco":
-        reason = "its codes are not those of the HISCO key in their order: --key hisco"
-        return [(kind != "seq2seq" and codes != list(hisco_key()), reason)]
-    if formatter.kind != "gpf" or kind == "flat":
-        what = "flat classifier" if kind == "flat" else "formatter"
-        remedy = "" if kind == "flat" else ": --formatter gpf --block-size 3"
-        return [(True, f"that program has no {what} for {formatter.kind}{remedy}")]
-    lengths = models.code_lengths(codes, formatter.within_block_sep is not None)
-    return [
-        (
-            bool(formatter.chars and formatter.within_block_sep),
-            "it has its own tokens, and commas between them, and that program takes but one of both",
-        ),
-        (max(lengths) != formatter.block_size, f"no code fills its block: --block-size {max(lengths)}"),
-        (
-            formatter.within_block_sep is None and len(lengths) > 1,
-            (
-                "its codes differ in length, and that program fills them up with zeros:"
-                " --use-within-block-sep keeps them"
-            ),
-        ),
-    ]
-
-
-def export(
-    source: str, form: str, target: str, for_published_program: bool = False, given: Given = Given()
-) -> list[str]:
-    """Writes a model in a form that other tools read; returns what to tell.
-
-    source: a run, a checkpoint, an exported or published model (given: what that does not say); form:
-    "published", a `.bin`, or "safetensors"; for_published_program: only what that program codes equally.
-    Raises UserError.
-    """
-    if find(source, (BEST, LAST)) is None and formats.find_weights(source) is None and os.path.exists(source):
-        raise UserError(f"{source}: no checkpoint there (neither {BEST} nor {LAST})")
-    if target.endswith(".safetensors") != (form == "safetensors"):
-        raise UserError(
-            f"{target}: the name must end with .safetensors for --to safetensors, and for that alone"
-        )
-    model, formatter, state = models.load_model(source, given=given)
-    reasons, notes = differences(state, formatter), []
-    if for_published_program:
-        if reasons:
-            raise UserError(
-                "\n  ".join([f"{source}: the published program would code otherwise with it:", *reasons])
-            )
-        if state.get("thresholds") != PUBLISHED:
-            notes.append(
-                "Thresholds of the linear decoder: the published ones, as that program has no others"
-            )
-        state = {**state, "thresholds": PUBLISHED}
-    elif reasons:
-        notes.append(
-            "\n  ".join(
-                ["Note: for histocc alone. The published program would code otherwise with it:", *reasons]
-            )
-        )
-    held = state["model"].keys()
-    weights = {name: value.contiguous() for name, value in model.state_dict().items() if name in held}
-    write = {"published": write_bin, "safetensors": write_safetensors}[form]
-    files = write(target, weights, state, formatter, for_published_program)
-    if for_published_program and formatter.kind == "gpf":
-        notes.append(
-            f"There: OccCANINE({target!r}, hf=False, system={state['system']!r}, "
-            f"target_cols={formatter.target_cols}, "
-            f"use_within_block_sep={formatter.within_block_sep is not None})"
-        )
+    content = {"model": weights, "key": state["key"]}
+    more = {"chars": list(formatter.chars)} if formatter.chars else {}
+    if form == "safetensors":
+        settings[CHECKSUM] = with_checksum(settings | content)[CHECKSUM]
+        files = _safetensors(target, weights, {"key": state["key"], **more}, settings, formatter)
+    else:
+        content |= {"step": state.get("step") or 0, SETTINGS: settings, **more}
+        # a flat classifier there is a dict of its tensors, which has no place for more
+        flat_alone = for_published_program and state.get("kind") == "flat"
+        torch.save(weights if flat_alone else with_checksum(content), buffer := io.BytesIO())
+        files = {target: buffer.getbuffer()}
+    raise_if_any(problems(files, dict.fromkeys(files_of(source), "the model"), overwrite))
+    os.makedirs(os.path.dirname(target) or ".", exist_ok=True)
+    try:
+        with contextlib.ExitStack() as together:  # none is written if one fails
+            for path, part in files.items():
+                together.enter_context(atomic_write(path, overwrite)).write(part)
+    except OSError as error:
+        raise UserError(in_words(error, error.filename or target)) from None
     return [f"Written: {' and '.join(files)}", *notes]
 
 
-def refuse_existing(files: list[str]) -> None:
-    for file in files:
-        if kind := kind_of(file, follow_links=False):
-            what = "exists" if kind == "a file" else f"is {kind}"
-            raise UserError(f"{file} {what}; choose another {'name' if len(files) == 1 else 'folder'}")
-    os.makedirs(os.path.dirname(files[0]) or ".", exist_ok=True)
-
-
-def write_new(files: dict[str, Callable[[BinaryIO], object]]) -> list[str]:
-    """Writes files of one folder, none if one fails, and returns their paths. Raises UserError."""
-    try:
-        with contextlib.ExitStack() as together:
-            for path, write in files.items():
-                file = together.enter_context(atomic_write(path, overwrite=False))
-                write(file)
-                file.flush()
-        return list(files)
-    except (OSError, RuntimeError) as error:
-        raise UserError(in_words(error, getattr(error, "filename", None) or next(iter(files)))) from None
-
-
-def chars_of(formatter: BlockyFormatter, name: str) -> dict[str, list[str]]:
-    """The formatter's tokens under a name, where it has its own."""
-    return {name: list(formatter.chars)} if formatter.chars else {}
-
-
-def write_bin(
-    target: str, weights: dict, state: dict, formatter: BlockyFormatter, for_published_program: bool
-) -> list[str]:
-    """A flat classifier for the published program is a dict of its tensors, which has no place for more."""
-    refuse_existing([target])
-    if for_published_program and state.get("kind") == "flat":
-        content = {formats.flat_name(name, back=True): value for name, value in weights.items()}
-    else:
-        content = {
-            "model": weights,
-            "key": state["key"],
-            "step": state.get("step") or 0,
-            SETTINGS: settings_of(state),
-        }
-        content = with_checksum(content | chars_of(formatter, "chars"))
-    return write_new({target: lambda out: torch.save(content, out)})
-
-
-def write_safetensors(
-    target: str, weights: dict, state: dict, formatter: BlockyFormatter, for_published_program: bool
-) -> list[str]:
+def _safetensors(target: str, weights: dict, lists: dict, settings: dict, formatter: BlockyFormatter) -> dict:
+    """Path → content of each file: the weights with key, tokens (lists) and settings in the metadata, and the
+    same as JSON beside them.
+    """
     try:
         from safetensors.torch import save
     except ImportError:
         raise UserError(
             "writing safetensors needs the safetensors package: pip install safetensors"
         ) from None
-    flat = for_published_program and state.get("kind") == "flat"
-    if flat:
-        weights = {formats.flat_name(name, back=True): value for name, value in weights.items()}
-    settings = settings_of(state)
-    checked = with_checksum({**settings, "model": weights, "key": state["key"]})
-    settings[CHECKSUM] = checked[CHECKSUM]
+    metadata = {name: json.dumps(value) for name, value in {**lists, SETTINGS: settings}.items()}
     config = {
         "model_type": "canine",
         "architectures": ["Seq2SeqMixerOccCANINE"],
@@ -244,31 +176,14 @@ def write_safetensors(
         SETTINGS: settings,
         "model_domain": "Multilingual_CANINE",
         "num_classes": formatter.num_classes,
-        "num_classes_flat": len(state["key"]),
+        "num_classes_flat": len(lists["key"]),
+        "n_classes": len(lists["key"]),
         "dropout_rate": 0,
     }
-    if flat:
-        config["n_classes"] = len(state["key"])
-    beside = {
-        "config.json": config,
-        "key.json": state["key"],
-        **chars_of(formatter, "chars.json"),
-    }
-    files = [target, *(os.path.join(os.path.dirname(target), name) for name in beside)]
-    refuse_existing(files)
-    said = {
-        "key": state["key"],
-        SETTINGS: settings,
-        **chars_of(formatter, "chars"),
-    }
-    content = save(weights, {"format": "pt", **{name: json.dumps(value) for name, value in said.items()}})
-    texts = {file: json.dumps(value, indent=1).encode() for file, value in zip(files[1:], beside.values())}
-    return write_new(
-        {
-            target: lambda out: out.write(content),
-            **{file: lambda out, text=text: out.write(text) for file, text in texts.items()},
-        }
-    )
+    files: dict[str, bytes] = {target: save(weights, {"format": "pt", **metadata})}
+    for name, value in {"config": config, **lists}.items():
+        files[os.path.join(os.path.dirname(target), f"{name}.json")] = json.dumps(value, indent=1).encode()
+    return files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +204,7 @@ class ExportConfig(Published):
         False, "write only what the published program codes equally, or refuse"
     )
     target_cols: list[str] | None = flag(None, "of a published general-purpose model", metavar="COL")
+    overwrite: bool = flag(False, "replace files that are there")
 
 
 def get_args_parser() -> Parser:
@@ -299,12 +215,9 @@ def run(argv: list[str] | None) -> None:
     """Raises UserError."""
     args = get_args_parser().parse_args(argv)
     given = Given(args.formatter, key_reader(args.key), args.target_cols, args.use_within_block_sep)
-    print("\n".join(export(args.model, args.to, args.file, args.for_published_program, given)))
+    lines = export(args.model, args.to, args.file, args.for_published_program, given, args.overwrite)
+    print("\n".join(lines))
 
 
 def main(argv: list[str] | None = None) -> int:
     return entrypoint.run_command(lambda: run(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,9 @@
-"""Models out of checkpoints, exported files and what others published."""
+"""Models out of checkpoints, exported files and what others published, and what training takes of them."""
 
 import os
 import re
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -28,6 +30,7 @@ from histocc.text import LANGUAGES, TEXT_RULES
 Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # What a kind of model lacks: its tensors begin with this.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
+OF_CODES = ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")  # a row for each code
 
 
 def build_model(
@@ -75,7 +78,7 @@ def model_with(
 ) -> Seq2SeqMixerOccCANINE:
     """The model that `config` describes, in evaluation mode and float32, made of just these `weights`:
     nothing is allocated that they do not hold. Of what a model of this kind lacks, the linear decoder knows
-    no code, and the other writes none. Raises ValueError, RuntimeError and others where they do not fit.
+    no code, and the other writes none. Raises ValueError, RuntimeError and others if they do not fit.
     """
     if config["hidden_size"] not in {size for tensor in weights.values() for size in tensor.shape}:
         raise ValueError(f"hidden_size: found {config['hidden_size']!r:.60}, which no tensor has")
@@ -94,31 +97,49 @@ def model_with(
     return model.eval()
 
 
-def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
-    """(model in eval mode, formatter, checkpoint) of a checkpoint file, a run's folder, its best one first,
-    an exported file, or what
-    others published: a file, a folder, or a name on the hub.
+# ---- from files
 
-    given: for published models alone. Raises UserError.
+
+def find_weights(path: str, what: str, force_download: bool = False) -> str:
+    """The file of weights that `path` names: itself, the best or last of a run, the one in a published
+    folder, or of a name on the hub. what: a message begins with. Raises UserError.
+    """
+    kind = kind_of(path)
+    if kind not in (None, "a file", "a folder"):
+        raise UserError(f"{what}: found {kind}, expected a file of weights or a folder of them")
+    file = formats.local_weights(path)
+    is_file = path.startswith((".", "/", "~")) or path.endswith((".bin", ".safetensors"))
+    if kind is None and path.count("/") <= 1 and not is_file:
+        file = formats.local_weights(formats.from_hub(path, force_download))
+    if file is None:
+        names = ", ".join((checkpoint.BEST, checkpoint.LAST, *formats.WEIGHTS))
+        why = "no such file or folder" if kind is None else f"it has none of {names}"
+        raise UserError(f"{what}: no checkpoint there ({why})")
+    return file
+
+
+def load_model(path: str, device: torch.device | str = "cpu", given: Given = Given()) -> Loaded:
+    """(model in evaluation mode, formatter, checkpoint) of a checkpoint, a run's folder, an exported file, or
+    what others published; given: for the last alone. Raises UserError.
     """
     file = find_weights(path, path)
-    model, own, state = model_of(file, formats.load_content(file), given)
-    return model.to(device), own, state
+    model, formatter, state = model_of(file, formats.load_content(file), given)
+    return model.to(device), formatter, state
 
 
-def brings_settings(state: dict) -> bool:
+def brings_settings(content: dict) -> bool:
     """Whether a file of weights is a checkpoint or an export of histocc, which holds formatter and sizes."""
-    return "format" in state or "config" in state or formats.SETTINGS in state
+    return "format" in content or "config" in content or formats.SETTINGS in content
 
 
 def model_of(file: str, content: dict, given: Given = Given()) -> Loaded:
     """As `load_model`, of what `formats.load_content` gave, on the CPU."""
     if not brings_settings(content):
         with checkpoint.reading(file):
-            return published_model(file, content, given)
-    superfluous = [flag for flag, said in (("--formatter", given.formatter), ("--key", given.key)) if said]
-    if superfluous:
-        raise UserError(f"{file}: brings its formatter and its key; leave {superfluous[0]} out")
+            return _published_model(formats.read(file, content), given)
+    for flag, value in (("--formatter", given.formatter), ("--key", given.key)):
+        if value:
+            raise UserError(f"{file}: brings its formatter and its key; leave {flag} out")
     return own_model(file, content)
 
 
@@ -129,18 +150,17 @@ def own_model(file: str, content: dict) -> Loaded:
         checkpoint.check_format(file, settings.get("format"))
         weights = content["model"]
         if settings is not content:
-            weights = formats.tensors_of(file, content)
+            weights = formats.tensors_of(content)
             if settings["config"].get("encoder", True):
                 weights = formats.with_our_names(file, weights)[1]
-        key = formats.checked_key(file, content["key"])
+        codes = formats.codes_of_key(file, content["key"])
         columns = list(settings["formatter"]["target_cols"])
         formatter = BlockyFormatter.from_dict({**settings["formatter"], "target_cols": columns})
-        kind = settings.get("kind", "mixer")
-        model = model_with(settings["config"], formatter, len(key), weights, kind)
+        model = model_with(settings["config"], formatter, len(codes), weights, settings.get("kind", "mixer"))
         state = {
             **settings,
             "model": weights,
-            "key": key,
+            "key": {code: i for i, code in enumerate(codes)},
             "formatter": formatter.to_dict(),
             "system": str(settings["system"]),
             "languages": list(map(str, settings["languages"])),
@@ -149,6 +169,8 @@ def own_model(file: str, content: dict) -> Loaded:
         Confidence.of(state)
         if not 0 <= (state.get("linear_share") or 0.0) <= 1:
             raise ValueError(f"linear_share: found {state['linear_share']!r:.60}, expected 0 … 1")
+        if "" in codes:
+            raise ValueError(f"key: output {codes.index('')} has no code")
     return model, formatter, state
 
 
@@ -157,36 +179,24 @@ def load_resumable(file: str) -> dict:
     return own_model(file, checkpoint.load_resumable(file))[2]
 
 
-def published_model(file: str, content: dict, given: Given) -> Loaded:
-    """As `load_model`, of weights that come without settings. `kind` in the checkpoint: mixer, seq2seq, which
-    has no linear decoder, or flat, which has no decoder that writes codes.
-
-    It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a
+def _published_model(found: Published, given: Given) -> Loaded:
+    """It reads and decodes as it was trained: texts in lower-case ASCII, padded to 128 positions, at which a
     seq2seq decoder looks too. Raises UserError.
     """
-    found = formats.read(file, content)
     if found.kind == "encoder":
         raise UserError(
-            f"{file}: holds an encoder alone, which codes nothing; train from it with --initial-checkpoint"
+            f"{found.file}: holds an encoder alone, which codes nothing; train from it with"
+            " --initial-checkpoint"
         )
-    codes = published_codes(found, given)
-    outputs = len(codes) if found.outputs is None else found.outputs
-    if not codes and found.outputs is None:
-        raise UserError(
-            f"{file}: does not say which codes it knows; --key FILE names them, columns code and system_code"
-            " (or hisco)"
-        )
-    formatter = published_formatter(file, found, given, codes) if len(codes) == outputs else None
-    codes = [formatter.repair(code)[0] for code in codes] if formatter else codes
-    if formatter is None or len(set(codes)) < outputs:
-        raise UserError(
-            f"{file}: has {outputs:,} outputs, and its key {len(set(codes)):,} different codes; --key FILE"
-            " names its codes, columns code and system_code (or hisco)"
-        )
-    model = model_with(found.config, formatter, outputs, found.weights, found.kind)
+    found = found.with_codes(given.key() if given.key else _codes(found, given.formatter))
+    formatter = _published_formatter(found, given)
+    key = {formatter.repair(code)[0]: i for i, code in enumerate(found.codes)}
+    model = model_with(found.config, formatter, len(found.codes), found.weights, found.kind)
+    if len(key) < len(found.codes):
+        raise ValueError("key: a code is listed twice, with and without its leading zero")
     state = {
         "model": found.weights,
-        "key": {code: i for i, code in enumerate(codes)},
+        "key": key,
         "config": found.config,
         "formatter": formatter.to_dict(),
         "system": given.system or system_name(formatter),
@@ -198,119 +208,36 @@ def published_model(file: str, content: dict, given: Given) -> Loaded:
     return model, formatter, state
 
 
-def published_codes(found: Published, given: Given) -> list[str]:
-    """Codes of the linear outputs: those of --key, those that the file or key.json beside it names, or the
-    HISCO key where it fits.
-    """
-    if given.key:
-        return given.key()
-    if found.key or not is_hisco(found) or given.formatter not in (None, "hisco"):
-        return list(found.key)
-    return list(hisco_key())
+# ---- codes and formatters of published weights
 
 
-def is_hisco(found: Published) -> bool:
-    """Whether published weights have the outputs of the HISCO key and, where they write codes, its tokens."""
-    return (
+def _codes(found: Published, formatter: str | None = None) -> list[str]:
+    """Codes of the linear outputs that the file names, or those of the HISCO key if it fits."""
+    fits_hisco = (
         found.outputs in (None, len(hisco_key()))
         and found.chars is None
-        and (found.tokens == vocabulary("hisco") or found.tokens is None and found.outputs is not None)
+        and (found.tokens == _vocabulary("hisco") or found.tokens is None and found.outputs is not None)
+        and formatter in (None, "hisco")
     )
+    return found.codes or list(hisco_key() if fits_hisco else [])
 
 
-def vocabulary(kind: str, chars: list[str] | None = None) -> int:
+def _vocabulary(kind: str, chars: list[str] | None = None) -> int:
     """Tokens of the decoder of a formatter."""
     return make_formatter(kind, ["code"], chars=chars).num_classes[0] + 1
 
 
-def kind_of_formatter(found: Published, codes: list[str]) -> str | None:
-    """hisco, occ1950 or gpf, as far as tokens and codes tell; None where they leave it open."""
+def _kind_of_formatter(found: Published) -> str | None:
+    """hisco, occ1950 or gpf, as far as tokens and codes tell; None if they leave it open."""
     if found.tokens is None:  # a flat classifier: perhaps codes that only one system has
-        possible = [kind for kind in ("hisco", "occ1950") if fits(make_formatter(kind, None), codes)]
+        possible = [kind for kind in ("hisco", "occ1950") if _fits(make_formatter(kind, None), found.codes)]
         return possible[0] if len(possible) == 1 else None
     if found.chars is not None:  # its program takes such files for general-purpose ones, whatever the tokens
-        return "gpf" if found.tokens == vocabulary("gpf", found.chars) else None
-    return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == vocabulary(kind)), None)
+        return "gpf" if found.tokens == _vocabulary("gpf", found.chars) else None
+    return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == _vocabulary(kind)), None)
 
 
-def published_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
-    """The formatter of published weights. Raises UserError where that is not known, or not the one that is
-    given.
-    """
-    kind = kind_of_formatter(found, codes)
-    if found.tokens is None and kind is None:
-        kind = given.formatter
-    if kind is None or given.formatter not in (None, kind):
-        what = f"{found.tokens} tokens" if found.tokens is not None else "no tokens"
-        raise UserError(
-            f"{file}: the weights have {what}, and those of "
-            + (
-                f"formatter {given.formatter} are others"
-                if given.formatter
-                else (
-                    "no formatter of this version alone; --formatter names the system, chars.json beside the"
-                    " file its tokens"
-                )
-            )
-        )
-    if kind != "gpf":
-        return make_formatter(kind, given.target_cols)
-    return general_formatter(file, found, given, codes)
-
-
-def general_formatter(file: str, found: Published, given: Given, codes: list[str]) -> BlockyFormatter:
-    """The general-purpose formatter of published weights: block size and separator from the key, as their
-    program finds them; number of codes from config.json beside the file, or the target columns. Raises
-    UserError where these do not tell.
-    """
-    if not codes:
-        raise UserError(
-            f"{file}: a general-purpose model, of which no key is known: --key FILE names its codes, columns"
-            " code and system_code"
-        )
-    separated = given.use_within_block_sep or are_separated(codes)
-    block_size = max(code_lengths(codes, separated))
-    columns = given.target_cols
-    if found.positions is not None:
-        count, rest = divmod(found.positions - 2, block_size)
-        if rest or count < 1:
-            raise UserError(
-                f"{file}: config.json beside it says {found.positions} positions, which are no whole blocks"
-                f" of {block_size} tokens as its key has"
-            )
-        if columns is not None and len(columns) > count:
-            raise UserError(
-                f"{file}: writes up to {count} codes, and {len(columns)} target columns are named:"
-                f" {', '.join(columns)}"
-            )
-        columns = [
-            *(columns or []),
-            *(f"{given.system or 'code'}_{i}" for i in range(len(columns or []) + 1, count + 1)),
-        ]
-    if columns is None:
-        raise UserError(
-            f"{file}: a general-purpose model that does not say how many codes it writes: --target-cols names"
-            " the columns with which it was trained, one for each code"
-        )
-    short = any(
-        min(code_lengths([code], separated)) < block_size for code in codes if code not in NEVER_SHORT
-    )
-    return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
-
-
-def are_separated(codes) -> bool:
-    """Whether the tokens of the codes of a general-purpose key are separated by commas, as far as it
-    shows.
-    """
-    return any(WITHIN_BLOCK_SEP in code for code in codes)
-
-
-def code_lengths(codes: list[str], separated: bool) -> set[int]:
-    """How many tokens the codes of a general-purpose key have."""
-    return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
-
-
-def fits(formatter: BlockyFormatter, codes) -> bool:
+def _fits(formatter: BlockyFormatter, codes: list[str]) -> bool:
     """Whether there are codes and the formatter can write each."""
     try:
         return bool([formatter.encode_code(formatter.repair(code)[0]) for code in codes])
@@ -318,16 +245,59 @@ def fits(formatter: BlockyFormatter, codes) -> bool:
         return False
 
 
-def by_part(found: list[str], among: dict) -> list[str]:
-    """«name [shape]» of tensors; a part of the model (`decoder`, `linear_decoder`) of which all are named
-    stands for them.
+def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
+    """Raises UserError if it is not known, or not the one that is given."""
+    kind = _kind_of_formatter(found)
+    if found.tokens is None and kind is None:
+        kind = given.formatter
+    if kind is None or given.formatter not in (None, kind):
+        raise UserError(
+            f"{found.file}: its {found.tokens or 'no'} tokens are those of"
+            + (f" formatter {kind}, not {given.formatter}" if kind else " no known formatter")
+            + ": --formatter names the system, chars.json beside the file its tokens"
+        )
+    return make_formatter(kind, given.target_cols) if kind != "gpf" else _general_formatter(found, given)
+
+
+def _general_formatter(found: Published, given: Given) -> BlockyFormatter:
+    """Block size and separator come from the key, as in the published program; the number of codes from
+    config.json beside the file, or the target columns. Raises UserError if these do not tell.
     """
-    names = []
-    for part in dict.fromkeys(name.partition(".")[0] for name in found):
-        inside = [name for name in found if name.startswith(part + ".")]
-        whole = len(inside) == sum(name.startswith(part + ".") for name in among)
-        names += [f"all {len(inside)} tensors of {part}"] if whole and len(inside) > 2 else inside
-    return names
+    codes, columns = found.codes, given.target_cols
+    separated = given.use_within_block_sep or are_separated(codes)
+    block_size = max(code_lengths(codes, separated))
+    if found.positions is not None:
+        count, rest = divmod(found.positions - 2, block_size)
+        columns = list(columns or [])
+        if rest or count < max(1, len(columns)):
+            raise UserError(
+                f"{found.file}: config.json beside it says {found.positions} positions, which is not BOS, a"
+                f" block of {block_size} tokens for each of the {max(1, len(columns))} or more codes, and EOS"
+            )
+        columns += [f"{given.system or 'code'}_{i}" for i in range(len(columns) + 1, count + 1)]
+    if columns is None:
+        raise UserError(
+            f"{found.file}: a general-purpose model that does not say how many codes it writes: --target-cols"
+            " names the columns with which it was trained, one for each code"
+        )
+    lengths = code_lengths([code for code in codes if code not in NEVER_SHORT], separated)
+    short = min(lengths, default=block_size) < block_size
+    return make_formatter("gpf", columns, block_size, separated, allow_short=short, chars=found.chars)
+
+
+def are_separated(codes: Iterable[str]) -> bool:
+    """Whether the tokens of the codes of a general-purpose key are separated by commas, as far as it
+    shows.
+    """
+    return any(WITHIN_BLOCK_SEP in code for code in codes)
+
+
+def code_lengths(codes: Iterable[str], separated: bool) -> set[int]:
+    """How many tokens the codes of a general-purpose key have."""
+    return {len(code.split(WITHIN_BLOCK_SEP) if separated else code) for code in codes}
+
+
+# ---- sizes and names
 
 
 def has_size(config: dict, name: str) -> bool:
@@ -349,36 +319,110 @@ def system_name(formatter: BlockyFormatter) -> str:
         return formatter.kind
     # hisco_1, code1, but OCC1950 stays
     bare = [re.sub(r"_\d+$|(?<=[A-Za-z])\d$", "", name) for name in formatter.target_cols]
-    return (
-        bare[0]
-        if len(set(bare)) == 1 and bare[0]
-        else os.path.commonprefix(bare).rstrip("_") or formatter.target_cols[0]
-    )
+    return os.path.commonprefix(bare).rstrip("_") or formatter.target_cols[0]
 
 
-def find_weights(path: str, said: str, force_download: bool = False) -> str:
-    """The file of weights that `path` names: itself, the best or last of a run, the one in a published
-    folder, or of a name on the hub.
+# ---- weights that a run starts from
 
-    said: what a message begins with; force_download: of a name on the hub, loads it again. Raises UserError.
+
+def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | None) -> dict:
+    """What a run takes of --initial-checkpoint, a file of histocc or of others. Raises UserError.
+
+    Args:
+        file: of weights.
+        initial_key: codes of published weights, instead of their own; or None.
+        key: codes of the run, for published weights that hold none and are not of HISCO; or None.
+
+    Returns:
+        model, key, config, args and formatter as a checkpoint has them, formatter None if it is not known;
+        what: the file in words. A published decoder looks at padding, as it was trained; PAD is masked.
     """
-    if kind_of(path) not in (None, "a file", "a folder"):
-        raise UserError(f"{said}: found {kind_of(path)}, expected a file of weights or a folder of them")
-    file = checkpoint.find(path, (checkpoint.BEST, checkpoint.LAST)) or formats.find_weights(path)
-    if file is None and os.path.isdir(path):
-        raise UserError(
-            f"{said}: no checkpoint there (neither {checkpoint.BEST}, {checkpoint.LAST} nor "
-            f"{' nor '.join(formats.WEIGHTS)})"
+    content = formats.load_content(file)
+    if brings_settings(content):
+        state = {"args": {}, **own_model(file, content)[2], "what": f"{file}, a checkpoint of histocc"}
+    else:
+        with checkpoint.reading(file):
+            found = formats.read(file, content)
+            if found.kind != "encoder" and (codes := initial_key or _codes(found) or key):
+                found = found.with_codes(codes)
+            separated, formatter = are_separated(found.codes), None
+            if kind := found.kind != "encoder" and _kind_of_formatter(found):
+                size = max(code_lengths(found.codes, separated), default=5)
+                formatter = make_formatter(kind, ["code"], size, separated, chars=found.chars).to_dict()
+        state = {
+            "model": found.weights,
+            "key": {code: i for i, code in enumerate(found.codes)},
+            "args": {},
+            "config": found.config,
+            "formatter": formatter,
+            "what": f"{file}, {formats.KINDS[found.kind]}",
+            "source": "published",
+        }
+    if state.get("source") == "published":
+        state["config"] = {**state["config"], "target_mask": True}
+    return state
+
+
+def load_initial_weights(
+    model: Seq2SeqMixerOccCANINE,
+    first: dict,
+    codes: list[str],
+    formatter: BlockyFormatter,
+    only_encoder: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Copies initial weights whose name and shape fit, of a linear decoder with another key the rows of codes
+    that both have; says what is new.
+
+    Args:
+        model: of the run.
+        first: as `initial_weights` gives it.
+        codes: of the run, in the order of its outputs.
+        formatter: of the run.
+        only_encoder: takes nothing else.
+        say: prints a line.
+    """
+    say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
+    prefix = "encoder." if only_encoder else ""
+    weights = {name: tensor for name, tensor in first["model"].items() if name.startswith(prefix)}
+    new_ngrams = model.ngrams if "ngrams.idf" not in weights else None
+    if new_ngrams:
+        new_ngrams.zero_output()
+        say(f"  new: {len(new_ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
+    own = model.state_dict()
+    # others write 1110 for 01110
+    rows = {formatter.repair(code)[0]: i for i, code in enumerate(first["key"])}
+    if list(rows) != codes and "linear_decoder.weight" in weights:
+        fits = weights["linear_decoder.weight"].shape[1:] == own["linear_decoder.weight"].shape[1:]
+        new = [i for i, code in enumerate(codes) if code in rows and fits]
+        old = [rows[codes[i]] for i in new]
+        say(
+            f"  the key differs: {len(new):,} of {len(codes):,} codes keep their weights in the linear"
+            " decoder, the others are new" + "; --initial-key names its codes" * (not rows)
         )
-    if (
-        file is None
-        and path.count("/") <= 1
-        and not path.startswith((".", "/", "~"))
-        and not path.endswith((".bin", ".safetensors"))
-    ):
-        file = formats.find_weights(formats.from_hub(path, force_download))
-    if file is None:
-        raise UserError(
-            f"{said}: no checkpoint there" + ("" if os.path.exists(path) else " (no such file or folder)")
+        for name in {*OF_CODES} & own.keys() & weights.keys():
+            kept = weights.pop(name)[old].to(own[name])
+            weights[name] = (
+                own[name].index_copy(0, torch.tensor(new, dtype=torch.long), kept) if fits else own[name]
+            )
+    fitting = {
+        name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
+    }
+    model.load_state_dict(fitting, strict=False)
+    missing = [name for name in own.keys() - fitting if not (new_ngrams and name.startswith("ngrams."))]
+    for what, names in (("new, with random weights", missing), ("unused", weights.keys() - fitting)):
+        if names:
+            parts = Counter(name.partition(".")[0] for name in names)
+            say(f"  {what}: {', '.join(f'{n} tensors of {part}' for part, n in sorted(parts.items()))}")
+    if first["formatter"] and not only_encoder:
+        names = ("kind", "block_size", "within_block_sep")
+        before, now = ([each[name] for name in names] for each in (first["formatter"], formatter.to_dict()))
+        if before != now:
+            flags = f"--formatter {before[0]}"
+            flags += f" --block-size {before[1]}" + " --use-within-block-sep" * bool(before[2])
+            say(f"  its decoder writes codes in other blocks than this run: {flags} keeps it")
+    if not model.memory_mask:
+        say(
+            "  its decoder looks at padding too, as it was trained: texts are padded to the full width; "
+            "--memory-mask makes it faster"
         )
-    return file

@@ -140,7 +140,7 @@ def codes_of_key(key: list[str] | None, system: str) -> Codes:
         raise UserError(
             f"--key names the codes of {system} that may be written: key.csv in the folder of the run"
         )
-    return Codes(hisco_key() if key is None else key, system)
+    return Codes(hisco_key() if key is None else list(filter(None, key)), system)
 
 
 def words_of_codes(path: str | None, coded: CodedFile, key: list[str] | None) -> dict[str, str]:
