@@ -7,7 +7,6 @@ from histocc.trainer.config import ScriptConfig
 from histocc.trainer.schedule import (
     Schedule,
     linear_factor,
-    scaled_learning_rate,
     set_learning_rate,
 )
 
@@ -51,30 +50,16 @@ def test_each_group_gets_its_share_of_its_peak():
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("rule, factor", [("none", 1), ("linear", 4), ("sqrt", 2)])
-def test_scaling_with_the_processes(rule, factor):
-    assert scaled_learning_rate(2e-5, rule, 4) == pytest.approx(2e-5 * factor, rel=1e-12)
-    assert scaled_learning_rate(2e-5, rule, 1) == 2e-5
-
-
-def test_unknown_scaling_is_an_error():
-    with pytest.raises(KeyError):
-        scaled_learning_rate(2e-5, "cubic", 4)
-
-
 @pytest.mark.parametrize(
-    "asked, words",
+    "asked, length, warmup, stop, rate",
     [
-        ({}, None),
-        ({"schedule_steps": 30}, None),
-        ({"schedule_steps": 20}, None),
-        ({"schedule_steps": 3}, "ends at step 3: steps 4 to 20 have learning rate 0"),
-        ({"schedule_steps": 3, "max_steps": 3}, None),
-        ({"warmup_steps": 100}, "takes 100 steps, and the run has 20: the learning rate never reaches 0.001"),
-        ({"warmup_steps": 19}, None),
+        ({}, 20, 1, 20, RATE),
+        ({"schedule_steps": 30, "warmup_pct": 0.5}, 30, 15, 20, RATE),
+        ({"warmup_steps": 3, "max_steps": 4, "lr_scaling": "sqrt"}, 20, 3, 4, 2 * RATE),
+        ({"max_steps": 99, "lr_scaling": "linear"}, 20, 1, 20, 4 * RATE),
     ],
 )
-def test_a_schedule_that_is_likely_not_meant_is_said(asked, words):
-    schedule = Schedule.of(ScriptConfig(num_epochs=2, learning_rate=RATE, **asked), 10, 1)
-    said = schedule.warnings()
-    assert said == [] if words is None else len(said) == 1 and words in said[0]
+def test_the_schedule_of_a_run(asked, length, warmup, stop, rate):
+    asked = ScriptConfig(num_epochs=2, learning_rate=RATE, **asked)
+    assert Schedule.of(asked, 10, 4) == Schedule(20, length, warmup, stop, rate)
+    assert Schedule.of(asked, 10, 4, 0.5).rate == 0.5  # of a run that is resumed

@@ -97,7 +97,7 @@ def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[N
 def whole_weights(model: nn.Module) -> Generator[None]:
     """All weights of a sharded model on every process, without a message inside: processes may do different
     work there, and call any method. For models that have taken a step or been through
-    `warm_up_wrapped_model`. All ranks.
+    a forward and backward pass. All ranks.
     """
     units: list[Any] = [module for module in model.modules() if is_sharded(module)]
     for unit in units:

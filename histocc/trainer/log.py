@@ -297,7 +297,7 @@ PARALLEL = {
 def banner(
     args: TrainConfig,
     world: World,
-    about: list[str],
+    about: Iterable[str],
     about_rate: str,
     plan: BatchPlan,
     schedule: Schedule,
@@ -360,7 +360,6 @@ def banner(
         f"Steps per epoch: {plan.steps_per_epoch:,}",
         f"Epochs: {args.num_epochs} ({schedule.total:,} steps{ends})",
         f"Learning rate: {schedule.rate:g} ({scaling}; {warmup}){about_rate}",
-        *schedule.warnings(),
         f"Precision: {precision}",
         *([f"Configuration: {args.config}"] if args.config else []),
         f"Save directory: {args.save_path}",

@@ -53,19 +53,18 @@ class Training:
 
     Args:
         model: bare, on its device, with the weights that it starts or continues from.
-        task: what is computed of a batch; see `histocc.trainer.loop`.
+        task, flops: see `histocc.trainer.loop`.
         train, val: rows; None for a run that is not validated.
         entries: what its checkpoints hold beside what those of any run do: enough to use the model.
         fingerprint: of the rows; a run is resumed on the same alone.
         files: checksum of each file beside the rows that decides the result, by flag.
         fast: names of the parameters that have a learning rate of their own, and its factor on that of the
             rest. Names, since sharding replaces the parameters.
-        flops: of a micro-batch; see `histocc.trainer.loop.Run`.
-        about: lines of what is said before the start, on data and model; about_rate: on its learning rates.
+        about: lines for the banner on data and model; about_rate: on its learning rates.
         epoch_name: of the checkpoint of an epoch, {} for its number.
         fitted_before: what was fitted before the first step, "" for nothing.
         smaller_model: what to take if memory is short.
-        finish: called on all ranks after the last step, and if none is left to take, with the model in
+        finish: called on all ranks after the last step, or if none is left to take, with the model in
             evaluation mode, without gradients, its weights whole.
     """
 
@@ -78,7 +77,7 @@ class Training:
     files: dict[str, int] = field(default_factory=dict[str, int])
     fast: tuple[Sequence[str], float] = ((), 1.0)
     flops: Callable[[dict[str, Any]], float] | None = None
-    about: list[str] = field(default_factory=list[str])
+    about: Sequence[str] = ()
     about_rate: str = ""
     epoch_name: str = checkpoint.EPOCH
     fitted_before: str = ""
@@ -369,8 +368,15 @@ def ready(
     # One process's model, or that of all; the optimizer, and what of it the resumed run had.
     with memory(args, of_steps=False):
         model = wrap(raw_model, world, args.parallel, args.gradient_compression)
+    # Two throw-away passes: DDP lays its buckets out again after its first step, so a resumed run would sum
+    # the gradients of more than two ranks in another order than one that was never interrupted. FSDP finds
+    # out in its first pass which module is the outermost. What torch.compile makes depends on the shapes that
+    # it sees first.
     with memory(args):
-        warm_up_wrapped_model(model, task, loaders["train"].dataset[0, 0][0], world, precision, args.compile)
+        batch = loop.to_device(loaders["train"].dataset[0, 0][0], world.device)
+        for _ in range(2 * (is_wrapped(model) or args.compile)):
+            loop.forward_backward(model, task, batch, precision)
+        model.zero_grad(set_to_none=True)
     with memory(args, of_steps=False):
         optimizer = make_optimizer(raw_model, args.weight_decay, schedule.rate, training.fast)
         if resumed:
@@ -393,13 +399,8 @@ def ready(
     }
     if args.dry_run:
         with memory(args):
-            estimate(
-                args,
-                loop.Run(model, task, optimizer, **options),
-                loaders,
-                state.step,
-                training.fitted_before,
-            )
+            dry = loop.Run(model, task, optimizer, **options)
+            estimate(args, dry, loaders, state.step, training.fitted_before)
         yield None
         return
 
@@ -484,30 +485,6 @@ def ready(
     say_end(args, world, state, schedule, save.seconds, "val" in loaders)
     if not state.stopped:
         finish(args, world, training, raw_model)
-
-
-def warm_up_wrapped_model(
-    model: nn.Module,
-    task: loop.Task,
-    batch: dict[str, Any],
-    world: World,
-    precision: Precision,
-    compiled: bool,
-) -> None:
-    """Two throw-away passes through DDP, FSDP or layers to be compiled (`compiled`), before optimizer and
-    random state are set. All ranks.
-
-    DDP lays its buckets out again after its first step, so a run that is resumed would sum the gradients of
-    more than two ranks in another order than one that was never interrupted. After this the layout no longer
-    depends on when the process started. It costs two micro-batches at every start. FSDP finds out in its
-    first pass which module is the outermost. What torch.compile makes depends on the shapes that it sees
-    first.
-    """
-    if is_wrapped(model) or compiled:
-        batch = loop.to_device(batch, world.device)
-        for _ in range(2):
-            loop.forward_backward(model, task, batch, precision)
-        model.zero_grad(set_to_none=True)
 
 
 # ---- its end

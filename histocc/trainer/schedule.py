@@ -30,21 +30,13 @@ def scaled_learning_rate(rate: float, rule: str, processes: int) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps and learning rate of a run.
+    """Optimizer steps and learning rate of a run."""
 
-    Args:
-        total: optimizer steps of all epochs.
-        length: of the schedule.
-        warmup: steps of it.
-        stop: the step where this start ends.
-        rate: the peak.
-    """
-
-    total: int
-    length: int
-    warmup: int
-    stop: int
-    rate: float
+    total: int  # steps of all epochs
+    length: int  # of the schedule
+    warmup: int  # steps of it
+    stop: int  # where this start ends
+    rate: float  # the peak
 
     @classmethod
     def of(
@@ -62,20 +54,6 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Of the peak rate, for optimizer step `step` (0-based)."""
         return linear_factor(step, self.warmup, self.length)
-
-    def warnings(self) -> list[str]:
-        """What is likely not meant."""
-        if self.length < self.stop:
-            return [
-                f"WARNING: the schedule ends at step {self.length:,}: steps {self.length + 1:,} to"
-                f" {self.stop:,} have learning rate 0 and change nothing (--schedule-steps)"
-            ]
-        if self.warmup >= self.stop:
-            return [
-                f"WARNING: the warm-up takes {self.warmup:,} steps, and the run has {self.stop:,}: the"
-                f" learning rate never reaches {self.rate:g} (--warmup-steps, --warmup-pct)"
-            ]
-        return []
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
