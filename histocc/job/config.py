@@ -224,9 +224,9 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         if "{desc}" not in self.description_template:
             yield "--description-template must hold {desc}, the place of the description"
         if self.model_size == NGRAMS and self.ngrams == NONE:
-            yield "--model-size ngrams has nothing but n-grams: leave --ngrams none out"
+            yield "--model-size ngrams has nothing but n-grams: omit --ngrams none"
         if self.model_size == NGRAMS and self.freeze_encoder:
-            yield "--model-size ngrams has no encoder: leave --freeze-encoder out"
+            yield "--model-size ngrams has no encoder: omit --freeze-encoder"
         if self.only_encoder and not self.initial_checkpoint:
             yield "--only-encoder needs --initial-checkpoint"
         if self.unlabelled and not self.teacher:
