@@ -174,17 +174,21 @@ def find_resumable(
                 return None
             raise
         with checkpoint.reading(path):
-            kept = {name: state["position"][name] for name in ("run", "launchers")}
-            sum_of_all = state.get(checkpoint.CHECKSUM)
-            step = int(state["step"])
-            return {"path": path, "damaged": damaged, "step": step, "sum": sum_of_all, **kept}
+            return {
+                "path": path,
+                "damaged": damaged,
+                "step": int(state["step"]),
+                "run": state["position"]["run"],
+                "launchers": set(state["position"]["launchers"]),
+                "checksum": state.get(checkpoint.CHECKSUM),
+            }
 
     leaders, launchers = world.node_leaders(), set(world.gather(launcher_id()))
     # a restart by the launcher starts nothing over
     on_nodes = {
         rank: newest_there
         for rank, newest_there in zip(leaders, world.run_on("resume", leaders, newest))
-        if newest_there and (not args.overwrite or launchers & {*newest_there["launchers"]} - {""})
+        if newest_there and (not args.overwrite or launchers & newest_there["launchers"] - {""})
     }
     if 0 in on_nodes:  # what another node holds of an earlier run is not for this one
         on_nodes = {rank: there for rank, there in on_nodes.items() if there["run"] == on_nodes[0]["run"]}
@@ -204,8 +208,8 @@ def find_resumable(
     if world.rank != owner:
         state = None
         with contextlib.suppress(UserError, TrainingError):  # whoever has it can still send it
-            state = read(path) if best["sum"] is not None else None
-        if state and state[checkpoint.CHECKSUM] != best["sum"]:
+            state = read(path) if best["checksum"] is not None else None
+        if state and state[checkpoint.CHECKSUM] != best["checksum"]:
             state = None
     if not all(world.gather(state is not None)):
         state = world.broadcast(state, owner)
