@@ -257,13 +257,13 @@ def losses(function):
     [
         (
             {"losses": losses(lambda e: {"loss": e.mean(), "loss_absolute": e})},
-            "'loss' has shape [], expected one value a sample: [12]",
+            "'loss' has shape [], expected a value a sample: [12]",
         ),
         ({"losses": losses(lambda e: {"loss": e, "loss_absolute": e[:3]})}, "'loss_absolute' has shape [3]"),
         ({"losses": losses(lambda e: {"loss": e[:, None], "loss_absolute": e})}, "'loss' has shape [12, 1]"),
         (
             {"losses": losses(lambda e: {"loss": e[:5], "loss_absolute": e[:5]})},
-            "expected one value a sample: [12]",
+            "expected a value a sample: [12]",
         ),
         ({"losses": losses(lambda e: {"loss": 1.0, "loss_absolute": e})}, "'loss' has shape float"),
         ({"losses": losses(lambda e: {"loss_absolute": e})}, "Wrong.losses returned loss_absolute; it must"),

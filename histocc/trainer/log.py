@@ -218,7 +218,7 @@ class RunLog:
         self._write_status(step=step)
         if values.get("skipped_steps"):
             self.say(
-                f"step {step:,}: {values['skipped_steps']} steps since the last row had no finite gradient"
+                f"step {step:,}: {values['skipped_steps']:.0f} steps since the last row had no finite gradient"
                 " and were skipped"
             )
         if values.get("train_loss") is not None:

@@ -90,8 +90,7 @@ class Run:
         schedule: the factor on the peak learning rate of an optimizer step, numbered from 0.
         scheduler: any torch scheduler, for callers of the engine; its `step` is called after each step.
         max_bad_steps: steps in a row without a finite gradient after which the run ends.
-        flops: floating point operations of a micro-batch's forward and backward pass, as the loader gave it;
-            for the columns model_flops_per_sec and mfu.
+        flops: floating point operations of a micro-batch, as the loader gave it, forward and backward.
         total_steps, stop_step: optimizer steps of the whole run; where it ends before that.
         steps_per_epoch: None: as many as the loader has batches.
         log_interval, eval_interval, save_interval: in optimizer steps; None: never.
@@ -99,8 +98,6 @@ class Run:
         save: called on all ranks with the step, the names of the files due, and the position that a resumed
             run takes up; returns the error, the same on all ranks, "" or None if there is none.
         log: called on all ranks with a row of the log.
-        say: prints a warning, on rank 0.
-        step_done: called after each step.
         stop: a collective, asked before each step and each batch of a validation: whether to stop.
     """
 
@@ -187,9 +184,6 @@ class State:
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def start_clock(self) -> None:
-        self.started = time.perf_counter()
-
     def stop_clock(self) -> None:
         """Adds the time since the clock was started to the sums: what follows is no training time."""
         if self.started is not None:
@@ -225,8 +219,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     train_loader, val_loader = loaders["train"], loaders.get("val")
     per_epoch = run.steps_per_epoch or max(1, len(train_loader))
     run = replace(run, steps_per_epoch=per_epoch)
-    state.data = DeviceClock(run.world.device)
-    state.start_clock()
+    state.data, state.started = DeviceClock(run.world.device), time.perf_counter()
     try:
         if state.unfinished:
             between_steps(run, state, (state.step - 1) // per_epoch, val_loader)
@@ -290,7 +283,7 @@ def train_one_epoch(
         if run.scheduler is not None:
             run.scheduler.step()
         state.step += 1
-        state.samples = as_int(state.samples + samples)
+        state.samples += samples
         norm, taken, bad = result
         for name, value in sums.items():  # those of a step that was skipped are no figures
             state.add(name, torch.where(taken, value, 0.0))
@@ -328,11 +321,10 @@ def forward_backward(
         losses = task.losses(model, batch)
     samples = checked_samples(task, losses, batch)
     weights = batch.get("weights")
-    sums = {
-        name: (values if weights is None else values * weights.to(values.dtype)).sum()
-        for name, values in losses.items()
-    }
-    count = as_int(float(batch.get("global_count", samples * ranks)))
+    if weights is not None:
+        losses = {name: values * weights.to(values.dtype) for name, values in losses.items()}
+    sums = {name: values.sum() for name, values in losses.items()}
+    count = float(batch.get("global_count", samples * ranks))
     if not count > 0 or "global_count" not in batch and not batch.get("last_micro_batch", True):
         raise ValueError(
             "global_count must be the samples of the whole optimizer step, above 0; it is needed if the step"
@@ -423,7 +415,7 @@ def between_steps(run: Run, state: State, epoch: int, val_loader: Any = None) ->
             outcome = "may be unusable" if is_last else "not written"
             run.say(f"WARNING: step {step:,}: {', '.join(names)} {outcome}: {doubt}")
     if state.started is None:
-        state.start_clock()
+        state.started = time.perf_counter()
 
 
 def save(run: Run, state: State, names: list[str]) -> str | None:
@@ -449,7 +441,7 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
         "samples_per_sec": total.get("samples", 0.0) / seconds,
         "seconds_data": seconds_data,
         "data_share": min(1.0, seconds_data / seconds),
-        **{name: as_int(total.get(name, 0.0)) for name in SUMMED_COLUMNS},
+        **{name: total.get(name, 0.0) for name in SUMMED_COLUMNS},
     }
     flops = total.get("flops", math.nan)
     if math.isfinite(flops) and flops > 0:
@@ -458,8 +450,7 @@ def log_row(run: Run, state: State, epoch: int) -> dict[str, Any]:
             state.matmul_rate = world.sum_over_ranks({"rate": rate})["rate"]
         row["model_flops_per_sec"] = flops / seconds
         row["mfu"] = row["model_flops_per_sec"] / state.matmul_rate
-    state.sums = {}
-    state.start_clock()
+    state.sums, state.started = {}, time.perf_counter()
     return row
 
 
@@ -502,8 +493,7 @@ def own_totals(
             with precision.autocast():
                 values: dict[str, Any] = dict(task.metrics(raw_model, batch))
             samples = checked_samples(task, values, batch, "metrics")
-            weights = batch.get("weights")
-            weights = torch.ones(samples, device=world.device) if weights is None else weights
+            weights = batch.get("weights", torch.ones(samples, device=world.device))
             for name, value in list(values.items()):
                 if isinstance(value, tuple):
                     values[name], values[name + COUNT] = value
@@ -541,11 +531,6 @@ def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     }
 
 
-def as_int(count: float) -> float:
-    """An int if it is one: a sum of weights usually is."""
-    return int(count) if float(count).is_integer() else count
-
-
 def checked_samples(task: Task, values: Any, batch: dict[str, Any], method: str = "losses") -> int:
     """How many samples the batch has. Raises ValueError, by name, if what the task computed of it is not what
     the task's interface says.
@@ -563,8 +548,6 @@ def checked_samples(task: Task, values: Any, batch: dict[str, Any], method: str 
         for part in value if isinstance(value, tuple) else (value,):
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             if shape != [samples] or sizes and samples not in sizes:
-                expected = " or ".join(map(str, sorted(sizes))) or "B"
-                raise ValueError(
-                    f"{who}: {name!r} has shape {shape}, expected one value a sample: [{expected}]"
-                )
+                size = " or ".join(map(str, sorted(sizes))) or "B"
+                raise ValueError(f"{who}: {name!r} has shape {shape}, expected a value a sample: [{size}]")
     return samples
