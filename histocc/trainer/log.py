@@ -217,10 +217,8 @@ class RunLog:
             tracker.row({name: values[name] for name in self.columns if values.get(name) is not None})
         self._write_status(step=step)
         if values.get("skipped_steps"):
-            self.say(
-                f"step {step:,}: {values['skipped_steps']:.0f} steps since the last row had no finite gradient"
-                " and were skipped"
-            )
+            skipped = f"{values['skipped_steps']:.0f} steps since the last row"
+            self.say(f"step {step:,}: {skipped} had no finite gradient and were skipped")
         if values.get("train_loss") is not None:
             parts = [
                 f"step {step:,}/{self.total_steps:,}",
