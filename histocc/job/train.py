@@ -69,8 +69,8 @@ def train(
         train_rows, val_rows = build.make_rows(args, formatter, world, data, config)
         build.train_seen_characters(model, train_rows, config, args.freeze_encoder)
 
-        # What is trained: the losses of both decoders (histocc/model/loss.py, histocc/model/linear_loss.py),
-        # each with its own learning rate.
+        # What is trained: the losses of both decoders (histocc/model/loss.py), each with its
+        # own learning rate.
         linear = recipe.linear_rate(args, model, resumed)
         args = args.decide(linear_lr_factor=linear.factor)
         loss_fn = recipe.make_loss(args, formatter, args.distillation_temperature)
