@@ -286,41 +286,26 @@ class TestImages:
             (tmp_path / name).write_bytes(before)
 
 
+TEXT, IMAGES, CONFIGURED = train_llada.main, train_prs_med.main, train_from_config.main
+
+
 @pytest.mark.parametrize(
     "main, flags, expected",
     [
-        (train_llada.main, ["--data_dir", "{}/empty"], "empty: no text there"),
-        (train_llada.main, ["--data_dir", "{}/nothing"], "nothing: no such file or folder"),
-        (train_llada.main, ["--data_dir", "{}/short.txt"], "fewer than a window of 64"),
-        (train_llada.main, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
-        (train_llada.main, ["--epochs", "0"], "--num-epochs/--epochs: '0' is not a whole number"),
-        (train_prs_med.main, ["--data_root", "{}/empty"], "empty/questions.csv: no such file"),
-        (
-            train_prs_med.main,
-            ["--data_root", "{}/latin"],
-            "latin/questions.csv: cannot be read as CSV in UTF-8",
-        ),
-        (
-            train_prs_med.main,
-            ["--data_root", "{}/short"],
-            "short/questions.csv, row 2: no value question, answer",
-        ),
-        (train_prs_med.main, ["--width", "20"], "--width: invalid choice: 20"),
-        (train_from_config.main, [], "--config is missing"),
-        (train_from_config.main, ["--config", '"nowhere:Net"'], "[model]: nowhere:Net: cannot be imported"),
-        (train_from_config.main, ["--config", '"os:nothing"'], "the module os has no nothing"),
-        (train_from_config.main, ["--config", '"os:sep"'], "os:sep is a str, not a class or a function"),
-        (train_from_config.main, ["--config", '"math"'], "is no import path"),
-        (
-            train_from_config.main,
-            ["--config", '"collections:Counter"'],
-            "not a torch.nn.modules.module.Module",
-        ),
-        (
-            train_from_config.main,
-            ["--config", '"torch.nn:Linear"'],
-            "missing a required argument: 'in_features'",
-        ),
+        (TEXT, ["--data_dir", "{}/empty"], "empty: no text there"),
+        (TEXT, ["--data_dir", "{}/short.txt"], "fewer than a window of 64"),
+        (TEXT, ["--model_name", "{}/empty"], "--model-name {}/empty: no checkpoint there"),
+        (TEXT, ["--epochs", "0"], "--num-epochs/--epochs: '0' is not a whole number"),
+        (IMAGES, ["--data_root", "{}/empty"], "empty/questions.csv: no such file"),
+        (IMAGES, ["--data_root", "{}/latin"], "latin/questions.csv: cannot be read as CSV in UTF-8"),
+        (IMAGES, ["--data_root", "{}/short"], "short/questions.csv, row 2: no value question, answer"),
+        (IMAGES, ["--width", "20"], "--width: invalid choice: 20"),
+        (CONFIGURED, [], "--config is missing"),
+        (CONFIGURED, ["--config", '"nowhere:Net"'], "[model]: nowhere:Net: cannot be imported"),
+        (CONFIGURED, ["--config", '"os:nothing"'], "the module os has no nothing"),
+        (CONFIGURED, ["--config", '"os:sep"'], "os:sep is a str, not a class or a function"),
+        (CONFIGURED, ["--config", '"collections:Counter"'], "not a torch.nn.modules.module.Module"),
+        (CONFIGURED, ["--config", '"torch.nn:Linear"'], "missing a required argument: 'in_features'"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(main, flags, expected, tmp_path):
@@ -353,29 +338,30 @@ def test_another_run_in_the_folder_is_named(whole_runs, corpus):
     assert code == 2 and "a run on other data" in said
 
 
+LLADA, PRS_MED = "examples/train_llada.py", "examples/train_prs_med.py"
+DOCS, SCENES = REPO / "docs", REPO / "configs" / "scenes.toml"
+
+
 @pytest.mark.parametrize(
-    "launcher, words, expected",
+    "name, script, words, expected",
     [
+        ("launch_training.sh", LLADA, [2, DOCS], f"--data_dir {DOCS} --save-dir ./output"),
+        ("launch_training.sh", LLADA, [2], "--distributed --save-dir ./output"),
         (
-            ("launch_training.sh", "examples/train_llada.py"),
-            [2, REPO / "docs"],
-            f"--data_dir {REPO}/docs --save-dir ./output",
-        ),
-        (("launch_training.sh", "examples/train_llada.py"), [2], "--distributed --save-dir ./output"),
-        (
-            ("run_multi_gpu_train.sh", "examples/train_prs_med.py"),
-            [REPO / "docs", 2],
-            f"--data_root {REPO}/docs --save-dir ./output --lr-scaling linear",
+            "run_multi_gpu_train.sh",
+            PRS_MED,
+            [DOCS, 2],
+            f"--data_root {DOCS} --save-dir ./output --lr-scaling linear",
         ),
         (
-            ("scripts/train_multi_gpu.sh", ""),
-            [REPO / "configs" / "scenes.toml", 2],
-            f"examples/train_from_config.py --distributed --config {REPO}/configs/scenes.toml",
+            "scripts/train_multi_gpu.sh",
+            "",
+            [SCENES, 2],
+            f"examples/train_from_config.py --distributed --config {SCENES}",
         ),
     ],
 )
-def test_launchers_start_them(launcher, words, expected, tmp_path):
-    name, script = launcher
+def test_launchers_start_them(name, script, words, expected, tmp_path):
     done = subprocess.run(
         [REPO / name, *map(str, words), "--print-only"],
         env=environment(**({"SCRIPT": str(REPO / script)} if script else {})),

@@ -348,9 +348,9 @@ def test_epochs_are_those_of_the_loader():
         ([batch()], [], "the validation has no sample"),
         ([batch()], [batch(0)], "the validation has no sample"),
         ([(torch.ones(4, 3),)], None, "a batch must be a dict"),
-        ([batch(last_micro_batch=False), batch()], None, "needs global_count"),
-        ([batch(global_count=0)], None, "global_count must be above 0"),
-        ([batch(0)], None, "global_count must be above 0"),
+        ([batch(last_micro_batch=False), batch()], None, "global_count must be the samples"),
+        ([batch(global_count=0)], None, "global_count must be the samples"),
+        ([batch(0)], None, "global_count must be the samples"),
     ],
 )
 def test_batches_that_do_not_keep_to_the_interface_are_told_so(train, val, words):

@@ -101,7 +101,7 @@ class Model(Config):
     ngrams: NgramBits = flag(
         AUTO,
         "n-grams of characters and words beside the encoder, at most 2^BITS; auto: those of the training"
-        " texts in a model from scratch, else as --initial-checkpoint has them; where it has none, BITS"
+        " texts in a model from scratch, else as --initial-checkpoint has them; if it has none, BITS"
         " adds them",
         metavar="auto|none|BITS",
     )
@@ -164,7 +164,7 @@ class Losses(Config):
     linear_loss: str | None = flag(
         None,
         "loss of the linear decoder: mean, over all codes, as published; rows: summed over the codes, and"
-        " with a softmax (default: rows where it is new, else that of --initial-checkpoint)",
+        " with a softmax (default: rows if it is new, else that of --initial-checkpoint)",
         choices=LINEAR_LOSSES,
         resumable="kept",
     )
@@ -173,7 +173,7 @@ class Losses(Config):
         "how a row's codes are held against the blocks that the decoder writes. best-fit, as published: each"
         " code against the block that fits it best, so two codes may share one, and another learns nothing;"
         " one-to-one: every block answers for one code (default: as in --initial-checkpoint, where a"
-        " published one has best-fit; one-to-one where the decoder is new); --eval-only: that of the"
+        " published one has best-fit; one-to-one if the decoder is new); --eval-only: that of the"
         " checkpoint",
         choices=BLOCK_LOSSES,
         resumable="kept",
@@ -207,7 +207,7 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
     linear_lr_factor: Positive | None = flag(
         None,
         "learning rate of the linear decoder and the n-grams, as a multiple of that of the rest (default: 1;"
-        " where they are new 5, or 30 with --linear-loss mean; where they were fitted before 0.1)",
+        " if they are new 5, or 30 with --linear-loss mean; if they were fitted before 0.1)",
         metavar="FACTOR",
         resumable="kept",
     )
@@ -266,7 +266,7 @@ class MixerConfig(JobConfig):
         MISSING, "descriptions and codes to validate on", metavar="FILE.csv", resumable=True
     )
     target_col_naming: str = flag(
-        "hisco", "without --target-cols: take NAME_1 … NAME_5 where the file has them", metavar="NAME"
+        "hisco", "without --target-cols: take NAME_1 … NAME_5 if the file has them", metavar="NAME"
     )
     save_interval: int = 5000
     num_epochs: int = 50

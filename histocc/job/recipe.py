@@ -89,7 +89,7 @@ def refuse_other_arguments(args: JobConfig, state: dict) -> None:
 
 
 def make_loss(args: Losses, formatter: BlockyFormatter, temperature: float = 1.0) -> LossMixer:
-    """The loss of decided arguments. temperature: of what a teacher says, where rows have one."""
+    """The loss of decided arguments. temperature: of what a teacher says, if rows have one."""
     empty_blocks, matching, linear = args.empty_blocks, args.block_loss, args.linear_loss
     assert empty_blocks and matching and linear, "still open"
     blocks, block_size = formatter.max_num_codes, formatter.block_size

@@ -48,7 +48,7 @@ class RunFiles(Config):
         False, "also keep a checkpoint of every epoch: epoch_N.bin, or checkpoint_epoch_N.pt", resumable=True
     )
     keep_checkpoints: Count = flag(3, "how many {step}.bin stay; older ones are removed", resumable=True)
-    overwrite: bool = flag(False, "start over where the folder holds a run", resumable=True)
+    overwrite: bool = flag(False, "start over if the folder holds a run", resumable=True)
     log_interval: Count = flag(100, "optimizer steps between rows of the log", resumable=True)
     eval_interval: Count = flag(1000, "optimizer steps between validations", resumable=True)
     log_wandb: bool = flag(
@@ -57,7 +57,7 @@ class RunFiles(Config):
         resumable=True,
     )
     wandb_project_name: str | None = flag(
-        None, "project for --log-wandb; histocc where it is not given", resumable=True
+        None, "project for --log-wandb; default: histocc", resumable=True
     )
     tensorboard: bool = flag(
         False,
@@ -170,7 +170,7 @@ class Machine(Processes):
     )
     profile: Count | None = flag(
         None,
-        "write where the time of so many steps went: profile.txt and trace.json in the save folder; without"
+        "profile so many steps: profile.txt and trace.json in the save folder; without"
         " it nothing is measured",
         metavar="STEPS",
         resumable=True,
@@ -189,7 +189,7 @@ class TrainConfig(RunFiles, Loading, Steps, Machine):
 
     @property
     def samples_at_once(self) -> int:
-        """--batch-size; where it is auto and still open the script's default."""
+        """--batch-size; if it is auto and still open the script's default."""
         return type(self).batch_size if self.batch_size == AUTO else self.batch_size
 
     def total_batch(self, processes: int) -> int:
