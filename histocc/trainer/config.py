@@ -56,9 +56,7 @@ class RunFiles(Config):
         "also log to Weights & Biases (extra wandb); WANDB_MODE=offline needs no network",
         resumable=True,
     )
-    wandb_project_name: str | None = flag(
-        None, "project for --log-wandb; default: histocc", resumable=True
-    )
+    wandb_project_name: str | None = flag(None, "project for --log-wandb; default: histocc", resumable=True)
     tensorboard: bool = flag(
         False,
         "also log to TensorBoard, in the folder tensorboard of the run (extra tensorboard)",
