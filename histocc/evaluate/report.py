@@ -22,27 +22,20 @@ GROUPS = {"digits": "by_digits", "language": "by_language", "major_group": "by_m
 METHOD = """\
 ## How it is counted
 
-- A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order; one code too
-  many or too few is wrong.
-- Precision, recall and F1 count codes: tp / (tp + fp), tp / (tp + fn), 2 tp / (2 tp + fp + fn), summed over
-  rows; 0 where there is nothing to divide by.
-- At fewer digits every code is cut to its first digits, and codes of a row that become equal count once. -1,
-  -2, -3 and ? are never cut and match nothing but themselves; so are codes that are shorter than that.
-- Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it; its rows
-  share that weight.
-- In brackets: 95 % intervals, the percentiles 2.5 and 97.5 of {resamples:,} bootstrap draws of texts with all
-  their rows (seed {seed}).
+- A row is right (accuracy) if the set of predicted codes is the set of its codes, in any order. Precision,
+  recall and F1 count codes, summed over rows. At fewer digits codes are cut to their first digits, and those
+  of a row that become equal count once; -1, -2, -3 and ? are never cut.
+- Over distinct texts, each text (case and blanks aside) weighs the same however many rows have it. In
+  brackets: 95 % intervals of {resamples:,} bootstrap draws of texts with all their rows (seed {seed}).
 - Major group: the first digit. Accuracy is that of rows with a true code of the group; precision and recall
   are those of the group's codes in all rows.
-- The decoders are those of coding: greedy, flat and both. Top k: the k most probable codes of the linear
-  decoder, or of the search over the key (topk), hold one, or all, of the true codes. With more than k codes a
-  row cannot have all.
-- Confidence: the probability that exactly these codes, in any order, are right{fitted}. Expected
-  calibration error: the mean over rows, or over distinct texts, of the distance between confidence and
-  accuracy of their bin. Few texts alone make it some points even if confidence is what it says.
-- To be right in so many percent: only answers from some confidence on are given. The confidence is chosen on
-  one half of the texts, and the rows of the other half are counted with it. The one that is named was chosen
-  on all of them.
+- Top k: the k most probable codes of the linear decoder, or of the search over the key (--decoder topk), hold
+  one, or all, of the true codes.
+- Confidence: the probability that exactly these codes are right{fitted}. Expected calibration error: the mean
+  distance between confidence and accuracy of their bin. Few texts alone make it some points even if
+  confidence is what it says.
+- To be right in so many percent: only answers from some confidence on are given. It is chosen on one half of
+  the texts, and the rows of the other half are counted with it; the one that is named is chosen on all.
 - Best threshold: the one of 0.02, 0.04 … 0.98 with the highest F1, and with the highest accuracy, on these
   very rows: test it on others. Languages with fewer than 100 rows get none.
 """
