@@ -26,7 +26,7 @@ import torch
 
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import fill_dittos, key_reader
-from histocc.formatter import CLASSES, hisco_classes
+from histocc.formatter import CLASSES, hisco_classes, is_missing
 from histocc.job import data as job_data
 from histocc.job import train
 from histocc.job.config import FinetuneConfig, finetune_parser
@@ -217,10 +217,12 @@ class OccCANINE:
             if key is None or not os.path.isfile(key):
                 return titles
             return read_descriptions(key, coder.codes, coder.formatter, required=False) or titles
-        pairs = tables.pairs_of(given, "system_code", "desc")
-        if pairs is None:
-            raise UserError("descriptions: expected a file, or a table with columns system_code and desc")
-        words = {coder.formatter.repair(code)[0]: text for code, text in reversed(pairs)}
+        columns = [tables.column_of("descriptions", given, name) for name in ("system_code", "desc")]
+        words = {
+            coder.formatter.repair(str(code))[0]: str(text)
+            for code, text in reversed(list(zip(*columns, strict=True)))
+            if not is_missing(code) and not is_missing(text)
+        }
         if not set(coder.codes) & words.keys():
             raise UserError(
                 f"descriptions: none of the {len(coder.codes):,} codes of the model stands in column"

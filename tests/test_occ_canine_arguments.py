@@ -161,12 +161,12 @@ def test_descriptions_in_any_form(model, tmp_path):  # noqa: F811
     for form in forms:
         assert OccCANINE(model, device="cpu", descriptions=form).key_desc == {CODES[1]: "one"}
     for form, message in (
-        ({"code": [1]}, "columns system_code and desc"),
-        ([], "columns system_code and desc"),
+        ({"code": [1]}, "descriptions: has no column 'system_code'; it has 'code'"),
+        ([], "descriptions: has no column 'system_code'"),
         ({"system_code": ["99999"], "desc": ["x"]}, "none of the 7 codes"),
         (tmp_path / "none.csv", "no such file"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises((UserError, ValueError), match=message):
             OccCANINE(model, device="cpu", descriptions=form)
 
 

@@ -3,7 +3,7 @@ package."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral, Number
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -52,33 +52,6 @@ def texts_and_languages(occ1: Any, lang: Any, unknown: str) -> tuple[list, list[
         raise ValueError(f"lang: found {len(cells)} texts, but {len(languages)} languages")
     texts = ["" if is_missing(cell) else str(cell) for cell in cells]
     return cells, texts, languages if are_several else languages * len(texts)
-
-
-def pairs_of(table: Any, first: str, second: str) -> list[tuple[str, str]] | None:
-    """The rows of a DataFrame, a dict of columns or a list of dicts that have both cells, as text; None if a
-    column is missing.
-    """
-    if isinstance(table, list):
-        table = {
-            name: [row.get(name) for row in table] for name in (first, second) if table and name in table[0]
-        }
-    if first not in table or second not in table:
-        return None
-    return [
-        (str(a), str(b))
-        for a, b in zip(table[first], table[second], strict=True)
-        if not is_missing(a) and not is_missing(b)
-    ]
-
-
-def require(holds: bool, name: str, value: Any, expected: str) -> None:
-    """Raises ValueError if an argument is not as it `holds`: its name, what it is and what is expected."""
-    if not holds:
-        raise ValueError(f"{name}: found {shown(value)}, expected {expected}")
-
-
-def is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def names_of(table: Any) -> list[str]:
