@@ -564,7 +564,7 @@ def test_published_models_code(tmp_path):
     with pytest.raises(UserError, match="flat classifier"):
         coder.code(texts, languages, "greedy")
     keyless = str(tmp_path / "keyless.bin")
-    with pytest.raises(UserError, match="7 outputs, and its key 0 different codes; --key"):
+    with pytest.raises(UserError, match="7 outputs, and its key 0 codes: name the key"):
         Coder.load(keyless, given=Given("hisco"))
     rows = [(code, i) for i, code in enumerate(CODES)]
     reader = key_reader(write_csv(tmp_path / "key.csv", ["system_code", "code"], rows))
