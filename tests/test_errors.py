@@ -6,16 +6,14 @@ import pickle
 import resource
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
-from helpers import FINETUNE, TINY, environment, write_rows
 from torch.utils.data import DataLoader
 
 from histocc.runtime.checkpoint import Saver
-from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words, too_few_open_files
+from histocc.runtime.errors import TrainingError, UserError, allow_open_files, as_user_error, in_words
 from histocc.runtime.files import OwnFiles, atomic_write
 from histocc.runtime.world import World
 
@@ -83,10 +81,10 @@ class Share(torch.utils.data.Dataset):
         return {str(name): torch.zeros(300) for name in range(6)}
 
 
-def test_as_many_open_files_as_are_said_to_be_needed_are_enough():
+def test_processes_that_load_data_have_as_many_open_files_as_the_system_lets_them():
     def load():
         resource.setrlimit(resource.RLIMIT_NOFILE, (16, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        assert too_few_open_files(4, 6 * 4) == ""  # raises the limit to what it takes to be enough
+        allow_open_files()
         count = 0
         for _ in DataLoader(Share(), batch_size=None, num_workers=4, prefetch_factor=4):
             if count < 3:
@@ -105,10 +103,9 @@ def test_as_many_open_files_as_are_said_to_be_needed_are_enough():
         ("unable to write to file </torch_12>: No space left on device (28)", True, "/dev/shm is full"),
         ("can't start new thread", True, "no more processes or threads can be started"),
         (
-            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB of"
-            " which 3 MiB is free.",
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 79.11 GiB",
             True,
-            "out of memory (20.00 MiB more were asked for, of 79.11 GiB that the GPU has)",
+            "out of memory (20.00 MiB more were asked for)",
         ),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", True, "out of memory"),
         ("Caught OSError in DataLoader worker process 0.\nInput/output error", True, "output error"),
@@ -149,20 +146,3 @@ def test_a_save_beyond_the_limit_of_files(tmp_path):
         f"WARNING: the checkpoint of step 4 could not be saved: {failed}. Training continues, and "
         "the next save is tried all the same."
     ]
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_a_run_that_may_open_too_few_files(tmp_path):
-    line = [sys.executable, "-W", "ignore", FINETUNE, "--dataset", write_rows(tmp_path / "rows.csv", 40)]
-    line += [*TINY, "--save-path", tmp_path / "run", "--num-workers", 8]
-    done = subprocess.run(
-        ["bash", "-c", 'ulimit -n 64; exec "$@"', "run", *map(str, line)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "error: --num-workers 8: up to " in done.stderr
-    assert "this process may open 64 (ulimit -n)" in done.stderr

@@ -52,48 +52,34 @@ def test_each_piece_is_taken_once():
     assert all(each == sorted(each) for each in found) and all(found)
 
 
-def fails(error):
-    def work(number):
-        if number:
-            raise error
-
-    return work
-
-
 class Strange(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
 
 
-def test_what_another_process_raises_is_raised_here():
-    with pytest.raises(UserError, match="a column is missing"):
-        Forked(2, never).each(fails(UserError("a column is missing")))
-    with pytest.raises(FileNotFoundError) as found:
-        Forked(2, never).each(fails(FileNotFoundError(2, "no such file", "x.csv")))
-    assert found.value.filename == "x.csv"
-    with pytest.raises(RuntimeError, match="Strange: 1 2"):
-        Forked(2, never).each(fails(Strange(1, 2)))
-    with pytest.raises(Stopped):
-        Forked(2, never).each(fails(Stopped()))
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_process_that_dies_or_fails_is_noticed_while_others_work(dies):
+@pytest.mark.parametrize(
+    "error, kind, said",
+    [
+        (UserError("a column is missing"), UserError, "a column is missing"),
+        (FileNotFoundError(2, "no such file", "x.csv"), FileNotFoundError, "x.csv"),
+        (Strange(1, 2), RuntimeError, "Strange: 1 2"),
+        (Stopped(), Stopped, None),
+        (None, TrainingError, "has died .SIGKILL"),
+    ],
+)
+def test_a_process_that_dies_or_fails_is_noticed_while_others_work(error, kind, said):
     shared = Forked(3, never)
 
     def work(number: int) -> None:
-        if number == 1 and not dies:
-            raise UserError("a column is missing")
+        if number == 1 and error:
+            raise error
         if number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
             shared.check()
             time.sleep(0.01)
 
-    error, said = (
-        (TrainingError, "has died .killed by SIGKILL") if dies else (UserError, "a column is missing")
-    )
-    with pytest.raises(error, match=said):
+    with pytest.raises(kind, match=said):
         shared.each(work)
 
 
@@ -135,28 +121,6 @@ def test_threads_of_the_parent_and_a_signal_to_all(tmp_path):
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and output == "stopped by SIGTERM\n"
-
-
-def test_a_stop_ends_all_processes(tmp_path):
-    asked = tmp_path / "asked"
-
-    def stop() -> None:
-        if asked.exists():
-            raise Stopped
-
-    def work(number: int) -> None:
-        if number:
-            (tmp_path / str(os.getpid())).touch()
-            time.sleep(100)
-        while not list(tmp_path.iterdir()):
-            time.sleep(0.01)
-        asked.touch()
-
-    with pytest.raises(Stopped):
-        Forked(2, stop).each(work)
-    (process,) = [int(each.name) for each in tmp_path.iterdir() if each != asked]
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
 
 
 def test_how_many_processes(monkeypatch):
@@ -245,8 +209,6 @@ def test_a_report_is_the_same_on_one_core_and_on_several(tmp_path, model):  # no
         assert code == 0, output
         reports.append(json.loads((folder / "report.json").read_text()))
     one, two = reports
-    assert one["decoders"].keys() == two["decoders"].keys()
-    for name, each in one["decoders"].items():
-        assert each["by_digits"] == two["decoders"][name]["by_digits"]
-    for name, value in one["validation"].items():
-        assert value == pytest.approx(two["validation"][name], rel=1e-5, nan_ok=True)
+    digits = [{name: each["by_digits"] for name, each in report["decoders"].items()} for report in reports]
+    assert digits[0] == digits[1]
+    assert one["validation"] == pytest.approx(two["validation"], rel=1e-5, nan_ok=True)

@@ -7,7 +7,7 @@ import torch
 
 from histocc.runtime import device
 from histocc.runtime.device import DeviceClock
-from histocc.runtime.world import World, choose_device
+from histocc.runtime.world import World
 from histocc.trainer.estimate import find_batch_size
 
 GPU = torch.device("cuda", 0)
@@ -47,20 +47,6 @@ def queue(monkeypatch):
     return made
 
 
-def test_a_clock_counts_the_devices_time(queue):
-    clock = DeviceClock(GPU)
-    since = clock.now()
-    queue.busy(3.0)
-    clock.add(since, clock.now())
-    assert clock.seconds == 0.0  # not over yet, and nobody waits for it
-    queue.at = 1.0
-    since = clock.now()
-    queue.busy(0.5)
-    clock.add(since, clock.now())
-    clock.synchronize()
-    assert clock.seconds == 3.5 and queue.at == 3.5
-
-
 def test_data_that_comes_while_the_gpu_works_is_not_waited_for(queue):
     clock = DeviceClock(GPU)
 
@@ -96,19 +82,6 @@ def test_sizes_leave_room_for_what_is_still_to_come(monkeypatch):
         return find_batch_size(lambda rows: held.update(bytes=10 * rows), 4096, world, **more)
 
     assert find() == 64 and find(still_to_come=300) == 32 and find(still_to_come=800) == 1
-
-
-def test_cudnns_attention_is_off_on_gpus(monkeypatch):
-    switched = []
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
-    for name, value in {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "set_device": lambda _: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    assert choose_device("cpu", 0, 1).type == "cpu" and switched == []
-    assert choose_device("auto", 0, 1) == GPU and switched == [False]
 
 
 def test_what_compiles_for_gpus_is_asked_for(monkeypatch):

@@ -6,7 +6,6 @@ Runs under pytest, and on its own: `python tests/test_multi_gpu_compatibility.py
 import argparse
 import inspect
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import numpy as np
 import torch
-from helpers import FINETUNE, REPO, TINY, command, environment, read_logs, run, write_rows
+from helpers import FINETUNE, REPO, TINY, command, environment, free_port, read_logs, run, write_rows
 from torch import nn
 
 import finetune
@@ -98,12 +97,6 @@ SCRIPTS = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_flags_keep_their_names_and_defaults():
     for script, required, expected in SCRIPTS:
         args = vars(script.get_args_parser().parse_args(required))
@@ -157,60 +150,24 @@ def test_training_from_weights_keeps_its_learning_rate():
 
 def test_old_spellings_and_aliases_still_work():
     parse = finetune.get_args_parser().parse_args
-    args = parse(
-        [
-            "--data_dir",
-            "d.csv",
-            "--checkpoint_dir",
-            "out",
-            "--epochs",
-            "3",
-            "--batch_size=7",
-            "--local-rank",
-            "1",
-        ]
-    )
-    assert (args.dataset, args.save_path, args.num_epochs, args.batch_size, args.local_rank) == (
-        "d.csv",
-        "out",
-        3,
-        7,
-        1,
-    )
-    assert parse(["--dataset", "d", "--local_rank=2", "--target_cols", "a_b", "c_d"]).target_cols == [
-        "a_b",
-        "c_d",
-    ]
+    given = "--data_dir d.csv --checkpoint_dir out --epochs 3 --batch_size=7 --local-rank 1"
+    args = parse(given.split())
+    assert (args.dataset, args.save_path, args.num_epochs) == ("d.csv", "out", 3)
+    assert (args.batch_size, args.local_rank) == (7, 1)
+    args = parse(["--dataset", "d", "--local_rank=2", "--target_cols", "a_b", "c_d"])
+    assert args.target_cols == ["a_b", "c_d"]
 
 
 def test_engine_signatures_keep_their_names():
-    names = list(inspect.signature(train_one_epoch).parameters)
-    assert names[:7] == [
-        "model",
-        "data_loader",
-        "loss_fn",
-        "optimizer",
-        "device",
-        "scheduler",
-        "current_step",
-    ]
-    optional = inspect.signature(train_one_epoch).parameters
-    for name, default in (
-        ("epoch", 0),
-        ("log_interval", 100),
-        ("distributed", False),
-        ("is_main_process", True),
-        ("world", None),
-    ):
-        assert optional[name].default == default and optional[name].kind is inspect.Parameter.KEYWORD_ONLY
-    assert list(inspect.signature(train).parameters)[:6] == [
-        "model",
-        "data_loaders",
-        "loss_fn",
-        "optimizer",
-        "device",
-        "scheduler",
-    ]
+    names = ["model", "data_loader", "loss_fn", "optimizer", "device", "scheduler", "current_step"]
+    parameters = inspect.signature(train_one_epoch).parameters
+    assert list(parameters)[:7] == names
+    defaults = {"epoch": 0, "log_interval": 100, "distributed": False, "is_main_process": True, "world": None}
+    for name, default in defaults.items():
+        assert parameters[name].default == default
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+    names = [name.replace("data_loader", "data_loaders") for name in names[:6]]
+    assert list(inspect.signature(train).parameters)[:6] == names
 
 
 def test_formatters_keep_their_interface():
@@ -260,16 +217,8 @@ def parts():
 def test_train_one_epoch_runs_alone_on_plain_batches(capsys):
     model, loss_fn, optimizer, scheduler = parts()
     before = [p.detach().clone() for p in model.parameters()]
-    step = train_one_epoch(
-        model,
-        list(hand_made_batches()),
-        loss_fn,
-        optimizer,
-        torch.device("cpu"),
-        scheduler,
-        0,
-        log_interval=1,
-    )
+    batches = list(hand_made_batches())
+    step = train_one_epoch(model, batches, loss_fn, optimizer, "cpu", scheduler, 0, log_interval=1)
     assert step == 3 and any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
     assert capsys.readouterr().out.count("loss") == 3
 
@@ -311,15 +260,11 @@ def test_any_model_and_criterion_of_the_same_shape_run():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = list(hand_made_batches(8))
     first = evaluate(model, batches, Criterion(), "cpu")["val_loss"]
-    last = train(
-        model,
+    loaders, schedule = (
         {"data_loader_train": batches},
-        Criterion(),
-        optimizer,
-        "cpu",
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0),
-        total_steps=16,
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0),
     )
+    last = train(model, loaders, Criterion(), optimizer, "cpu", schedule, total_steps=16)
     assert last == 16 and evaluate(model, batches, Criterion(), "cpu")["val_loss"] < first
 
 
@@ -328,24 +273,9 @@ def test_the_same_command_runs_on_one_process_and_on_two():
     pass it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        flags = [
-            "--dataset",
-            write_rows(Path(folder) / "d.csv", 40),
-            "--target-cols",
-            "hisco_1",
-            "--formatter",
-            "hisco",
-            *TINY,
-            "--num-epochs",
-            1,
-            "--global-batch-size",
-            16,
-            "--log-interval",
-            1,
-            "--encoder-dropout",
-            0,
-            "--float64",
-        ]
+        flags = ["--dataset", write_rows(Path(folder) / "d.csv", 40), "--target-cols", "hisco_1", *TINY]
+        flags += ["--formatter", "hisco", "--num-epochs", 1, "--global-batch-size", 16, "--log-interval", 1]
+        flags += ["--encoder-dropout", 0, "--float64"]
         one = run(FINETUNE, *flags, "--save-path", f"{folder}/one")
         two = run(FINETUNE, *flags, "--save-path", f"{folder}/two", processes=2)
         port = str(free_port())
@@ -362,12 +292,10 @@ def test_the_same_command_runs_on_one_process_and_on_two():
         ]
         assert [process.wait(timeout=240) for process in ranks] == [0, 0]
         assert "Distributed environment: SINGLE" in one and "Distributed environment: MULTI_CPU" in two
-        losses = [
+        one, *others = (
             [row["train_loss"] for row in read_logs(f"{folder}/{name}")] for name in ("one", "two", "hand")
-        ]
-        assert np.allclose(losses[0], losses[1], rtol=1e-9, atol=0) and np.allclose(
-            losses[0], losses[2], rtol=1e-9, atol=0
         )
+        assert all(np.allclose(one, other, rtol=1e-9, atol=0) for other in others)
         assert os.path.isfile(f"{folder}/hand/best.bin")
 
 

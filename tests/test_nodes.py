@@ -20,29 +20,20 @@ def run_on_nodes(folders, *args, code):
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    launch = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=1",
+    ]
+    launch += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    options = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    script = [str(TRAIN_MIXER), "--distributed", *map(str, args)]
     nodes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "torch.distributed.run",
-                "--nnodes=2",
-                f"--node_rank={rank}",
-                "--nproc_per_node=1",
-                "--master_addr=127.0.0.1",
-                f"--master_port={port}",
-                str(TRAIN_MIXER),
-                "--distributed",
-                *map(str, args),
-            ],
-            env=environment(),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        subprocess.Popen([*launch, f"--node-rank={rank}", *script], cwd=folder, **options)
         for rank, folder in enumerate(folders)
     ]
     outputs = [node.communicate(timeout=120)[0] for node in nodes]
@@ -59,19 +50,8 @@ def folders(tmp_path):
     return [tmp_path / "a", tmp_path / "b"]
 
 
-FLAGS = [
-    "--train-data",
-    "train.csv",
-    "--val-data",
-    "val.csv",
-    "--save-dir",
-    "run",
-    *TINY,
-    "--batch-size",
-    4,
-    "--num-epochs",
-    1,
-]
+FLAGS = ["--train-data", "train.csv", "--val-data", "val.csv", "--save-dir", "run", *TINY]
+FLAGS += ["--batch-size", 4, "--num-epochs", 1]
 
 
 @pytest.mark.full

@@ -16,27 +16,9 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("precision")
     write_rows(folder / "train.csv", 12)
     write_rows(folder / "val.csv", 6, 500)
-    flags = [
-        "--train-data",
-        folder / "train.csv",
-        "--val-data",
-        folder / "val.csv",
-        *TINY,
-        "--num-epochs",
-        2,
-        "--batch-size",
-        6,
-        "--learning-rate",
-        1e-3,
-        "--dropout",
-        0,
-        "--encoder-dropout",
-        0,
-        "--log-interval",
-        2,
-        "--save-interval",
-        2,
-    ]
+    flags = ["--train-data", folder / "train.csv", "--val-data", folder / "val.csv", *TINY]
+    flags += ["--num-epochs", 2, "--batch-size", 6, "--learning-rate", 1e-3, "--dropout", 0]
+    flags += ["--encoder-dropout", 0, "--log-interval", 2, "--save-interval", 2]
     for name in ("bf16", "fp16"):
         output = run(TRAIN_MIXER, *flags, "--save-dir", folder / name, f"--{name}")
         assert f"Precision: {name}" in output and ("many times slower" in output) == (
@@ -48,25 +30,20 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
 @pytest.mark.full
-def test_validation_loss_is_that_of_float32(runs, name):
-    half, whole = read_logs(runs / name)[-1], read_logs(runs / "float32")[-1]
-    assert half["step"] == whole["step"] and half["samples"] == whole["samples"]
-    assert (
-        half["val_loss"] == pytest.approx(whole["val_loss"], rel=0.01)
-        and half["val_loss"] != whole["val_loss"]
-    )
-    assert half["skipped_steps"] == 0  # a scaler that looks for its scale is no bad step
-
-
-@pytest.mark.full
-def test_weights_and_optimizer_stay_float32(runs):
-    state = torch.load(runs / "bf16" / "last.bin", weights_only=True)
-    assert {value.dtype for value in state["model"].values()} == {torch.float32}
-    assert {value.dtype for part in state["optimizer"]["state"].values() for value in part.values()} == {
-        torch.float32
-    }
+def test_validation_loss_is_that_of_float32_and_so_are_weights_and_optimizer(runs):
+    whole = read_logs(runs / "float32")[-1]
+    for name in ("bf16", "fp16"):
+        half = read_logs(runs / name)[-1]
+        assert (half["step"], half["samples"]) == (whole["step"], whole["samples"])
+        assert half["val_loss"] == pytest.approx(whole["val_loss"], rel=0.01) != whole["val_loss"]
+        assert half["skipped_steps"] == 0  # a scaler that looks for its scale is no bad step
+        state = torch.load(runs / name / "last.bin", weights_only=True)
+        values = [
+            *state["model"].values(),
+            *(x for part in state["optimizer"]["state"].values() for x in part.values()),
+        ]
+        assert {value.dtype for value in values} == {torch.float32}
 
 
 def test_a_resumed_run_goes_on_with_the_scale_of_the_loss(runs):
@@ -79,11 +56,8 @@ def test_what_the_flags_choose():
     def chosen(**flags):
         return Precision.of(ScriptConfig(**flags), torch.device("cpu"))
 
-    assert (
-        chosen().name == "float32"
-        and chosen(float64=True).dtype == torch.float64
-        and chosen(fp16=True).scaler.is_enabled()
-    )
+    assert chosen().name == "float32" and chosen(float64=True).dtype == torch.float64
+    assert chosen(fp16=True).scaler.is_enabled()
     native = has_bfloat16("cpu")
     assert chosen(use_amp=True).name == ("bf16" if native else "float32") and chosen(bf16=True).name == "bf16"
     assert (chosen(bf16=True).warning() is None) == native and chosen().warning() is None

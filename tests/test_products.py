@@ -48,13 +48,9 @@ def test_values_and_gradients_are_those_of_torch(calls, shape, with_bias, gap):
 
 @needs_onednn
 def test_what_needs_no_gradient_is_not_computed(calls):
-    x, weight = torch.randn(300, 256), torch.randn(128, 256, requires_grad=True)
-    device.linear(x, weight).sum().backward()
-    assert len(calls) == 2 and weight.grad is not None
-    calls.clear()
     layer = Linear(256, 128).requires_grad_(False)
-    layer(x.requires_grad_()).sum().backward()
-    assert len(calls) == 2 and layer.weight.grad is None and x.grad is not None
+    layer(torch.randn(300, 256).requires_grad_()).sum().backward()
+    assert len(calls) == 2 and layer.weight.grad is None
 
 
 @needs_onednn

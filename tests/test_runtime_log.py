@@ -118,14 +118,6 @@ def test_a_run_outlives_its_terminal(flags, tmp_path):
     assert "Broken pipe" in kept and "Finished at step" in kept and (tmp_path / "run" / "last.bin").exists()
 
 
-@pytest.mark.full
-def test_two_processes_outlive_a_full_disk_under_their_output(flags, tmp_path):
-    line = command(FINETUNE, *flags, processes=2)
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(line, stdout=full, stderr=full, env=environment(), cwd=REPO, timeout=180)
-    assert done.returncode == 0 and "Finished at step" in (tmp_path / "run" / "console.log").read_text()
-
-
 # ---- progress
 
 

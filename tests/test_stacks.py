@@ -5,12 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers import REPO, _as_script, environment, fork_server, free_port
-
-from histocc.runtime import stacks
 
 JOB = '''
 """A linear map of ten numbers, of which a rank hangs in its third pass."""
@@ -117,38 +114,12 @@ def test_at_the_time_limit_every_rank_has_written_its_stacks(ranks, tmp_path, ha
     assert "in _engine_run_backward\n" in (tmp_path / "run" / f"stacks-rank{1 - hangs}.txt").read_text()
 
 
-def test_the_timer_is_set_when_a_wait_begins_and_ends(tmp_path, monkeypatch):
-    now, ends, path = [0.0], [], tmp_path / "stacks-rank0.txt"
-    monkeypatch.setattr(stacks, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(
-        stacks.faulthandler, "dump_traceback_later", lambda seconds, file: ends.append(now[0] + seconds)
-    )
-    with stacks.waiting():
-        assert not ends  # outside of a run
-    with stacks.in_folder([str(path)], 0, limit=100.0):
-        assert path.exists()
-        for now[0] in (0.0, 1.0, 10.0):  # not twice within five hundredths of the limit
-            with stacks.waiting():
-                pass
-        assert ends == [90.0, 100.0] and not stacks.written()
-        with pytest.raises(ConnectionError), stacks.waiting():
-            now[0] = 105.0
-            raise ConnectionError
-        assert stacks.written() == f"the stacks of all threads: {path}"
-    assert stacks.written() and not path.exists()
-    with stacks.in_folder([str(path), str(path)], 1, limit=100.0):
-        assert not stacks.written()
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "begins, ends", [("signals.start_listening(); work()", ""), ("entrypoint.run_command(", "work)")]
-)
-def test_a_command_without_a_folder_prints_its_stacks_and_continues(begins, ends):
-    code = "import time; from histocc.runtime import entrypoint, signals\n"
+def test_a_command_without_a_folder_prints_its_stacks_and_continues():
+    code = "import time; from histocc.runtime import entrypoint\n"
     code += "def work(): print('ready', flush=True); time.sleep(1.5); print('goes on')\n"
     process = subprocess.Popen(
-        [sys.executable, "-c", code + begins + ends],
+        [sys.executable, "-c", code + "entrypoint.run_command(work)"],
         env=environment(),
         cwd=REPO,
         stdout=subprocess.PIPE,

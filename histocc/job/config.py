@@ -14,11 +14,6 @@ from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
 from histocc.trainer.config import TrainConfig
 
-# script: flags that no other script has, to tell whose a file of --config is
-FLAGS_OF_ONE_SCRIPT = {
-    "finetune.py": {"dataset", "share_val"},
-    "train_mixer.py": {"train_data", "val_data", "target_col_naming"},
-}
 NgramBits = Annotated[
     str,
     number(
@@ -30,13 +25,14 @@ NgramBits = Annotated[
         f"auto, none or a number of bits from {MIN_BITS} to {MAX_BITS}",
     ),
 ]
+UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Config):
     """noise on the training text"""
 
-    num_transformations: CountOrZero = flag(3, "transformations of a text that is changed")
+    num_transformations: UpToHundred = flag(3, "transformations of a text that is changed")
     augmentation_prob: Fraction = flag(0.3, "probability that a text is changed, 0…1")
     join_rows: Fraction = flag(
         0.0,
@@ -283,6 +279,6 @@ def train_mixer_parser(description: str = "") -> Parser:
 
 
 def _parser(kind: type[JobConfig], prog: str, description: str) -> Parser:
-    parser = Parser(kind, prog, description, FLAGS_OF_ONE_SCRIPT)
+    parser = Parser(kind, prog, description)
     parser.add_argument("--version", action="version", version=f"histocc {__version__}")
     return parser

@@ -13,7 +13,6 @@ import pickle
 import re
 import time
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -33,7 +32,6 @@ CHECKSUM = "checksum"
 # names of the checkpoint of an epoch, 1-based: of a run on occupations, and of one on anything else
 EPOCH, EPOCH_OF_ANY = "epoch_{}.bin", "checkpoint_epoch_{}.pt"
 CHECKPOINT = re.compile(r"(last|best|\d+|epoch_\d+)\.bin|checkpoint_epoch_\d+\.pt")
-MAX_VALUES = 1_000_000  # in one file
 _STEP_FILE = re.compile(r"(\d+)\.bin")
 _FOR_RESUMING = ("step", "position", "scheduler", "rng", "optimizer", "args")
 
@@ -106,8 +104,7 @@ def checksum_of(value: Any, before: int = 0) -> int:
 
 def with_checksum(entries: dict[str, Any]) -> dict[str, Any]:
     """`entries` and, as one more, their checksum."""
-    # files of before had one of each entry, by the second of these names
-    entries = {name: value for name, value in entries.items() if name not in (CHECKSUM, "checksums")}
+    entries = {name: value for name, value in entries.items() if name != CHECKSUM}
     return {**entries, CHECKSUM: checksum_of(entries)}
 
 
@@ -220,17 +217,14 @@ class Saver:
             except Exception as error:  # OSError, and torch's writer turns a full disk into a RuntimeError
                 first = LAST if LAST in names else names[0]
                 failed = in_words(error, os.path.join(self.own.folder, first), size)
-        if failed:
-            self.say(
-                f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, "
-                "and the next save is tried all the same."
-            )
-            return failed
+        seconds = time.monotonic() - started
         self.say(
-            f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB in"
-            f" {time.monotonic() - started:.2f} s"
+            f"WARNING: the checkpoint of step {step:,} could not be saved: {failed}. Training continues, and"
+            " the next save is tried all the same."
+            if failed
+            else f"Saved {', '.join(names)} of step {step:,}: {size / 1e6:,.0f} MB in {seconds:.2f} s"
         )
-        return ""
+        return failed
 
 
 # ---- reading
@@ -259,81 +253,43 @@ def reading(file: str) -> Generator[None]:
 
 
 def load(path: str) -> dict[str, Any]:
-    """The dict in `path`, tensors on the CPU, its checksum compared where it has one. Nothing in it is
-    executed. Raises UserError, which names the objects found where it holds others than tensors and plain
-    types.
+    """The dict in `path`, tensors on the CPU, its checksum compared if it has one. Nothing in it is executed.
+    Raises UserError, which names the objects found if it holds others than tensors and plain types.
     """
-    with reading(path):
+    with reading(path), warnings.catch_warnings():
         if (kind := kind_of(path)) not in (None, "a file"):
             raise UserError(f"{path}: found {kind}, expected a file")
-        size = os.path.getsize(path)
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if sum(part.file_size for part in archive.infolist()) > size:
-                    raise UserError(
-                        f"{path}: found compressed parts, expected a file as torch.save writes it"
-                    )
+        warnings.simplefilter("ignore")  # about formats that are refused in any case
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about formats that are refused in any case
-                state = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
                 raise UserError(_refusal(path, error)) from None
-            asked = re.search(r"allocate (\d+) bytes", str(error))
-            if asked and int(asked[1]) > size:
-                raise ValueError(f"memory for {int(asked[1]):,} bytes, from a file of {size:,}") from None
             raise
         if not isinstance(state, dict):
             raise UserError(f"{path}: is not a checkpoint: it holds no dict with an entry 'model'")
         if "model" in state:
             state.pop(SECOND_NAME, None)
-        _check_size(state, size)
         if type(state.get("format")) is int:
             check_format(path, state["format"])  # of a newer version the checksum may be another one
         check_checksum(path, state)
     return state
 
 
-def _check_size(state: Any, size: int) -> None:
-    """Raises ValueError where a file of `size` bytes claims to hold more than it does: views that are larger
-    than their memory, values inside of values without end. What is shared is counted as if it were written
-    out, but for one tensor under several names.
-    """
-    waiting, count, claimed, seen = [state], 0, 0, set[int]()
-    while waiting:
-        value = waiting.pop()
-        count += 1
-        if isinstance(value, (dict, list, tuple)):
-            if count + len(waiting) + len(value) > MAX_VALUES:
-                raise ValueError(f"more than {MAX_VALUES:,} values, or values inside of values without end")
-            waiting += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, Tensor) and id(value) not in seen:
-            seen.add(id(value))
-            claimed += value.numel() * value.element_size()
-            if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
-                raise ValueError(
-                    f"a tensor that is sparse, quantized or empty: {value.layout}, {value.device}"
-                )
-            if claimed > 2 * size:
-                raise ValueError(f"tensors of more than {claimed:,} bytes in a file of {size:,}")
-
-
 def _refusal(path: str, error: Exception) -> str:
-    try:
-        found = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
-    except Exception:  # not even the list can be read: a damaged or foreign file
-        found = ""
-    found = found or ", ".join(re.findall(r"GLOBAL (\S+)", str(error)))
-    if not found:  # torch's own message would advise to switch the check off
+    """torch's own message would advise to switch the check off."""
+    names = re.findall(r"GLOBAL (\S+)", str(error))
+    with contextlib.suppress(Exception):  # not even the list can be read: a damaged or foreign file
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path) or names
+    if not names:
         return (
             f"{path}: cannot be read as a checkpoint; it is something else, or damaged. Give a .bin file of a"
             " run, or the run's folder"
         )
     return (
-        f"{path}: refused, since it holds objects that could run code when loaded: {found}.\n  A checkpoint"
-        " may hold tensors and plain Python values only. If you trust its source, open it there and save its"
-        " state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')"
+        f"{path}: refused, since it holds objects that could run code when loaded: {', '.join(names)}.\n  A"
+        " checkpoint may hold tensors and plain Python values only. If you trust its source, open it there"
+        " and save its state dict alone: torch.save({'model': model.state_dict(), 'key': key}, 'clean.bin')"
     )
 
 
@@ -367,14 +323,9 @@ def load_resumable(path: str) -> dict[str, Any]:
 
 
 def find(path: str, names: tuple[str, ...] = (LAST, BEST)) -> str | None:
-    """`path` itself where it is a file, or the first of `names` in the folder `path`; None where there is
-    none.
-    """
-    if os.path.isfile(path):
-        return path
-    return next(
-        (os.path.join(path, name) for name in names if os.path.isfile(os.path.join(path, name))), None
-    )
+    """`path` itself if it is a file, the first of `names` in the folder `path`, or None."""
+    paths = [path, *(os.path.join(path, name) for name in names)]
+    return next(filter(os.path.isfile, paths), None)
 
 
 def exists_in(folder: str) -> bool:
@@ -404,13 +355,9 @@ def newest_first(folder: str) -> Iterator[str]:
     step first. These are looked into only when they are asked for.
     """
     yield os.path.join(folder, LAST)
-    names = (
-        [name for name in os.listdir(folder) if CHECKPOINT.fullmatch(name) and name != LAST]
-        if os.path.isdir(folder)
-        else []
-    )
-    paths = [os.path.join(folder, name) for name in names]
-    steps = {path: -1 if (step := step_of(path)) is None else step for path in paths}
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    paths = [os.path.join(folder, name) for name in names if CHECKPOINT.fullmatch(name) and name != LAST]
+    steps = {path: step_of(path) or -1 for path in paths}
     yield from sorted(paths, key=lambda path: steps[path], reverse=True)
 
 

@@ -14,15 +14,12 @@ calls from Python, and the check of a run that is resumed. A subclass changes a 
 """
 
 import argparse
-import codecs
 import json
 import math
 import os
-import re
 import reprlib
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -32,7 +29,7 @@ from typing import Annotated, Any, NoReturn, Self, Union, get_args, get_origin, 
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.runtime.files import opened
 
-MAX_FILE_BYTES, MAX_PROBLEMS = 1 << 20, 20  # of a file of arguments, and shown of it
+MAX_PROBLEMS = 20  # shown of a file of arguments
 # of one start of a run: not taken from its args.json
 OF_ONE_START = (
     *("config", "distributed", "local_rank", "world_size", "overwrite"),
@@ -175,22 +172,14 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         kind: the class; `parse_args` returns one.
-        other_scripts: script → names of flags that it alone has, to tell whose a file of --config is.
-        tables: names of tables of such a file that are no flags.
+        tables: names of tables of a file of --config that are no flags.
     """
 
-    def __init__(
-        self,
-        kind: type[Config],
-        prog: str,
-        description: str,
-        other_scripts: Mapping[str, Collection[str]] = {},  # noqa: B006  nothing writes to it
-        tables: Collection[str] = (),
-    ):
+    def __init__(self, kind: type[Config], prog: str, description: str, tables: Collection[str] = ()):
         if sys.argv[0].startswith("histocc "):  # as the command `histocc` sets it
             prog = sys.argv[0]
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Defaults)
-        self.kind, self.other_scripts, self.tables = kind, other_scripts, tables
+        self.kind, self.tables = kind, tables
         self.named: dict[str, argparse.Action] = {}  # by each spelling of the flag, but --no-
         groups: dict[str | None, Any] = {}
         for name, (item, hint, owner) in declarations(kind).items():
@@ -232,33 +221,24 @@ class Parser(argparse.ArgumentParser):
         flags = [arg.partition("=")[0] for arg in before_dashes if arg.startswith("--")]
         unknown = [name for name in flags if name not in self._option_string_actions]
         if unknown and not {"-h", "--help"} & set(args):  # before argparse names the flags that are missing
-            shown = [flag_of(name) for name in self.named]
-            near = sum((get_close_matches(name, shown, 1) for name in unknown), [])
+            near = sum((get_close_matches(name, map(flag_of, self.named), 1) for name in unknown), [])
             meant = f" (is {' or '.join(near)} meant?)" if near else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
-        files = [
-            before_dashes[i + 1] if arg == "--config" else arg.partition("=")[2]
-            for i, arg in enumerate(before_dashes)
-            if arg.startswith("--config=") or arg == "--config" and i + 1 < len(before_dashes)
-        ]
-        if len(files) > 1:
+        of_config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        of_config.add_argument("--config", action="append", nargs="?")
+        files = of_config.parse_known_args(before_dashes)[0].config if "config" in self.named else None
+        if files and len(files) > 1:
             self.error(f"--config is given {len(files)} times: {', '.join(files)}; put all into one file")
         given: dict[str, Any] = {}
-        if files:
+        if files and files[0]:
             content, is_args = read_file(files[0])
             tables = {name for name in self.tables if isinstance(content.get(name), dict)}
-            left_out = {*tables, *(OF_ONE_START if is_args else ())}
-            given = self.checked(content, f"--config {files[0]}", left_out)
-            for name in flags:  # the command line wins
+            given = self.checked(content, f"--config {files[0]}", {*tables, *(OF_ONE_START * is_args)})
+            for name in flags:  # the command line wins, also with a flag --no-… of its own
                 given.pop(name.removeprefix("--no-").replace("-", "_"), None)
-        required = [action for action in self._actions if action.required and action.dest in given]
-        try:
-            for action in required:
-                action.required = False
-            return self.kind(**vars(super().parse_args(args, argparse.Namespace(**given))))
-        finally:
-            for action in required:
-                action.required = True
+        for action in self._actions:
+            action.required = action.required and action.dest not in given
+        return self.kind(**vars(super().parse_args(args, argparse.Namespace(**given))))
 
     def checked(
         self, values: Mapping[str, Any], where: str, left_out: Collection[str] = ()
@@ -274,7 +254,9 @@ class Parser(argparse.ArgumentParser):
             if name in left_out or action and (value is None or action.dest in left_out):
                 continue
             if action is None:
-                problems.append(f"{name[:200]!r}: there is no such flag{self._hint(name.replace('-', '_'))}")
+                near = get_close_matches(name.replace("-", "_"), self.named, 1) if len(name) < 100 else []
+                hint = f"; the nearest is {near[0]!r}" if near else ""
+                problems.append(f"{name[:200]!r}: there is no such flag{hint}")
             elif action.dest == "config":
                 problems.append(f"{name!r}: stands on a command line alone")
             elif first.setdefault(action.dest, name) != name:
@@ -287,13 +269,6 @@ class Parser(argparse.ArgumentParser):
                     problems.append(f"{name!r}: {error}")
         raise_if_any(problems, where, MAX_PROBLEMS)
         return found
-
-    def _hint(self, name: str) -> str:
-        for script, others in self.other_scripts.items():
-            if name in others:
-                return f" here, it is a flag of {script}"
-        near = get_close_matches(name, self.named, 1) if len(name) < 100 else []
-        return f"; the nearest is {near[0]!r}" if near else ""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")
@@ -328,10 +303,7 @@ def _read(action: argparse.Action, value: Any) -> Any:
 def _read_one(action: argparse.Action, value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
         raise ValueError(f"expected a text or a number, not {shown(value)}")
-    text = str(value)
-    if re.search("[\0\ud800-\udfff]", text):
-        raise ValueError(f"{shown(value)} holds a NUL character or half of a character, which no text has")
-    read = action.type(text) if callable(action.type) else text
+    read = action.type(str(value)) if callable(action.type) else str(value)
     if action.choices is not None and read not in action.choices:
         raise ValueError(f"expected one of {', '.join(map(str, action.choices))}, not {shown(value)}")
     return read
@@ -347,30 +319,16 @@ def read_file(path: str) -> tuple[dict[str, Any], bool]:
     """(content of a file of --config, whether it is an args.json). Raises UserError: one message for whatever
     the file is.
     """
-    kind = "JSON" if path.endswith(".json") else "TOML"
+    is_args = path.endswith(".json")
     try:
-        if path.endswith((".yaml", ".yml")):
-            raise UserError(f"{path}: must be TOML, not YAML (docs/training.md shows such a file)")
         with opened(path) as file:
-            plain = file.read(MAX_FILE_BYTES + 1).removeprefix(codecs.BOM_UTF8)
-        if len(plain) > MAX_FILE_BYTES:
-            raise UserError(f"{path}: is larger than {MAX_FILE_BYTES:,} bytes; is this a file of arguments?")
-        if kind == "TOML":
-            return tomllib.loads(plain.decode()), False
-        content: Any = json.loads(plain, object_pairs_hook=_without_repeats)
+            text = file.read().decode("utf-8-sig")
+        content: Any = json.loads(text) if is_args else tomllib.loads(text)
     except UserError as error:
         raise UserError(f"--config {error}") from None
     except (ValueError, RecursionError) as error:  # of either format, and of text that is not UTF-8
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:300]
-        raise UserError(f"--config {path}: cannot be read as {kind}: {reason}") from None
+        kind = "JSON" if is_args else "TOML"
+        raise UserError(f"--config {path}: cannot be read as {kind}: {str(error)[:300]}") from None
     if not isinstance(content, dict):
         raise UserError(f"--config {path}: is not the args.json of a run")
-    return content, True
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON file. Raises ValueError where a name is there twice, as TOML does."""
-    counts = Counter(name for name, _ in pairs)
-    if len(counts) < len(pairs):
-        raise ValueError(f"{counts.most_common(1)[0][0]!r:.200} is there twice")
-    return dict(pairs)
+    return content, is_args

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from histocc.runtime.errors import UserError, is_out_of_memory
+from histocc.runtime.errors import UserError
 
 LARGEST_MATRIX = {"cpu": 2048, "cuda": 8192}  # rows of one that `matmul_rate` multiplies
 MATMUL_SECONDS = 0.25
@@ -38,23 +38,31 @@ def by_kind(values: dict[str, int], device: torch.device) -> int:
     return values[device.type if device.type in values else "cuda"]
 
 
-def choose_device(name: str, local_rank: int, local_size: int) -> torch.device:
-    """The device of this process. `name`: auto, cpu, cuda or another accelerator that torch finds here.
-    Raises UserError where there is none for it.
+def choose_device(name: str, local_rank: int = 0, local_size: int = 1) -> torch.device:
+    """The device of this process. Of several on a node each has the GPU of its local rank, or the single one
+    that it sees, as with `srun --gpus-per-task=1`; `check_one_process_per_gpu` then compares them.
 
-    Of several processes on a node each takes the GPU of its local rank; where each sees a single one, as with
-    `srun --gpus-per-task=1`, that one: `check_one_process_per_gpu` then compares them.
+    Args:
+        name: auto, cpu, cuda, or another accelerator that torch finds here.
+        local_rank, local_size: of the processes on this machine.
+
+    Raises:
+        UserError: if there is no such device for this process.
     """
-    if name not in ("auto", "cpu", "cuda"):
-        return other_accelerator(name, local_size)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cuda" and not gpus:
-        raise UserError(
-            "--device cuda, but this machine shows no CUDA device to torch "
-            f"{torch.__version__}. Use --device cpu, or install torch with CUDA."
-        )
-    if name == "cpu" or not gpus:
+    if name == "cpu" or name == "auto" and not gpus:
         return torch.device("cpu")
+    if name not in ("auto", "cuda") or not gpus:
+        here, why = accelerator(), ""
+        if name != here:
+            why = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
+        elif name == "mps":
+            why = "it does not compute in float64, in which losses and figures are summed"
+        elif local_size > 1:
+            why = "a run has one process there; several work on CPUs and on CUDA devices"
+        if why:
+            raise UserError(f"--device {name}: {why}; take --device cpu, or leave it out")
+        return torch.device(name)
     highest = max(local_rank, local_size - 1)
     if highest >= gpus and not sees_one_gpu():
         raise too_few_gpus(highest, gpus)
@@ -69,20 +77,6 @@ def accelerator() -> str:
     """The kind that torch finds here: cuda, xpu, mps, …; "" for none."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return "" if device is None else device.type
-
-
-def other_accelerator(name: str, local_size: int) -> torch.device:
-    """One that is neither CPU nor CUDA, for a run of one process. Raises UserError."""
-    here, why = accelerator(), ""
-    if name != here:
-        why = f"torch {torch.__version__} finds {here or 'no accelerator'} here"
-    elif name == "mps":
-        why = "it does not compute in float64, in which losses and figures are summed"
-    elif local_size > 1:
-        why = "a run has one process there; several work on CPUs and on CUDA devices"
-    if why:
-        raise UserError(f"--device {name}: {why}; take --device cpu, or leave it out")
-    return torch.device(name)
 
 
 def too_few_gpus(local_rank: int, gpus: int, said_by_all: bool = False) -> UserError:
@@ -100,35 +94,32 @@ def sees_one_gpu() -> bool:
 
 
 def check_one_process_per_gpu(store: Any, rank: int, local_rank: int, local_size: int) -> None:
-    """All ranks with a GPU. store: of the job. Raises UserError where another process of this node has the
-    GPU of this one."""
-    own = f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-    store.set(f"gpu/{rank}", own)
-    if local_size == 1 or not sees_one_gpu():
-        return
-    first = rank - local_rank
-    others = [other for other in range(first, first + local_size) if other != rank]
-    if any(store.get(f"gpu/{other}").decode() == own for other in others):
-        raise too_few_gpus(local_size - 1, 1, said_by_all=True)
+    """Raises UserError if another process of this node has the GPU of this one. store: of the job. All ranks
+    with a GPU.
+    """
+    mine = f"{socket.gethostname()} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    store.set(f"gpu/{rank}", mine)
+    if local_size > 1 and sees_one_gpu():
+        first = rank - local_rank
+        others = set(range(first, first + local_size)) - {rank}
+        if any(store.get(f"gpu/{other}").decode() == mine for other in others):
+            raise too_few_gpus(local_size - 1, 1, said_by_all=True)
 
 
 def device_of(given: str | torch.device | None) -> torch.device:
-    """Raises ValueError for what is no device, UserError for one that is not there."""
-    name, sign, number = str("auto" if given is None else given).partition(":")
-    if (
-        name not in ("auto", "cpu", "cuda", accelerator() or "cpu")
-        or sign
-        and not (name == "cuda" and number.isdecimal() or str(given) == "cpu:0")
-    ):
-        raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
-    if sign and name == "cuda" and int(number) >= max(1, torch.cuda.device_count()):
-        raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
+    """The device that a call from Python names. Raises ValueError for what is no device, UserError for one
+    that is not there.
+    """
+    name, _, number = str("auto" if given is None else given).partition(":")
     with settings_of_torch():
-        device = choose_device(name, 0, 1)
-    if device.type == "cuda" and sign:
-        device = torch.device("cuda", int(number))
-        torch.cuda.set_device(device)
-    return device
+        if name == "cuda" and number.isdecimal():
+            if int(number) >= torch.cuda.device_count():
+                raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
+            torch.cuda.set_device(int(number))
+            return torch.device("cuda", int(number))
+        if number or name not in ("auto", "cpu", "cuda", accelerator() or "cpu"):
+            raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        return choose_device(name)
 
 
 @contextlib.contextmanager
@@ -162,41 +153,28 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     """The best rate at which products of square matrices of `dtype` were computed, in floating point
     operations per second, a multiplication and an addition being two; 0 if there is no memory for any.
 
-    Takes about `seconds`: sizes double as long as the next one fits into that. It has this process's number
-    of threads and torch's settings, and leaves the state of random numbers as it is.
+    Takes at most about `seconds`: sizes double as long as the next one fits into that.
     """
     until = time.perf_counter() + seconds
-    size, best = 128, 0.0
-    while True:
-        try:
-            pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
-            took = min(_product_seconds(pair) for _ in range(2))  # the first of a size is slow
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return best
-        best = max(best, 2 * size**3 / took)
+    size, best, took = 128, 0.0, 0.0
+    with contextlib.suppress(torch.OutOfMemoryError):
         # two products of eight times the work, and matrices to make
-        if size < by_kind(LARGEST_MATRIX, device) and time.perf_counter() + 24 * took < until:
+        while size <= by_kind(LARGEST_MATRIX, device) and time.perf_counter() + 24 * took < until:
+            pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
+            for _ in range(2):  # the first of a size is slow
+                synchronize(device)
+                started = time.perf_counter()
+                linear(pair[0], pair[1])  # as models multiply
+                synchronize(device)
+                took = max(time.perf_counter() - started, 1e-9)
+                best = max(best, 2 * size**3 / took)
             size *= 2
-        elif time.perf_counter() >= until:
-            return best
-
-
-def _product_seconds(pair: torch.Tensor) -> float:
-    """Of the product of two matrices, [2, N, N]."""
-    synchronize(pair.device)
-    started = time.perf_counter()
-    linear(pair[0], pair[1])  # as models multiply
-    synchronize(pair.device)
-    return max(time.perf_counter() - started, 1e-9)
+    return best
 
 
 class DeviceClock:
-    """Adds up in `seconds` how long something took on the device, between pairs of moments.
-
-    On a GPU they are moments of its own queue: what the host does while the queue is not empty takes no time,
-    and nothing waits for the device but `synchronize`. device: None for the host's clock.
+    """Adds up in `seconds` how long something took on `device` (None: the host), between pairs of moments. On
+    a GPU they are moments of its own queue, and nothing waits for the device but `synchronize`.
     """
 
     def __init__(self, device: torch.device | None = None):
@@ -235,11 +213,8 @@ class DeviceClock:
 
 
 def compile_layers(model: nn.Module) -> None:
-    """Each member of a ModuleList in `model` is compiled by `torch.compile` when it works for the first time.
-    The model is changed in place, and state dicts keep their names.
-
-    All layers of a kind share the result, for any number of rows and positions, so that compiling takes a
-    minute instead of growing with the model.
+    """Each member of a ModuleList in `model` is compiled by `torch.compile` when it works for the first time,
+    in place. All layers of a kind share the result, so that compiling takes a minute for any size of model.
     """
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
@@ -281,10 +256,14 @@ def has_int8() -> bool:
 
 
 class Precision:
-    """name: float32, float64, bf16 or fp16, or, to code, int8; device: where it computes. scaler: scales the
-    loss up in fp16, and does nothing in other formats.
+    """A number format on a device. scaler: scales the loss up in fp16, and does nothing in other formats.
 
-    Raises UserError where the device does not have the format, and names what it has.
+    Args:
+        name: float32, float64, bf16 or fp16, or, to code, int8.
+        device: where it computes.
+
+    Raises:
+        UserError: if the device does not have the format.
     """
 
     def __init__(self, name: str, device: torch.device | str = "cpu"):
@@ -292,18 +271,12 @@ class Precision:
         self.half = HALF.get(name)
         if name == "bf16" and self.device_type == "cuda" and not has_bfloat16("cuda"):
             raise UserError(
-                f"--bf16: {torch.cuda.get_device_name()} has no bfloat16; it has float32 (the default) and"
-                " float16 (--fp16)"
+                f"--bf16: {torch.cuda.get_device_name()} has no bfloat16: --fp16, or leave it out"
             )
         if name == "int8" and self.device_type != "cpu":
-            raise UserError(
-                f"--int8 is for CPUs, and this process computes on {self.device_type}: --bf16 or --fp16,"
-                " or --device cpu"
-            )
+            raise UserError(f"--int8 is for CPUs, not {self.device_type}: --bf16 or --fp16, or --device cpu")
         if name == "int8" and not has_int8():
-            raise UserError(
-                "--int8: this CPU has no instructions that multiply int8 exactly (AVX-512 VNNI); leave it out"
-            )
+            raise UserError("--int8: this CPU has no instructions for it (AVX-512 VNNI); leave it out")
         self.scaler = torch.amp.GradScaler(self.device_type, enabled=name == "fp16")
 
     @classmethod
@@ -342,11 +315,8 @@ class Precision:
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, finite: Tensor) -> Tensor:
         """Takes the step if the gradients are `finite` (bool, 0-d), without waiting for the device if the
-        optimizer can skip by itself (torch's fused ones).
-
-        Returns:
-            Whether the step was bad, bool, 0-d: not finite, and not because the scaler of fp16 is still
-            looking for its scale.
+        optimizer can skip by itself (torch's fused ones). Returns whether the step was bad (bool, 0-d): not
+        finite, and not because the scaler of fp16 is still looking for its scale.
         """
         bad = ~finite
         if self.scaler.is_enabled():

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from histocc.runtime import log, signals, stacks
+from histocc.runtime import log, signals
 from histocc.runtime.config import Parser
 from histocc.runtime.errors import UserError, as_user_error
 from histocc.runtime.signals import Stopped, stop_asked
@@ -27,6 +27,9 @@ from histocc.runtime.world import World, close_world, init_world, is_first_rank
 PEER_PATIENCE_SECONDS, HEARD_PATIENCE_SECONDS = 20.0, 2.0
 MISSING_SECONDS = 10.0  # for ranks whose wait has reached the time limit to say so: torchrun kills after 30
 CLOSE_SECONDS, STOP_SECONDS = 60.0, 2.0  # for exit functions of libraries, the latter if the run was stopped
+LOST_CONTACT = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer", re.IGNORECASE
+)
 
 # Libraries that may have left threads, processes and exit functions behind.
 libraries: list[str] = []
@@ -36,7 +39,7 @@ def run_command(work: Callable[[], int | None]) -> int:
     """Runs a command of one process; returns its exit code: what `work` returns or 0, 2 with one message for
     a user's mistake, 130 after Ctrl-C. Printing never ends it.
     """
-    with log.opened(), stacks.at_sigusr2():
+    with log.opened(), signals.stacks_at_sigusr2():
         try:
             return work() or 0
         except Exception as error:
@@ -88,7 +91,10 @@ def start(
                             f"Stopped by {stop.reason or 'a signal to another process'}{when_stopped}"
                         )
                     except Exception as error:
-                        if world.size > 1 and lost_contact(error):
+                        lost = isinstance(error, dist.DistError) or (
+                            isinstance(error, RuntimeError) and LOST_CONTACT.search(str(error))
+                        )
+                        if world.size > 1 and lost:
                             end_without_others(world, error)
                         raise
                     gc.collect()
@@ -102,19 +108,6 @@ def start(
         sys.exit(code)
 
 
-def lost_contact(error: BaseException) -> bool:
-    """Whether an exception says that a collective failed because another process did not take part."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError)
-        and re.search(
-            r"gloo|nccl|connection (closed|reset|refused)|timed out|socket|broken pipe|peer",
-            str(error),
-            re.IGNORECASE,
-        )
-        is not None
-    )
-
-
 def end_without_others(world: World, error: Exception) -> NoReturn:
     """After a collective has failed: at the time limit names who is missing, else that the connection is
     lost; the first rank of those that are left says it. Exit code 1. Does not return.
@@ -122,7 +115,7 @@ def end_without_others(world: World, error: Exception) -> NoReturn:
     A launcher names the process that has ended, and ends all others then: it must find that one first.
     """
     reason = shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 200, placeholder=" …")
-    files = stacks.written()  # the time limit is up
+    files = signals.stacks_written()  # the time limit is up
     late = bool(files) or "timed out" in str(error).lower()
     missing, speaks = world.missing(min(MISSING_SECONDS, 0.1 * world.time_limit) if late else 0.0)
     if not late:
@@ -151,8 +144,7 @@ def end_process(code: str | int, exit_seconds: float = 30.0) -> NoReturn:
 
     The interpreter's own ending can abort it (SIGABRT, "terminate called without an active exception"), when
     a thread of the backend asks for the interpreter while that is being taken apart; and it waits for threads
-    and processes of libraries.
-    exit_seconds: what functions registered with atexit may take.
+    and processes of libraries. exit_seconds: what functions registered with atexit may take.
     """
     calls = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
     calls.start()
@@ -169,7 +161,7 @@ def errors_end_all_ranks() -> Generator[None]:
     """Turns UserError into exit code 2 and TrainingError into 1: one message, from rank 0, and no traceback.
 
     The other ranks stay silent and give rank 0 time to speak: a launcher ends its workers as soon as one is
-    gone. Where a process group is still there, the process ends without leaving it: NCCL would wait in it for
+    gone. If there still is a process group, the process ends without leaving it: NCCL would wait in it for
     those that are stuck in a collective.
     """
     try:

@@ -8,7 +8,6 @@ import errno
 import os
 import re
 import shutil
-import signal
 from collections.abc import Generator
 
 
@@ -40,13 +39,12 @@ def raise_if_any(problems: list[str], of: str = "", most: int | None = None) -> 
     """
     if not problems:
         return
-    if len(problems) == 1 and not of:
-        raise UserError(problems[0])
-    count = f"{len(problems):,} problem{'s' * (len(problems) > 1)}:"
     lines = [problem.replace("\n", "\n  ") for problem in problems[:most]]
-    left = len(problems) - len(lines)
-    more = [f"… and {left:,} more"] * (left > 0)
-    raise UserError("\n  ".join([f"{of}: {count}" if of else count, *lines, *more]))
+    if len(lines) < len(problems):
+        lines.append(f"… and {len(problems) - len(lines):,} more")
+    if of or len(problems) > 1:
+        lines.insert(0, (of and f"{of}: ") + f"{len(problems):,} problem{'s' * (len(problems) > 1)}:")
+    raise UserError("\n  ".join(lines))
 
 
 # ---- what the machine refuses: errno → (cause, remedy)
@@ -63,10 +61,7 @@ MACHINE = {  # TrainingError
     errno.EAGAIN: ("no more processes or threads can be started (ulimit -u)", "take fewer --num-workers"),
 }
 NAMES = {  # UserError
-    errno.EACCES: (
-        "permission denied",
-        "choose a file or folder that you may use, or change its permissions",
-    ),
+    errno.EACCES: ("permission denied", "choose a file or folder that you may use"),
     errno.EPERM: ("operation not permitted", "choose a file or folder that you may use"),
     errno.EEXIST: ("exists and stays as it is", "move it away, or choose another name"),
     errno.EISDIR: ("found a folder, expected a file", "move it away, or choose another name"),
@@ -129,18 +124,15 @@ def errno_of(error: BaseException) -> int | None:
         return error.errno
     if not isinstance(error, (OSError, RuntimeError)):
         return None
-    text = str(error)
-    if "received 0 items of ancdata" in text:  # a tensor from a process that loads data
+    if "received 0 items of ancdata" in str(error):  # a tensor from a process that loads data
         return errno.EMFILE
-    if "can't start new thread" in text:
+    if "can't start new thread" in str(error):
         return errno.EAGAIN
-    for number in MACHINE:
-        if os.strerror(number) in text and number != errno.EAGAIN:
-            return number
+    said = (number for number in MACHINE if os.strerror(number) in str(error) and number != errno.EAGAIN)
     hidden = error.__context__
     while hidden is not None and not isinstance(hidden, OSError):
         hidden = hidden.__context__
-    return hidden.errno if hidden is not None and hidden.errno in MACHINE else None
+    return next(said, hidden.errno if hidden is not None and hidden.errno in MACHINE else None)
 
 
 # ---- running out of memory
@@ -148,26 +140,17 @@ def errno_of(error: BaseException) -> int | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of a GPU, of the machine, or of what `ulimit -v` leaves of it."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"  # torch's
-        or isinstance(error, OSError)
-        and error.errno == errno.ENOMEM
-        or isinstance(error, RuntimeError)
-        and _OUT_OF_MEMORY.search(str(error)) is not None
-    )
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    of_torch = type(error).__name__ == "OutOfMemoryError"
+    said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or of_torch or bool(said)
 
 
 def memory_in_words(error: BaseException) -> str:
     """That there was not enough memory, and how much was asked for, without what to do."""
-    text = str(error)
-    if found := re.search(
-        r"Tried to allocate ([\d.]+ \w+).*?total capacity of ([\d.]+ \w+)", text, re.DOTALL
-    ):
-        return f"out of memory ({found[1]} more were asked for, of {found[2]} that the GPU has)"
-    if found := re.search(r"allocate (\d+) bytes", text):
-        return f"out of memory ({size_words(int(found[1]))} more were asked for)"
-    return "out of memory"
+    asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
+    return "out of memory" + (f" ({asked[1]} more were asked for)" if asked else "")
 
 
 @contextlib.contextmanager
@@ -181,30 +164,15 @@ def memory_error_ends_with(advice: str) -> Generator[None]:
         raise TrainingError(f"{memory_in_words(error)}{advice}", said_by_all=True) from None
 
 
-def too_few_open_files(workers: int, tensors: int) -> str:
-    """Raises the limit of open files to what processes that load data need: torch would wait for ever for a
-    batch that one of them could not hand over. Returns "", or what to do if the system refuses.
-
-    workers: of this process; tensors: on their way at once from each of them. Each is an open file here and
-    two in its worker, which has the files of this process besides.
+def allow_open_files() -> None:
+    """Raises this process's limit of open files as far as the system lets it: each tensor on its way from a
+    process that loads data is one, and torch waits for ever for a batch that could not be handed over.
     """
-    try:
+    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; refused
         import resource
-    except ImportError:  # Windows
-        return ""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 64 + 8 * workers + max(workers, 2) * tensors
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return ""
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-        return ""
-    except (OSError, ValueError):
-        return (
-            f"--num-workers {workers}: up to {needed:,} open files are needed, and this process may open"
-            f" {soft:,} (ulimit -n); ulimit -n {max(4096, 1 << needed.bit_length())}, before the command, or"
-            " --num-workers 0"
-        )
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def size_words(count: int) -> str:
@@ -213,12 +181,3 @@ def size_words(count: int) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}" if count < 10 * size else f"{count / size:,.0f} {unit}"
     return f"{count} bytes"
-
-
-def how_it_ended(exitcode: int | None) -> str:
-    """A process, in words; a negative code is the signal that ended it."""
-    if exitcode == -signal.SIGKILL:
-        return " (killed by SIGKILL: the system does so where memory runs out)"
-    if exitcode is not None and exitcode < 0:
-        return f" (ended by signal {-exitcode}, {signal.strsignal(-exitcode)})"
-    return f" (exit code {exitcode})" if exitcode else ""

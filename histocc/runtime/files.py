@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Generator, Iterable
-from typing import IO, BinaryIO
+from typing import BinaryIO
 
 from histocc.runtime.errors import UserError, in_words
 
@@ -52,8 +52,7 @@ def is_same(path: str, other: str) -> bool:
 @contextlib.contextmanager
 def opened(path: str) -> Generator[BinaryIO]:
     """A regular file, open for reading bytes. Raises UserError for anything else; never waits for a pipe."""
-    kind = kind_of(path)
-    if kind not in (None, "a file"):
+    if (kind := kind_of(path)) not in (None, "a file"):
         why = ", which can be read only once; save it as a file first" if kind == "a pipe" else ", not a file"
         raise UserError(f"{path}: is {kind}{why}")
     try:
@@ -80,9 +79,9 @@ def checksum(path: str) -> int:
 def folder_above(path: str) -> str:
     """The nearest folder that exists in which `path` is, or would be."""
     path = os.path.abspath(path)
-    return (
-        path if os.path.isdir(path) or path == os.path.dirname(path) else folder_above(os.path.dirname(path))
-    )
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path
 
 
 # ---- what may be written
@@ -196,11 +195,8 @@ def atomic_write(path: str, overwrite: bool = True, durable: bool = True) -> Gen
 
 
 def write_sealed(path: str, content: bytes, of: str = "") -> None:
-    """Writes a file that `read_sealed` knows again: its first line is a checksum of `of`, the file's name and
-    the content.
-
-    Args:
-        of: what the content depends on; what is read for another value is not there.
+    """Writes a file that `read_sealed` knows again: its first line is a checksum of `of` (what the content
+    depends on), the file's name and the content.
     """
     with atomic_write(path) as file:
         file.write(_seal(path, content, of) + b"\n" + content)
@@ -210,14 +206,10 @@ def read_sealed(path: str, of: str = "") -> bytes | None:
     """What `write_sealed` has written there under this name and for the same `of`; None if there is no such
     file. Raises UserError for what is no file at all.
     """
-    kind = kind_of(path)
-    if kind not in (None, "a file"):
-        raise UserError(f"{path} is {kind}, where a file of unfinished work would be: move it away")
-    try:
-        with open(path, "rb") as file:
-            seal, _, content = file.read().partition(b"\n")
-    except FileNotFoundError:
+    if kind_of(path) is None:
         return None
+    with opened(path) as file:
+        seal, _, content = file.read().partition(b"\n")
     return content if seal == _seal(path, content, of) else None
 
 
@@ -318,32 +310,22 @@ if hasattr(os, "register_at_fork"):  # a process that loads data must not keep t
     os.register_at_fork(after_in_child=lambda: [os.close(_held.pop()) for _ in list(_held)])
 
 
-def _flock(file: IO, shared: bool = False) -> bool | None:
-    """Locks an open file: True; None if another process has the lock; False if there are none here."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        return True
-    except OSError as error:
-        return None if isinstance(error, BlockingIOError) else False
-
-
 def is_held(folder: str) -> bool | None:
     """Whether a live job has `folder`; None if that cannot be told: locks of another machine are not always
     seen. Changes nothing.
     """
-    path = os.path.join(folder, LOCK)
     try:
-        if kind_of(path) != "a file":
-            return None if os.path.lexists(path) else False
-        with open(path, encoding="utf-8", errors="replace") as file:
-            is_free, owner = _flock(file, shared=True), file.read(1000)
+        with open(os.path.join(folder, LOCK), encoding="utf-8", errors="replace") as file:
+            owner = file.read(1000)
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
     except OSError:
         return None
-    if is_free is None:
-        return True
-    return False if is_free and owner.startswith(f"{OWNER}{socket.gethostname()},") else None
+    return False if fcntl and owner.startswith(f"{OWNER}{socket.gethostname()},") else None
 
 
 @contextlib.contextmanager
@@ -351,10 +333,6 @@ def run_lock(folder: str) -> Generator[None]:
     """Holds `folder` for this process; the system releases it when the process ends, however it ends. Rank 0
     only. Raises UserError that names the job that has the folder.
     """
-    if fcntl is None:  # Windows
-        os.makedirs(folder, exist_ok=True)
-        yield
-        return
     path = os.path.join(folder, LOCK)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -365,23 +343,29 @@ def run_lock(folder: str) -> Generator[None]:
     except OSError as error:
         raise UserError(in_words(error, path)) from None
     with file:
-        is_free = _flock(file)
         file.seek(0)
-        owner = file.read(1000)
-        if is_free is None or not os.path.lexists(path):  # or its owner has just removed it
+        owner, is_free = file.read(1000), True
+        try:
+            if fcntl is not None:  # Windows
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_free = False
+        except OSError:  # a file system without locks
+            pass
+        if not is_free or not os.path.lexists(path):  # or its owner has just removed it
             raise UserError(
                 f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
             )
-        is_ours = kind is None or owner.startswith(OWNER)  # another file serves as a lock, and stays
+        if kind and not owner.startswith(OWNER):
+            raise UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
         _held.add(file.fileno())
         try:
-            if is_ours:
-                since = time.strftime("%Y-%m-%d %H:%M:%S")
-                file.truncate(0)
-                file.write(f"{OWNER}{socket.gethostname()}, process {os.getpid()}, since {since}")
-                file.flush()
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.truncate(0)
+            file.write(f"{OWNER}{socket.gethostname()}, process {os.getpid()}, since {since}")
+            file.flush()
             yield
         finally:
             _held.discard(file.fileno())
-            if is_ours and os.path.lexists(path):
+            with contextlib.suppress(OSError):
                 os.remove(path)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from histocc.runtime.errors import TrainingError, UserError, how_it_ended
+from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.log import show_progress
 from histocc.runtime.signals import Stopped, leave_to_parent
 from histocc.runtime.world import World, die_with
@@ -48,9 +48,9 @@ def choose_processes(asked: int | None, world: World, pieces: int) -> int:
         alone = "the launcher has started some already"
     elif world.device.type != "cpu":
         alone = f"it is for CPUs, and this process computes on {world.device.type}"
-    if alone and asked is not None and asked > 1:
-        raise UserError(f"--processes {asked}: {alone}; leave it out")
     if alone:
+        if (asked or 1) > 1:
+            raise UserError(f"--processes {asked}: {alone}; leave it out")
         return 1
     if asked is not None:
         return max(1, min(asked, pieces))
@@ -84,9 +84,10 @@ def _result(process: BaseProcess, pipe: Connection) -> Any:
         value, error = pickle.loads(pipe.recv_bytes())
     except (EOFError, OSError):
         process.join(JOIN_SECONDS)
-        less = "; fewer --processes need less" * (process.exitcode == -signal.SIGKILL)
-        end = how_it_ended(process.exitcode)
-        raise TrainingError(f"a process that shares the work has died{end}{less}") from None
+        end = f"exit code {process.exitcode}"
+        if process.exitcode == -signal.SIGKILL:
+            end = "SIGKILL: the system does so if memory runs out; fewer --processes need less"
+        raise TrainingError(f"a process that shares the work has died ({end})") from None
     if error is not None:
         raise error
     return value
@@ -116,9 +117,8 @@ class Forked:
         try:
             for number in range(1, self.number):
                 pipe, theirs = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_serve, args=(theirs, work, number, os.getpid()), daemon=True
-                )
+                arguments = (theirs, work, number, os.getpid())
+                process = context.Process(target=_serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
                 children.append((process, pipe))

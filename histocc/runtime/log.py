@@ -28,6 +28,7 @@ PROGRESS_SECONDS = 10.0
 _lock = threading.RLock()
 _streams: list["_Stream"] = []  # of this process, inside `opened`
 _path, _kept = "", ""  # the run's file, and what could not be written there yet
+_progress_shown = False
 
 
 class _Stream:
@@ -133,13 +134,11 @@ def opened() -> Generator[None]:
 def write_console_to(path: str) -> None:
     """Names the file for what streams that are lost would show; it is made when it is needed."""
     global _path
-    if not _streams or path == _path:
-        return
-    _path = path
-    if any(stream.lost for stream in _streams):
+    if _streams and path != _path:
+        _path = path
         _keep("")
         for stream in _streams:
-            if not stream.lost:
+            if not stream.lost and any(other.lost for other in _streams):
                 stream.write(f"Note: what is not shown is written to {path}\n")
 
 
@@ -155,11 +154,6 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}{seconds % size // part:02d}{below}"
     return f"{seconds}s"
-
-
-# ---- progress
-
-_progress_shown = False
 
 
 def show_progress(shown: bool) -> None:

@@ -23,13 +23,11 @@ COMPRESSIONS = ("none", "bf16")  # of gradients between processes
 
 
 def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression: str = "none") -> nn.Module:
-    """`model` on the device of `world`, shared out as `mode` (one of MODES) says where there are other
-    processes. Keep it inside
-    a function: a DDP object that is alive when the interpreter ends can abort the process.
+    """`model` on the device of `world`, shared out as `mode` (one of MODES) says if there are others. Keep it
+    inside a function: a DDP object that is alive when the interpreter ends can abort the process.
 
-    fsdp shares out the trained weights of each layer (each member of a ModuleList) on their own and gathers
-    them when the layer works, so that gradients and the optimizer's state are never whole anywhere. The model
-    is changed in place. All ranks.
+    fsdp shares out the trained weights of each layer (each member of a ModuleList), in place, and gathers
+    them when the layer works: gradients and the optimizer's state are never whole anywhere. All ranks.
     """
     model = model.to(world.device)
     if not world.backend or not any(p.requires_grad for p in model.parameters()):
@@ -60,13 +58,9 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
     frozen = {p for p in model.parameters() if not p.requires_grad}
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
-            if any(p.requires_grad for p in layer.parameters()):
-                fully_shard(
-                    layer,
-                    mesh=mesh,
-                    reshard_after_forward=True,
-                    ignored_params=frozen & set(layer.parameters()),
-                )
+            kept = frozen & set(layer.parameters())
+            if len(kept) < len([*layer.parameters()]):
+                fully_shard(layer, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, ignored_params=frozen)
     return model
 
@@ -125,9 +119,8 @@ def evaluating(model: nn.Module) -> Generator[None]:
 
 
 def whole(value: Any, keep: bool = True) -> Any:
-    """Nested dicts and lists whose shared out tensors are put together, where `keep`; else None stands in the
-    place of tensors. Those that were shared out lie on the CPU then: a device never holds more than one of
-    them. All ranks.
+    """Nested dicts and lists whose shared out tensors are put together, on the CPU, so that a device never
+    holds more than one of them; without `keep` None stands in the place of all tensors. All ranks.
     """
     if isinstance(value, Tensor):
         full = full_tensor(value).cpu() if is_share(value) else value
@@ -146,13 +139,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def share(parameter: Any, value: Any) -> Any:
-        if is_share(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
-            from torch.distributed.tensor import distribute_tensor
+        if not is_share(parameter) or not isinstance(value, Tensor) or value.shape != parameter.shape:
+            return value
+        from torch.distributed.tensor import distribute_tensor
 
-            return distribute_tensor(
-                value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-            )
-        return value
+        placed = value.to(parameter.device)
+        return distribute_tensor(placed, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
     shares = {
         i: {name: share(parameters[i], value) for name, value in entry.items()}

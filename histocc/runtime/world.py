@@ -24,18 +24,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from histocc.runtime import stacks
+from histocc.runtime import signals
 from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
 LEAST_TORCH = (2, 10)
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-# How often a waiting rank looks at the store: at first more often, since most work is short.
-FIRST_POLL_SECONDS, POLL_GROWTH, POLL_SECONDS = 0.002, 1.2, 0.1
+POLL_SECONDS = 0.02  # between two looks at the store
 ALIVE_SECONDS = 1.0  # how often a rank that works for all says that it lives
 STOP_SECONDS = 10.0  # how long a rank that was asked to stop waits for one that says so no more
 LEAVING_SECONDS = 10.0  # how long rank 0 may stay for the others to read what it has said
@@ -50,82 +48,42 @@ NOT_MET = (
 # ---- what a launcher says of this process
 
 
-def as_typed() -> str:
-    """What a launcher starts this command by: a script, or -m and a module with its command."""
-    if sys.argv[0].startswith("histocc "):  # the command `histocc`
-        return f"-m {sys.argv[0]}"
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None and spec.name.startswith("histocc."):
-        return f"-m {spec.name.removesuffix('.__main__')}"
-    return os.path.basename(sys.argv[0]) or "finetune.py"
-
-
 def launcher_environment(
-    distributed: bool, world_size: int | None, local_rank: int | None
-) -> tuple[int, int, int]:
-    """(rank, local rank, world size) from the launcher's variables and the flags that must agree with them.
-
-    Raises UserError where they are missing, incomplete or contradict each other.
+    distributed: bool = False, world_size: int | None = None, local_rank: int | None = None
+) -> tuple[int, int, int, int]:
+    """(rank, local rank, world size, local world size) from the launcher's variables and the flags that must
+    agree with them. Raises UserError if they are missing or contradict each other.
     """
-    values = {name: os.environ[name] for name in LAUNCHER_VARIABLES if os.environ.get(name)}
-    # so scripts for the older launcher say that there is none
-    local_rank = None if local_rank == -1 else local_rank
-    if "LOCAL_RANK" not in values and local_rank is not None and values:
-        values["LOCAL_RANK"] = str(local_rank)  # launchers from before torchrun pass it as a flag alone
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    values = {name: os.environ[name] for name in names if os.environ.get(name)}
     if not values:
-        if distributed:
+        if distributed or world_size not in (None, 1):
+            flag = "--distributed" if distributed else f"--world-size {world_size}"
             raise UserError(
-                "--distributed needs a launcher, and RANK, LOCAL_RANK and WORLD_SIZE are not set. Start it"
-                f" with\n  torchrun --nproc_per_node=2 {as_typed()}"
-                " --distributed …\nor leave --distributed out to run in one process."
+                f"{flag} needs a launcher, and {', '.join(names)} are not set. Start it with\n"
+                f"  torchrun --nproc-per-node={world_size or 2} finetune.py --distributed …\n"
+                f"or leave {flag} out to run in one process."
             )
-        if world_size not in (None, 1):
-            raise UserError(
-                f"--world-size {world_size} needs a launcher that starts {world_size} processes: "
-                f"torchrun --nproc_per_node={world_size} …"
-            )
-        return 0, 0, 1
-    missing = [name for name in LAUNCHER_VARIABLES if name not in values]
-    if missing:
-        raise own_mistake(
-            f"{', '.join(missing)} not set, but {', '.join(values)} is. A launcher such as torchrun sets "
-            "all three; unset them to run in one process."
-        )
+        return 0, 0, 1, 1
+    if local_rank is not None and local_rank >= 0:  # launchers from before torchrun pass it as a flag alone
+        values.setdefault("LOCAL_RANK", str(local_rank))
     try:
-        rank, local, size = (int(values[name]) for name in LAUNCHER_VARIABLES)
-    except ValueError:
+        rank, local, size = (int(values[name]) for name in names)
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or local + 1)
+        fit = 0 <= rank < size and 0 <= local < local_size <= size
+    except (KeyError, ValueError):
+        fit, rank, local, size, local_size = False, 0, 0, 1, 1
+    if not fit:
+        given = {name: os.environ.get(name, "not set")[:30] for name in (*names, "LOCAL_WORLD_SIZE")}
         raise own_mistake(
-            "RANK, LOCAL_RANK and WORLD_SIZE must be whole numbers; they are "
-            + ", ".join(f"{k}={v[:30]!r}" for k, v in values.items())
-        ) from None
-    if world_size is not None and world_size != size:
-        raise UserError(
-            f"--world-size {world_size} contradicts WORLD_SIZE={size} of the launcher. "
-            "Leave --world-size out, or start that many processes."
+            f"{', '.join(f'{name}={value}' for name, value in given.items())}: a launcher such as torchrun"
+            " sets them all to whole numbers, RANK below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE."
+            " Unset them to run in one process."
         )
-    if local_rank is not None and local_rank != local:
-        raise UserError(
-            f"--local-rank {local_rank} contradicts LOCAL_RANK={local} of the launcher. Leave --local-rank"
-            " out."
-        )
-    if not 0 <= rank < size or not 0 <= local < size:
-        raise own_mistake(
-            f"RANK={rank} and LOCAL_RANK={local} do not fit WORLD_SIZE={size}: ranks run from 0 to "
-            "WORLD_SIZE - 1"
-        )
-    return rank, local, size
-
-
-def processes_here(local: int) -> int:
-    """How many processes of the job this machine has, by LOCAL_WORLD_SIZE; where that is not set, at least
-    those up to LOCAL_RANK."""
-    found = os.environ.get("LOCAL_WORLD_SIZE") or str(local + 1)
-    if not found.isdecimal() or len(found) > 9 or int(found) <= local:
-        raise own_mistake(
-            f"LOCAL_WORLD_SIZE={found[:30]!r} is not the number of processes on this machine, above "
-            f"LOCAL_RANK={local}"
-        )
-    return int(found)
+    for flag, asked, found in (("world-size", world_size, size), ("local-rank", local_rank, local)):
+        if asked not in (None, -1, found):  # -1: scripts for the older launcher say so that there is none
+            raise UserError(f"--{flag} {asked} contradicts the launcher, which says {found}. Leave it out.")
+    return rank, local, size, local_size
 
 
 def own_mistake(message: str) -> UserError:
@@ -138,21 +96,13 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") in ("", "0")
 
 
-def is_first_of_machine() -> bool:
-    """Whether the launcher made this process the first on its machine, known before the processes have
-    met.
-    """
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
 def launcher_id() -> str:
     """What tells torchrun's agent, which starts this process again after a failure, from every other process
     there ever was: its host, number and start; "" without torchrun.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
-    parent = os.getppid()
-    started = ""
+    parent, started = os.getppid(), ""
     with (
         contextlib.suppress(OSError, IndexError),  # another system than Linux
         open(f"/proc/{parent}/stat", encoding="utf-8") as file,
@@ -161,35 +111,16 @@ def launcher_id() -> str:
     return f"{socket.gethostname()} {parent} {started}"
 
 
-def die_with_launcher() -> None:
-    """Asks the system (Linux) to kill this process when torchrun's agent dies, which forwards no signal
+def die_with(parent: int) -> None:
+    """Asks the system (Linux) to kill this process when its parent dies: torchrun's agent forwards no signal
     then.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
-    parent = os.getppid()
-    if parent == 1 and not _is_torchrun(parent):  # it died before the call, and init has this process
-        os._exit(1)
-    die_with(parent)
-
-
-def die_with(parent: int) -> None:
-    """Asks the system (Linux) to kill this process when its parent dies."""
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     except (OSError, AttributeError):
         return  # another system
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
-
-
-def _is_torchrun(process: int) -> bool:
-    """By its command line: in a container torchrun may be process 1."""
-    try:
-        with open(f"/proc/{process}/cmdline", "rb") as file:
-            return b"torch" in file.read()
-    except OSError:
-        return False
 
 
 # ---- who this process is, and the collectives
@@ -199,9 +130,12 @@ def _is_torchrun(process: int) -> bool:
 class World:
     """Who this process is among the processes of the run. Made once, by `init_world`, and handed down.
 
-    backend: of the default process group, for tensors on `device`; None: there is none. control: the group
-    for tensors on the CPU; None: the default one. store: what the processes write for each other. time_limit:
-    seconds that one waits for another. calls: numbers those of `run_on`, alike on all ranks.
+    Args:
+        backend: of the default process group, for tensors on `device`; None: there is none.
+        control: the group for tensors on the CPU; None: the default one.
+        store: what the processes write for each other.
+        time_limit: seconds that one waits for another.
+        calls: numbers those of `run_on`, alike on all ranks.
     """
 
     rank: int = 0
@@ -244,7 +178,7 @@ class World:
         ]
         packed = torch.stack(values)  # [len(names)]
         if self.backend:
-            with stacks.waiting():
+            with signals.waiting():
                 dist.all_reduce(packed)
         return dict(zip(names, packed.tolist()))
 
@@ -252,7 +186,7 @@ class World:
         """Whether any rank was asked to stop: the same answer on all. Costs one message of a few bytes."""
         asked = torch.tensor(float(stop_asked()))
         if self.backend:
-            with stacks.waiting():
+            with signals.waiting():
                 dist.all_reduce(asked, group=self.control)
         return bool(asked > 0)
 
@@ -266,7 +200,7 @@ class World:
         if not self.backend:
             return [value]
         values: list[Any] = [None] * self.size
-        with stacks.waiting():
+        with signals.waiting():
             dist.all_gather_object(values, value)
         return values
 
@@ -277,7 +211,7 @@ class World:
         if not self.backend:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_main else None
-        with stacks.waiting():
+        with signals.waiting():
             dist.gather_object(value, values, 0, group=self.control)
         return values
 
@@ -288,16 +222,16 @@ class World:
         if not self.backend:
             return value
         held = [value]
-        with stacks.waiting():
+        with signals.waiting():
             dist.broadcast_object_list(held, source, group=self.control)
         return held[0]
 
-    def try_all_reduce(self, megabytes: int, repeats: int = 4) -> tuple[float, bool]:
-        """(seconds of the fastest of some all-reduces of so many megabytes of float32, whether every sum was
+    def try_all_reduce(self, megabytes: int) -> tuple[float, bool]:
+        """(seconds of the fastest of four all-reduces of so many megabytes of float32, whether every sum was
         right).
         """
         best, right = float("inf"), True
-        for _ in range(repeats):
+        for _ in range(4):
             values = torch.full((megabytes << 18,), float(self.rank + 1), device=self.device)
             self.barrier()
             started = time.perf_counter()
@@ -309,7 +243,7 @@ class World:
 
     def barrier(self) -> None:
         if self.backend:
-            with stacks.waiting():
+            with signals.waiting():
                 dist.barrier(device_ids=[self.local_rank] if self.backend == "nccl" else None)
 
     def run_on_main(self, name: str, work: Callable[[], Any]) -> Any:
@@ -329,13 +263,18 @@ class World:
         """
         if not self.backend:
             return [work()]
-        key = f"histocc/run_on/{next(self.calls)}/{name}"
-        own_error = result = None
+        key, own_error, result = f"histocc/run_on/{next(self.calls)}/{name}", None, None
+        done = threading.Event()
+
+        def say_alive() -> None:
+            with contextlib.suppress(dist.DistError):  # the store is gone: the wait for it says so
+                while not done.wait(ALIVE_SECONDS):
+                    self.store.add(f"{key}/{self.rank}/alive", 1)
+
         if self.rank in leaders:
             answer = {"failed": True}
-            stacks.stop_timer()  # the others wait as long as this process lives
-            done = threading.Event()
-            threading.Thread(target=self._say_alive, args=(key, done), name=name, daemon=True).start()
+            signals.stop_timer()  # the others wait as long as this process lives
+            threading.Thread(target=say_alive, name=name, daemon=True).start()
             try:
                 result = work()
                 answer = {"result": result is not None}
@@ -348,7 +287,7 @@ class World:
                 self.store.set(f"{key}/{self.rank}", json.dumps(answer))
                 if "failed" in answer:  # an exception of another kind passes through
                     self._leave_together(key + "/seen")
-        answers = [self._answer(key, leader) for leader in leaders]
+        answers = [self._answer(f"{key}/{leader}", leader) for leader in leaders]
         if all("result" in answer for answer in answers):
             return [
                 self.broadcast(result, leader) if answer["result"] else None
@@ -357,46 +296,35 @@ class World:
         self._leave_together(key + "/seen")
         if own_error is not None and self.is_main:
             raise own_error
-        said = next((answer["user_error"] for answer in answers if "user_error" in answer), None)
         if any("stopped" in answer for answer in answers):
             raise Stopped
-        if said is None:
-            raise SystemExit(1)
-        raise UserError(said, heard_from_main=True)
-
-    def _say_alive(self, key: str, done: threading.Event) -> None:
-        with contextlib.suppress(dist.DistError):  # the store is gone: the wait for it says so
-            while not done.wait(ALIVE_SECONDS):
-                self.store.add(f"{key}/{self.rank}/alive", 1)
+        for answer in answers:
+            if "user_error" in answer:
+                raise UserError(answer["user_error"], heard_from_main=True)
+        raise SystemExit(1)
 
     def _answer(self, key: str, leader: int) -> dict[str, Any]:
-        """What `leader` has put into the store. Raises TrainingError where it has shown no sign of life for
-        the time limit: a launcher ends this process, too, as soon as it has died.
+        """What `leader` has put into the store. Raises TrainingError if it has shown no sign of life for the
+        time limit: a launcher ends this process, too, as soon as it has died.
         """
-        said, alive, since, wait = f"{key}/{leader}", 0, time.monotonic(), FIRST_POLL_SECONDS
-        with stacks.waiting():
-            while not self.store.check([said]):
+        alive, since = 0, time.monotonic()
+        with signals.waiting():
+            while not self.store.check([key]):
                 if stop_asked():  # only one rank may have got the signal: tell who works
                     self.store.set("histocc/stop", "1")
-                if (now := self.store.add(f"{said}/alive", 0)) != alive:
+                if (now := self.store.add(f"{key}/alive", 0)) != alive:
                     alive, since = now, time.monotonic()
-                    stacks.set_timer()
+                    signals.set_timer()
                 silent = time.monotonic() - since
                 if silent > (min(STOP_SECONDS, self.time_limit) if stop_asked() else self.time_limit):
-                    files = stacks.written()
-                    raise TrainingError(
-                        f"rank {leader} has given no sign of life for {silent:,.0f} s (--timeout-minutes)"
-                        + (files and f"; {files}"),
-                        said_by_all=True,
-                    )
-                time.sleep(wait)
-                wait = min(POLL_GROWTH * wait, POLL_SECONDS)
-        return json.loads(self.store.get(said))
+                    what = f"rank {leader} has given no sign of life for {silent:,.0f} s (--timeout-minutes)"
+                    files = signals.stacks_written()
+                    raise TrainingError(what + (files and f"; {files}"), said_by_all=True)
+                time.sleep(POLL_SECONDS)
+        return json.loads(self.store.get(key))
 
     def stop_asked_anywhere(self) -> bool:
-        """Whether this rank, or one that waits for it in `run_on`, was asked to stop. For the rank that
-        works.
-        """
+        """Whether this rank, or one that waits for it in `run_on`, was asked to stop: for who works."""
         return stop_asked() or (self.store is not None and self.store.check(["histocc/stop"]))
 
     def give_up_if_asked(self) -> None:
@@ -445,94 +373,85 @@ def init_world(
     device: str = "auto",
     timeout_minutes: float = 30.0,
 ) -> World:
-    """Reads the launcher's variables and joins the other processes. All ranks.
+    """Reads the launcher's variables and joins the other processes: nccl with CUDA, gloo without. One process
+    without `distributed` makes no process group. All ranks.
 
-    nccl with CUDA, gloo without. One process without `distributed` makes no process group. Raises UserError.
+    Raises:
+        UserError: if the others cannot be met, or this process has the place of another one.
     """
-    if torch_is_too_old():
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < LEAST_TORCH:
         raise UserError(
             f"torch {torch.__version__} is here, and {'.'.join(map(str, LEAST_TORCH))} or newer is needed"
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
-    rank, local, size = launcher_environment(distributed, world_size, local_rank)
+    rank, local, size, local_size = launcher_environment(distributed, world_size, local_rank)
     if sys.platform == "win32" and size > 1:
-        raise UserError(
-            "several processes do not run on Windows: start them in WSL, or train with one process"
-        )
-    die_with_launcher()
-    local_size = processes_here(local)
-    chosen = choose_device(device, local, local_size)
-    limit = 60 * timeout_minutes
+        raise UserError("several processes do not run on Windows: start them in WSL, or train with one")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with(os.getppid())
+    chosen, limit = choose_device(device, local, local_size), 60 * timeout_minutes
     if size == 1 and not distributed:
         return World(device=chosen, time_limit=limit)
-    with limit_of_joining(rank, limit + JOINING_SECONDS):
-        rank, size, store, control = join(rank, local, size, local_size, chosen, timeout_minutes)
-    return World(rank, local, size, local_size, chosen, backend_of(chosen), control, store, limit)
-
-
-def backend_of(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
-
-
-def join(
-    rank: int, local: int, size: int, local_size: int, device: torch.device, timeout_minutes: float
-) -> tuple[int, int, Store, dist.ProcessGroup | None]:
-    """Meets the other processes and makes the process group.
-
-    Returns (rank, size, the store of what this program says, the group of tensors on the CPU or None where
-    that is the default one). Raises UserError where the others cannot be met, or this process has the place
-    of another one.
-    """
-    backend, timeout = backend_of(device), timedelta(minutes=timeout_minutes)
-    try:
-        store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
-        # the launcher's store still holds what the dead wrote
-        store = PrefixStore(f"attempt_{attempt}", store)
-        own_store = PrefixStore("histocc", store)
-        check_rank_is_single(own_store, rank)
-        if backend == "nccl":  # before NCCL itself meets two processes on one GPU
-            check_one_process_per_gpu(own_store, rank, local, local_size)
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("default_pg", store),
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-            device_id=device if backend == "nccl" else None,
-        )
-        control: Any = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
-    except (ValueError, RuntimeError) as error:
-        # MASTER_ADDR missing, port in use, host not reached, a peer that never came
-        raise not_met(rank, error) from None
-    return rank, size, own_store, control
+    backend, timeout = "nccl" if chosen.type == "cuda" else "gloo", timedelta(minutes=timeout_minutes)
+    place = f"MASTER_ADDR={os.environ.get('MASTER_ADDR')}, MASTER_PORT={os.environ.get('MASTER_PORT')}"
+    with limit_of_joining(f"rank {rank}: the other processes, at {place}", limit + JOINING_SECONDS):
+        try:
+            store, rank, size = next(rendezvous("env://", rank, size, timeout=timeout))
+            # the launcher's store still holds what the dead wrote
+            store = PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT') or 0}", store)
+            own_store = PrefixStore("histocc", store)
+            # torchrun gives each rank once, and its store outlives attempts
+            if "TORCHELASTIC_RUN_ID" not in os.environ and own_store.add(f"joined/{rank}", 1) > 1:
+                raise own_mistake(
+                    f"RANK={rank} was given to two processes of this job: each needs its own, from 0 to"
+                    " WORLD_SIZE - 1"
+                )
+            if backend == "nccl":  # before NCCL itself meets two processes on one GPU
+                check_one_process_per_gpu(own_store, rank, local, local_size)
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("default_pg", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+                device_id=chosen if backend == "nccl" else None,
+            )
+            control = dist.new_group(backend="gloo", timeout=timeout) if backend == "nccl" else None
+        except (ValueError, RuntimeError) as error:
+            # MASTER_ADDR missing, port in use, host not reached, a peer that never came
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            remedy = NOT_MET
+            if "EADDRINUSE" in str(error):
+                remedy = (
+                    "Another program has this port, or a second process RANK=0: choose another MASTER_PORT."
+                )
+            raise own_mistake(
+                f"Rank {rank} could not meet the other processes at {place}: {reason}\n  {remedy}"
+            ) from None
+    return World(rank, local, size, local_size, chosen, backend, control, own_store, limit)
 
 
 @contextlib.contextmanager
-def limit_of_joining(rank: int, seconds: float) -> Generator[None]:
-    """Ends this process where what is inside takes longer (exit code 2), or when it is asked to stop
-    meanwhile: torch waits there without looking at signals, and nothing has to be saved yet.
+def limit_of_joining(others: str, seconds: float) -> Generator[None]:
+    """Ends this process if what is inside takes longer (exit code 2), or if it is asked to stop meanwhile:
+    torch waits there without looking at signals, and nothing has to be saved yet.
     """
     done = threading.Event()
-    others = (
-        f"rank {rank}: the other processes, at MASTER_ADDR={os.environ.get('MASTER_ADDR')},"
-        f" MASTER_PORT={os.environ.get('MASTER_PORT')}"
-    )
 
     def watch() -> None:
         until = time.monotonic() + seconds
         while not done.wait(POLL_SECONDS):
             if stop_asked():
                 stop = stop_request()
-                said = (
+                what = (
                     f"Stopped by {stop.reason} while it waited for {others}. The same command starts again."
                 )
-                print(said, flush=True)
+                print(what, flush=True)
                 os._exit(stop.exit_code)
             if time.monotonic() > until:
-                said = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}"
-                print(said, file=sys.stderr, flush=True)
+                what = f"error: {others}: no answer within {seconds:,.0f} s (--timeout-minutes). {NOT_MET}"
+                print(what, file=sys.stderr, flush=True)
                 os._exit(2)
 
     threading.Thread(target=watch, name="limit of joining", daemon=True).start()
@@ -540,36 +459,6 @@ def limit_of_joining(rank: int, seconds: float) -> Generator[None]:
         yield
     finally:
         done.set()
-
-
-def check_rank_is_single(store: Any, rank: int) -> None:
-    """Raises UserError where another process of the job has the same RANK. torchrun gives each once, and its
-    store outlives attempts.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ and store.add(f"joined/{rank}", 1) > 1:
-        raise own_mistake(
-            f"RANK={rank} was given to two processes of this job: each needs its own, from 0 to"
-            " WORLD_SIZE - 1"
-        )
-
-
-def torch_is_too_old() -> bool:
-    return tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < LEAST_TORCH
-
-
-def not_met(rank: int, error: Exception) -> UserError:
-    """Said by the process itself: the others are out of reach."""
-    return own_mistake(
-        f"Rank {rank} could not meet the other processes at MASTER_ADDR={os.environ.get('MASTER_ADDR')},"
-        f" MASTER_PORT={os.environ.get('MASTER_PORT')}:"
-        f" {str(error).splitlines()[0] if str(error) else type(error).__name__}\n"
-        + (
-            "  Another program has this port, or a second process RANK=0: choose another MASTER_PORT, the"
-            " same on all machines."
-            if "EADDRINUSE" in str(error)
-            else f"  {NOT_MET}"
-        )
-    )
 
 
 def close_world(world: World) -> None:

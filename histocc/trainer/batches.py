@@ -27,14 +27,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from histocc.runtime import stacks
+from histocc.runtime import signals
 from histocc.runtime.device import by_kind
 from histocc.runtime.errors import (
     SHARED_MEMORY_IS_FULL,
     TrainingError,
-    UserError,
+    allow_open_files,
     as_user_error,
-    too_few_open_files,
 )
 from histocc.runtime.rng import derived_seed, mix
 from histocc.runtime.signals import Stopped, leave_to_parent, stop_asked
@@ -370,7 +369,7 @@ class BatchLoader:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         waiting_since = time.monotonic()
-        stacks.set_timer()
+        signals.set_timer()
         while True:
             try:
                 share = next(shares)
@@ -381,9 +380,9 @@ class BatchLoader:
                     raise _worker_error(error, getattr(shares, "_workers", ())) from None
                 self._raise_if_too_long(time.monotonic() - waiting_since)
             else:
-                stacks.set_timer()
+                signals.set_timer()
                 yield share
-                stacks.set_timer()
+                signals.set_timer()
                 waiting_since = time.monotonic()
 
     def _raise_if_too_long(self, seconds: float) -> None:
@@ -395,7 +394,7 @@ class BatchLoader:
                 "last checkpoint, from which the same command continues"
             )
         if seconds > self.world.time_limit:
-            files = stacks.written()
+            files = signals.stacks_written()
             raise _error(
                 f"the processes that load data have not answered for {seconds:,.0f} s (--timeout-minutes); "
                 "--num-workers 0 loads in the training process itself" + (files and f"; {files}")
@@ -476,10 +475,7 @@ def make_loaders(
     if val_rows is not None:
         loaders["val"] = validation_loader(args, world, val_rows)
     if args.num_workers:
-        tensors = sum(isinstance(value, Tensor) for batch in train[0, 0] for value in batch.values())
-        on_their_way = (args.prefetch_factor or 2) * tensors
-        if short := list(filter(None, world.gather(too_few_open_files(args.num_workers, on_their_way)))):
-            raise UserError(short[0])
+        allow_open_files()
     return loaders
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from histocc.runtime import checkpoint, files, stacks
+from histocc.runtime import checkpoint, files, signals
 from histocc.runtime.config import differing
 from histocc.runtime.device import Precision, missing_compiler
 from histocc.runtime.errors import TrainingError, UserError
@@ -127,12 +127,12 @@ def held_folder(args: TrainConfig, world: World) -> Generator[None]:
             held.enter_context(run_lock(args.save_path))
             own = OwnFiles(args.save_path, args.overwrite)
             own.remove_leftovers()
-            path, *paths = own.claim(CONSOLE, *map(stacks.NAME.format, range(world.size)))
+            path, *paths = own.claim(CONSOLE, *map(signals.STACKS.format, range(world.size)))
             write_console_to(path)
             return paths
 
         paths = world.run_on_main("lock", lock)
-        held.enter_context(stacks.in_folder(paths, world.rank, world.time_limit))
+        held.enter_context(signals.stacks_in(paths, world.rank, world.time_limit))
         yield
 
 
@@ -444,7 +444,6 @@ def ready(
         """Of a checkpoint, whole on rank 0 alone. All ranks."""
         if not (world.is_main or is_sharded(raw_model)):
             return {}
-        epoch, batch = divmod(step, plan.steps_per_epoch)
         weights = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
         rates = [group["initial_lr"] for group in optimizer.param_groups]
         return {
@@ -456,7 +455,7 @@ def ready(
             "args": args.values(),
             **training.entries,
             "rng": {"seed": args.seed, "threads": torch.get_num_threads(), "processes": world.size},
-            "position": {"epoch": epoch, "batch": batch, **same_in_all, **position},
+            "position": {**same_in_all, **position},
         }
 
     save = checkpoint.Saver(own, args.keep_checkpoints, world, content, log.say)

@@ -38,32 +38,10 @@ class Job:
         if not val.exists():
             write_rows(train, rows)
             write_rows(val, 24, 500)
-        self.flags = [
-            "--train-data",
-            train,
-            "--val-data",
-            val,
-            *TINY,
-            "--language-col",
-            "lang",
-            "--dropout",
-            0.1,
-            "--num-epochs",
-            epochs,
-            "--global-batch-size",
-            total,
-            "--log-interval",
-            3,
-            "--eval-interval",
-            5,
-            "--save-interval",
-            4,
-            "--learning-rate",
-            1e-3,
-            "--save-dir",
-            folder,
-            *flags,
-        ]
+        self.flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
+        self.flags += ["--dropout", 0.1, "--num-epochs", epochs, "--global-batch-size", total]
+        self.flags += ["--log-interval", 3, "--eval-interval", 5, "--save-interval", 4]
+        self.flags += ["--learning-rate", 1e-3, "--save-dir", folder, *flags]
         self.output = ""
 
     def start(self, *more, log: str | None = None, before=(), launcher=()) -> subprocess.Popen:
@@ -125,12 +103,8 @@ class Job:
 
 def workers(process: subprocess.Popen) -> list[int]:
     """Process numbers of the ranks that a launcher has started, in order."""
-    return [
-        int(pid)
-        for pid in subprocess.run(
-            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
-        ).stdout.split()
-    ]
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
 
 
 def alive(pid: int) -> bool:
@@ -174,7 +148,5 @@ def assert_same_losses(job: Job, whole: Job) -> None:
     rows, others = job.rows(), whole.rows()
     assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, len(others) + 1))
     for row, other in zip(rows, others):
-        assert (
-            abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"])
-            and row["samples"] == other["samples"]
-        )
+        assert row["samples"] == other["samples"]
+        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"])

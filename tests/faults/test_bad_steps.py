@@ -1,5 +1,7 @@
 """Steps without a finite gradient: skipped, counted, and the end of the run after too many in a row."""
 
+import math
+
 import pytest
 import torch
 
@@ -68,17 +70,10 @@ def train(calls, steps=8, **options):
 
 def test_bad_steps_change_nothing_and_are_counted():
     rows, weights, error = train({2, 5})
-    assert (
-        error is None
-        and [row["skipped_steps"] for row in rows] == [1, 1]
-        and [row["samples"] for row in rows] == [8, 16]
-    )
+    assert error is None and [(row["skipped_steps"], row["samples"]) for row in rows] == [(1, 8), (1, 16)]
     same = [torch.equal(a, b) for a, b in zip(weights, weights[1:])]
     assert same == [False, True, False, False, True, False, False]
-    assert all(
-        torch.isfinite(torch.tensor(row["train_loss"])) and torch.isfinite(torch.tensor(row["grad_norm"]))
-        for row in rows
-    )
+    assert all(math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"]) for row in rows)
     assert rows[-1]["lr"] == train(set())[0][-1]["lr"]  # the schedule goes by steps, skipped or not
 
 
@@ -90,12 +85,8 @@ def test_too_many_in_a_row_end_the_run():
 
 def test_all_steps_of_a_row_bad():
     rows, _, error = train({0, 1, 2, 3})
-    assert (
-        error is None
-        and rows[0]["skipped_steps"] == 4
-        and "train_loss" not in rows[0]
-        and rows[1]["train_loss"] > 0
-    )
+    assert error is None and rows[0]["skipped_steps"] == 4
+    assert "train_loss" not in rows[0] and rows[1]["train_loss"] > 0
 
 
 @pytest.mark.parametrize("calls", [set(), {1}])
@@ -103,9 +94,5 @@ def test_what_was_open_goes_into_the_checkpoint(calls):
     saved = []
     train(calls, steps=6, save_interval=3, save=lambda step, names, position: saved.append((step, position)))
     step, position = saved[0]
-    assert (
-        step == 3
-        and position["sums"][0]["skipped_steps"] == len(calls)
-        and position["bad_steps"] == 0
-        and not position["unfinished"]
-    )
+    assert step == 3 and position["sums"][0]["skipped_steps"] == len(calls)
+    assert position["bad_steps"] == 0 and not position["unfinished"]

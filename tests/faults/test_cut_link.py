@@ -11,7 +11,8 @@ import pytest
 from harness import Job, assert_gone, assert_same_end, workers
 
 pytestmark = pytest.mark.processes
-HOSTS = {"histocc_a": "10.213.0.1", "histocc_b": "10.213.0.2"}
+HOST_A, HOST_B = "histocc_a", "histocc_b"
+HOSTS = {HOST_A: "10.213.0.1", HOST_B: "10.213.0.2"}
 
 
 def ip(*words, check=True):
@@ -29,14 +30,14 @@ def hosts():
             "add",
             "link_a",
             "netns",
-            "histocc_a",
+            HOST_A,
             "type",
             "veth",
             "peer",
             "name",
             "link_b",
             "netns",
-            "histocc_b",
+            HOST_B,
         )
         for host, address in HOSTS.items():
             ip("-n", host, "addr", "add", f"{address}/24", "dev", host.replace("histocc", "link"))
@@ -49,6 +50,12 @@ def hosts():
 
 
 def start(job: Job, hosts: list[str], *flags) -> list[subprocess.Popen]:
+    launcher = [
+        "--rdzv-backend=static",
+        "--nnodes=2",
+        f"--master_addr={HOSTS[hosts[0]]}",
+        "--master_port=29517",
+    ]
     return [
         job.start(
             *flags,
@@ -61,13 +68,7 @@ def start(job: Job, hosts: list[str], *flags) -> list[subprocess.Popen]:
                 "env",
                 f"GLOO_SOCKET_IFNAME={host.replace('histocc', 'link')}",
             ],
-            launcher=[
-                "--rdzv-backend=static",
-                "--nnodes=2",
-                f"--node_rank={rank}",
-                f"--master_addr={HOSTS[hosts[0]]}",
-                "--master_port=29517",
-            ],
+            launcher=[*launcher, f"--node_rank={rank}"],
         )
         for rank, host in enumerate(hosts)
     ]
@@ -98,8 +99,6 @@ def test_a_link_that_is_cut_in_mid_step(tmp_path, hosts, fault_seed):
     assert len(ranks) == 2
     assert_gone(ranks)
     ip("-n", hosts[0], "link", "set", "link_a", "up")
-    assert [node.wait(120) for node in start(job, hosts)] == [
-        0,
-        0,
-    ] and "Resuming from step" in first.read_text()
+    assert [node.wait(120) for node in start(job, hosts)] == [0, 0]
+    assert "Resuming from step" in first.read_text()
     assert_same_end(job, whole)

@@ -2,21 +2,14 @@
 machine. `tests/run --faults`.
 """
 
-import contextlib
-import socket
 import time
 
 import pytest
 from harness import Job, assert_same_losses, kill_all
+from helpers import free_port
 
 pytestmark = pytest.mark.processes
 STEPS = 150
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_a_node_joins_and_another_time_leaves(tmp_path, monkeypatch, fault_seed):
@@ -25,29 +18,11 @@ def test_a_node_joins_and_another_time_leaves(tmp_path, monkeypatch, fault_seed)
     """
     # otherwise torch 2.13's own rendezvous hangs when a node joins
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    flags = [
-        "--dropout",
-        0,
-        "--encoder-dropout",
-        0,
-        "--float64",
-        "--log-interval",
-        1,
-        "--eval-interval",
-        1000,
-        "--save-interval",
-        20,
-        "--max-steps",
-        STEPS,
-    ]
-    launcher = [
-        "--nnodes=1:2",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-        "--rdzv-id=members",
-        "--max-restarts=3",
-        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1",
-    ]
+    flags = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
+    flags += ["--eval-interval", 1000, "--save-interval", 20, "--max-steps", STEPS]
+    launcher = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    launcher += ["--rdzv-id=members", "--max-restarts=3"]
+    launcher += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1"]
     whole = Job(tmp_path / "whole", flags=flags, epochs=100)
     whole.run()
     first, second = (

