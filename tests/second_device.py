@@ -20,11 +20,7 @@ DEVICE = torch.device("meta")
 aten = torch.ops.aten
 MOVES = {aten.copy_.default, aten._to_copy.default}
 # of rows, not values
-TAKES_NUMBERS_FROM_THE_CPU = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-}
+TAKES_NUMBERS_FROM_THE_CPU = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 ASKS_BY_VALUE = {aten._local_scalar_dense, aten.nonzero}
 
 

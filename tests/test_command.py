@@ -71,8 +71,7 @@ def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "own, expected",
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    "own, expected", [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
 def test_threads_spin_shortly_unless_the_user_says_how_long(own, expected):
     """libgomp reads the variable when torch is loaded, so it must be there before."""

@@ -22,15 +22,7 @@ from histocc.evaluate import __main__ as evaluate
 from histocc.predict import __main__ as predict
 from histocc.runtime.checkpoint import SECOND_NAME
 from histocc.runtime.errors import UserError
-from histocc.runtime.files import (
-    LIST,
-    OwnFiles,
-    atomic_write,
-    is_held,
-    problems,
-    run_lock,
-    save_path_problem,
-)
+from histocc.runtime.files import LIST, OwnFiles, atomic_write, is_held, problems, run_lock, save_path_problem
 from histocc.sample.__main__ import main as sample
 
 HISCO = ["--target-cols", "hisco_1", "--formatter", "hisco"]
@@ -260,8 +252,7 @@ def test_the_files_of_a_model_s_folder_are_inputs(data, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["logs.csv", "key.csv", "args.json", "status.json", "histocc.json", "best.bin", "prepared"],
+    "name", ["logs.csv", "key.csv", "args.json", "status.json", "histocc.json", "best.bin", "prepared"]
 )
 def test_a_save_folder_with_somebody_s_file(data, tmp_path, name):
     (tmp_path / name).write_text("mine")
