@@ -306,25 +306,6 @@ def test_exports_and_samples_replace_nothing(run, tmp_path):
     assert contents(tmp_path) == before and sample(["--rows", "6", "--output", path, "--overwrite"]) == 0
 
 
-@pytest.mark.full
-def test_links_of_a_resumed_run_are_replaced_and_not_followed(data, tmp_path):
-    """As in a copy of its folder that was made of links."""
-    folder, precious = tmp_path / "run", tmp_path / "precious.txt"
-    start = flags(data, folder, "--batch-size", 4, "--save-interval", 1, "--profile", 1)
-    assert run_inside(finetune.main, *start, "--max-steps", 6)[0] == 0
-    precious.write_text("mine")
-    for name in ("best.bin", "logs.csv", "status.json", "curves.png", "trace.json", "args.json"):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(precious)
-    code, output = run_inside(finetune.main, *start)
-    assert code == 0 and precious.read_text() == "mine", output
-    os.remove(folder / "last.bin")
-    (folder / "last.bin").symlink_to(precious)
-    code, output = run_inside(finetune.main, *start, "--num-epochs", 2)
-    assert code == 0, output
-    assert precious.read_text() == "mine" and not (folder / "last.bin").is_symlink()
-
-
 def test_temporary_names_are_never_written_through(data, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "precious.txt").write_text("mine")
@@ -346,20 +327,8 @@ def test_a_folder_that_cannot_be_written(run, tmp_path):
     assert save_path_problem(str(tmp_path / "new" / "run")) is None and os.listdir(tmp_path) == ["file"]
 
 
-def test_a_list_of_words_that_was_changed_is_said_when_the_run_is_resumed(data, tmp_path):
-    words = tmp_path / "words.csv"
-    words.write_text("word,freq\nold,3\n")
-    start = flags(data, tmp_path / "run", "--batch-size", 4, "--fn-word-freq", words)
-    assert run_inside(finetune.main, *start, "--max-steps", 1)[0] == 0
-    words.write_text("word,freq\nnew,3\n")
-    code, output = run_inside(finetune.main, *start)
-    assert code == 2 and "words.csv: was changed since the run" in output
-    words.write_text("word,freq\nold,3\n")
-    assert run_inside(finetune.main, *start)[0] == 0
-
-
 NAMES = [*LISTS, "args.json", "logs.csv", "status.json", "curves.png", "last.bin", "best.bin", "3.bin"]
-NAMES += ["console.log", "run.lock", "histocc.json", "prepared", "prepared/.git", "prepared/notes.txt"]
+NAMES += ["run.lock", "histocc.json", "prepared", "prepared/.git", "prepared/notes.txt"]
 NAMES += ["notes.txt", "key.csv.tmp1x", ".key.csv.newer", "tensorboard"]
 KINDS = st.sampled_from(["text", "json", "empty", "folder", "pipe", "link", "dangling"])
 

@@ -60,15 +60,15 @@ MACHINE = {  # TrainingError
     errno.ENFILE: ("too many open files on this machine", "close other programs, or --num-workers 0"),
     errno.EAGAIN: ("no more processes or threads can be started (ulimit -u)", "take fewer --num-workers"),
 }
-NAMES = {  # UserError
-    errno.EACCES: ("permission denied", "choose a file or folder that you may use"),
-    errno.EPERM: ("operation not permitted", "choose a file or folder that you may use"),
-    errno.EEXIST: ("exists and stays as it is", "move it away, or choose another name"),
-    errno.EISDIR: ("found a folder, expected a file", "move it away, or choose another name"),
-    errno.ENOTDIR: ("found a file where the path has a folder", "choose another name"),
-    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
-    errno.ELOOP: ("its symbolic links lead in a circle", "choose another name"),
-    errno.ETXTBSY: ("it is a program that runs", "choose another name"),
+NAMES = {  # UserError, whose remedy is another name
+    errno.EACCES: "permission denied",
+    errno.EPERM: "operation not permitted",
+    errno.EEXIST: "exists and stays as it is",
+    errno.EISDIR: "found a folder, expected a file",
+    errno.ENOTDIR: "found a file where the path has a folder",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ELOOP: "its symbolic links lead in a circle",
+    errno.ETXTBSY: "it is a program that runs",
 }
 SHARED_MEMORY_IS_FULL = (
     "/dev/shm is full: processes that load data hand it over there; --num-workers 0, or a larger one"
@@ -93,7 +93,7 @@ def in_words(error: BaseException, path: str | None = None, size: int | None = N
     if is_out_of_memory(error):
         return at + memory_in_words(error)
     if number in MACHINE or number in NAMES:
-        cause, remedy = MACHINE.get(number) or NAMES[number]
+        cause, remedy = MACHINE.get(number) or (NAMES[number], "choose another file or folder")
         facts = [f"{size_words(size)} needed"] if size else []
         if at and number in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """Printing that never raises, and how far a stage of the work has come.
 
 A stream that cannot be written any more (a pipe whose reader has ended, a full disk, a terminal that is gone)
-is dropped. That is said once on the other stream, and what it would show is written to `console.log` of the
-run, as soon as the run has named it.
+is dropped, which is said once on the other stream.
 """
 
 import contextlib
@@ -13,21 +12,16 @@ import shutil
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Generator
 from typing import Any
 
 from histocc.runtime.signals import occupy_closed_descriptors, stop_asked
 
-CONSOLE = "console.log"
 PATIENCE_SECONDS = 60.0  # for a reader that does not read
 PIECE = 1024  # characters; a pipe that is writable takes 4,096 bytes
-MAX_KEPT = 1 << 18  # characters that wait until the run has named its file
 PROGRESS_SECONDS = 10.0
 
-_lock = threading.RLock()
 _streams: list["_Stream"] = []  # of this process, inside `opened`
-_path, _kept = "", ""  # the run's file, and what could not be written there yet
 _progress_shown = False
 
 
@@ -53,7 +47,6 @@ class _Stream:
     def flush(self) -> None:
         text, self.line.text = getattr(self.line, "text", ""), ""
         if self.lost:
-            _keep(text)
             return
         try:
             for start in range(0, max(len(text), 1), PIECE):
@@ -66,19 +59,16 @@ class _Stream:
         except BlockingIOError:  # a terminal that is slow for the moment
             pass
         except (OSError, ValueError) as error:  # ValueError: closed
-            self.lose(getattr(error, "strerror", None) or str(error), text)
+            self.lose(getattr(error, "strerror", None) or str(error))
 
-    def lose(self, reason: str, text: str = "") -> None:
+    def lose(self, reason: str) -> None:
         self.lost = True
         if self.number in (1, 2):  # what lies in a buffer has a place to go when the interpreter ends
             with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self.number)
-        note = f"Note: standard {self.name} cannot be written any more ({reason})"
-        note += f"; what it would show is written to {_path}\n" if _path else "\n"
-        _keep(note + text)
         for other in _streams:
             if not other.lost:
-                other.write(note)
+                other.write(f"Note: standard {self.name} cannot be written any more ({reason})\n")
 
     def isatty(self) -> bool:
         return not self.lost and self.stream.isatty()
@@ -87,23 +77,9 @@ class _Stream:
         return getattr(self.stream, name)
 
 
-def _keep(text: str) -> None:
-    global _kept
-    with _lock:
-        _kept = (_kept + text)[-MAX_KEPT:]
-        if _path and _kept:
-            with (
-                contextlib.suppress(OSError, ValueError),
-                open(_path, "a", encoding="utf-8", errors="replace") as file,
-            ):
-                file.write(_kept)
-                _kept = ""
-
-
 @contextlib.contextmanager
 def opened() -> Generator[None]:
     """From here on printing never raises, and letters that the terminal does not have become ?."""
-    global _path, _kept
     if _streams:
         yield
         return
@@ -112,7 +88,6 @@ def opened() -> Generator[None]:
     for stream in before:
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    _path, _kept = "", ""
     _streams[:] = [_Stream("output", sys.stdout), _Stream("error", sys.stderr)]
     for stream in _streams:
         if stream.stream is None:
@@ -120,26 +95,11 @@ def opened() -> Generator[None]:
     sys.stdout, sys.stderr = _streams
     try:
         yield
-    except Exception:
-        if _streams[1].lost:  # where the interpreter would show it
-            _keep(traceback.format_exc())
-        raise
     finally:
         for stream in _streams:
             stream.flush()
         sys.stdout, sys.stderr = before
         _streams.clear()
-
-
-def write_console_to(path: str) -> None:
-    """Names the file for what streams that are lost would show; it is made when it is needed."""
-    global _path
-    if _streams and path != _path:
-        _path = path
-        _keep("")
-        for stream in _streams:
-            if not stream.lost and any(other.lost for other in _streams):
-                stream.write(f"Note: what is not shown is written to {path}\n")
 
 
 def output_is_lost() -> bool:

@@ -19,7 +19,6 @@ from histocc.runtime.config import differing
 from histocc.runtime.device import Precision, missing_compiler
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
-from histocc.runtime.log import CONSOLE, write_console_to
 from histocc.runtime.parallel import (
     evaluating,
     is_sharded,
@@ -110,7 +109,7 @@ def output_problems(
     if args.config and files.is_same(args.config, own.path(ARGS)) and own.holds(args.config):
         # read already, and written as it was
         inputs = {path: what for path, what in inputs.items() if path != args.config}
-    names = [ARGS, LOG, STATUS, CURVES, CONSOLE, *lists, checkpoint.LAST, checkpoint.BEST]
+    names = [ARGS, LOG, STATUS, CURVES, *lists, checkpoint.LAST, checkpoint.BEST]
     return files.problems(
         map(own.path, [*names, *(OF_PROFILE if args.profile else ())]), inputs, args.overwrite, own
     )
@@ -127,9 +126,7 @@ def held_folder(args: TrainConfig, world: World) -> Generator[None]:
             held.enter_context(run_lock(args.save_path))
             own = OwnFiles(args.save_path, args.overwrite)
             own.remove_leftovers()
-            path, *paths = own.claim(CONSOLE, *map(signals.STACKS.format, range(world.size)))
-            write_console_to(path)
-            return paths
+            return own.claim(*map(signals.STACKS.format, range(world.size)))
 
         paths = world.run_on_main("lock", lock)
         held.enter_context(signals.stacks_in(paths, world.rank, world.time_limit))
