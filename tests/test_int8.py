@@ -88,7 +88,7 @@ def test_what_cannot_be_is_said(model, tmp_path):  # noqa: F811
 
 def test_a_cpu_without_the_instructions_refuses_it(monkeypatch):
     monkeypatch.setattr(device, "has_int8", lambda: False)
-    with pytest.raises(UserError, match="no instructions that multiply int8 exactly"):
+    with pytest.raises(UserError, match="this CPU has no instructions for it"):
         Precision("int8")
 
 

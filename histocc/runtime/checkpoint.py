@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.serialization import config as torch_config
 
 from histocc.runtime.errors import TrainingError, UserError, as_user_error, in_words
@@ -53,23 +54,12 @@ def name_of_step(step: int) -> str:
 
 def to_cpu(value: Any) -> Any:
     """Nested dicts, lists and tuples with every tensor on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return type(value)((name, to_cpu(part)) for name, part in value.items())
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(to_cpu, value))
-    return value
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), value)
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        parts: Any = value.values() if isinstance(value, dict) else value
-        for part in parts:
-            yield from tensors(part)
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -293,15 +283,15 @@ def _refusal(path: str, error: Exception) -> str:
     )
 
 
-def check_format(file: str, found: Any) -> None:
+def check_format(file: str, number: Any) -> None:
     """Raises UserError where a file of histocc is of another format than this version reads."""
-    if type(found) is int and found > FORMAT:
+    if type(number) is int and number > FORMAT:
         raise NewerFormat(
-            f"{file}: written by a newer histocc: format {found}; this version reads {FORMAT}. It"
+            f"{file}: written by a newer histocc: format {number}; this version reads {FORMAT}. It"
             " stays as it is: install a newer histocc, or choose another folder"
         )
-    if type(found) is not int or found != FORMAT:
-        raise UserError(f"{file}: format: found {found!r:.60}, expected {FORMAT}")
+    if type(number) is not int or number != FORMAT:
+        raise UserError(f"{file}: format: found {number!r:.60}, expected {FORMAT}")
 
 
 def load_resumable(path: str) -> dict[str, Any]:

@@ -125,14 +125,14 @@ def flag_of(name: str) -> str:
 
 def declarations(kind: type[Config]) -> dict[str, tuple[Field, Any, type]]:
     """Each flag's declaration, its type, and the class that it stands in: in the order of the bases."""
-    found: dict[str, tuple[Field, Any, type]] = {}
+    declared: dict[str, tuple[Field, Any, type]] = {}
     for owner in reversed(kind.__mro__):
         for name, item in getattr(owner, "__dataclass_fields__", {}).items():
-            if item.metadata and (name not in found or found[name][0] is not item):
+            if item.metadata and (name not in declared or declared[name][0] is not item):
                 hint = get_type_hints(owner, include_extras=True)[name]
-                found[name] = (item, hint, found[name][2] if name in found else owner)
+                declared[name] = (item, hint, declared[name][2] if name in declared else owner)
     order = kind.__mro__.index
-    return dict(sorted(found.items(), key=lambda entry: order(entry[1][2])))
+    return dict(sorted(declared.items(), key=lambda entry: order(entry[1][2])))
 
 
 def deciding(kind: type[Config]) -> list[str]:
@@ -193,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         options = {option: given[option] for option in ("help", "choices", "metavar") if given[option]}
         names = [name] if given["positional"] else [flag_of(name), *given["names"]]
         if get_origin(hint) in (Union, UnionType):  # of a type and None
-            hint = next(each for each in get_args(hint) if each is not NoneType)
+            hint = next(kind for kind in get_args(hint) if kind is not NoneType)
         if get_origin(hint) is list:
             options, hint = options | {"nargs": "+"}, get_args(hint)[0]
         if not given["positional"]:
@@ -206,7 +206,7 @@ class Parser(argparse.ArgumentParser):
         elif hint is not str:
             options["type"] = hint
         action = group.add_argument(*names, **options)
-        self.named |= {} if given["positional"] else {each[2:].replace("-", "_"): action for each in names}
+        self.named |= {} if given["positional"] else {flag[2:].replace("-", "_"): action for flag in names}
         declared = self.kind.__dataclass_fields__
         if hint is bool and default is False and "config" in declared and f"no_{name}" not in declared:
             off = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
@@ -246,7 +246,7 @@ class Parser(argparse.ArgumentParser):
         """Values as their flags read them, by the field's name; None is a flag that is not given. Raises one
         UserError, which begins with `where`, for names that no flag has and values that no flag takes.
         """
-        found: dict[str, Any] = {}
+        accepted: dict[str, Any] = {}
         first: dict[str, str] = {}
         problems: list[str] = []
         for name, value in values.items():
@@ -264,11 +264,11 @@ class Parser(argparse.ArgumentParser):
                 problems.append(f"{name!r}: is the same flag as {other!r}: they are mutually exclusive")
             else:
                 try:
-                    found[action.dest] = _read(action, value)
+                    accepted[action.dest] = _read(action, value)
                 except (ValueError, argparse.ArgumentTypeError) as error:
                     problems.append(f"{name!r}: {error}")
         raise_if_any(problems, where, MAX_PROBLEMS)
-        return found
+        return accepted
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}\n  {self.prog} --help lists the flags")

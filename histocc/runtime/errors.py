@@ -128,11 +128,11 @@ def errno_of(error: BaseException) -> int | None:
         return errno.EMFILE
     if "can't start new thread" in str(error):
         return errno.EAGAIN
-    said = (number for number in MACHINE if os.strerror(number) in str(error) and number != errno.EAGAIN)
+    named = (number for number in MACHINE if os.strerror(number) in str(error) and number != errno.EAGAIN)
     hidden = error.__context__
     while hidden is not None and not isinstance(hidden, OSError):
         hidden = hidden.__context__
-    return next(said, hidden.errno if hidden is not None and hidden.errno in MACHINE else None)
+    return next(named, hidden.errno if hidden is not None and hidden.errno in MACHINE else None)
 
 
 # ---- running out of memory
@@ -143,8 +143,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     of_torch = type(error).__name__ == "OutOfMemoryError"
-    said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
-    return isinstance(error, MemoryError) or of_torch or bool(said)
+    by_text = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    return isinstance(error, MemoryError) or of_torch or by_text
 
 
 def memory_in_words(error: BaseException) -> str:

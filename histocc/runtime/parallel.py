@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World
@@ -122,14 +123,12 @@ def whole(value: Any, keep: bool = True) -> Any:
     """Nested dicts and lists whose shared out tensors are put together, on the CPU, so that a device never
     holds more than one of them; without `keep` None stands in the place of all tensors. All ranks.
     """
-    if isinstance(value, Tensor):
-        full = full_tensor(value).cpu() if is_share(value) else value
+
+    def put_together(tensor: Tensor) -> Tensor | None:
+        full = full_tensor(tensor).cpu() if is_share(tensor) else tensor
         return full if keep else None
-    if isinstance(value, dict):
-        return {name: whole(part, keep) for name, part in value.items()}
-    if isinstance(value, list):
-        return [whole(part, keep) for part in value]
-    return value
+
+    return tree_map_only(Tensor, put_together, value)
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

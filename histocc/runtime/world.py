@@ -32,7 +32,7 @@ from histocc.runtime.device import check_one_process_per_gpu, choose_device
 from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.signals import Stopped, stop_asked, stop_request
 
-LEAST_TORCH = (2, 10)
+MIN_TORCH = (2, 10)
 POLL_SECONDS = 0.02  # between two looks at the store
 ALIVE_SECONDS = 1.0  # how often a rank that works for all says that it lives
 STOP_SECONDS = 10.0  # how long a rank that was asked to stop waits for one that says so no more
@@ -80,9 +80,9 @@ def launcher_environment(
             " sets them all to whole numbers, RANK below WORLD_SIZE and LOCAL_RANK below LOCAL_WORLD_SIZE."
             " Unset them to run in one process."
         )
-    for flag, asked, found in (("world-size", world_size, size), ("local-rank", local_rank, local)):
-        if asked not in (None, -1, found):  # -1: scripts for the older launcher say so that there is none
-            raise UserError(f"--{flag} {asked} contradicts the launcher, which says {found}. Leave it out.")
+    for flag, asked, actual in (("world-size", world_size, size), ("local-rank", local_rank, local)):
+        if asked not in (None, -1, actual):  # -1: scripts for the older launcher say so that there is none
+            raise UserError(f"--{flag} {asked} contradicts the launcher, which says {actual}. Leave it out.")
     return rank, local, size, local_size
 
 
@@ -379,9 +379,9 @@ def init_world(
     Raises:
         UserError: if the others cannot be met, or this process has the place of another one.
     """
-    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < LEAST_TORCH:
+    if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < MIN_TORCH:
         raise UserError(
-            f"torch {torch.__version__} is here, and {'.'.join(map(str, LEAST_TORCH))} or newer is needed"
+            f"torch {torch.__version__} is here, and {'.'.join(map(str, MIN_TORCH))} or newer is needed"
             " (older ones can be made to run code by a file of weights): pip install 'torch>=2.10' in a new"
             " environment"
         )
