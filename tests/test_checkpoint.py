@@ -304,20 +304,14 @@ CHANGES = {
     "a weight to NaN": lambda state: state["model"]["weight"].fill_(math.nan),
     "another shape": lambda state: state["model"].update(weight=state["model"]["weight"].T),
     "another type": lambda state: state["model"].update(weight=state["model"]["weight"].double()),
-    "a weight fewer": lambda state: state["model"].pop("bias"),
     "a weight more": lambda state: state["model"].update({float("nan"): torch.zeros(1)}),
     "another name": lambda state: state["model"].update(Bias=state["model"].pop("bias")),
     "another step": lambda state: state.update(step=13),
-    "a number as text": lambda state: state.update(step="12"),
     "a code more": lambda state: state["key"].update({"x": 2}),
     "an entry fewer": lambda state: state.pop("key"),
-    "an entry more": lambda state: state.update(thresholds={}),
-    "no optimizer": lambda state: state.pop("optimizer"),
     "the checksum as text": lambda state: state.update(checksum=str(state["checksum"])),
-    "the checksum as a list": lambda state: state.update(checksum=[1]),
     "a tensor as the checksum": lambda state: state.update(checksum=torch.zeros(2)),
     "a newer format": lambda state: state.update(format=10**30),
-    "a format that is none": lambda state: state.update(format=0),
 }
 
 
@@ -361,36 +355,17 @@ def test_damage_of_any_byte_is_refused_or_harmless(tmp_path):
     assert "not what its checksum says" in refusal(bad)
 
 
-NO_CHECKPOINTS = [
-    b"",
-    b"hello, this is text\n",
-    b"occ1,hisco_1\nfarmer,61110\n",
-    b"\x80\x02}q\x00.",
-    b"\x80\x04\x95",
-    bytes(range(256)),
-    bytes(10_000),
-    b"PK\x03\x04" + bytes(100),
-    b"PK\x05\x06" + bytes(18),
-    b"]q\x00(K\x01e.",
-    pickle.dumps({"model": {}}, 2),
-    [1, 2],
-    torch.ones(2),
-    3,
-    None,
-]
-
-
-@pytest.mark.parametrize("content", NO_CHECKPOINTS)
-def test_no_checkpoint_at_all(tmp_path, content):
+def test_no_checkpoint_at_all(tmp_path):
     file = tmp_path / "last.bin"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    else:
-        torch.save(content, file)
-    refusal(file)
-    code, output = run_inside(
-        predict.main, "--model", tmp_path, "--input", __file__, "--output", tmp_path / "out.csv"
-    )
+    texts = [b"", b"occ1,hisco_1\nfarmer,61110\n", bytes(10_000), b"PK\x03\x04" + bytes(100), b"\x80\x04\x95"]
+    for content in (*texts, pickle.dumps({"model": {}}, 2), [1, 2], torch.ones(2), None):
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            torch.save(content, file)
+        refusal(file)
+    line = ["--model", tmp_path, "--input", __file__, "--output", tmp_path / "out.csv"]
+    code, output = run_inside(predict.main, *line)
     assert code == 2 and str(file) in output and output.count("error: ") == 1 and "Traceback" not in output
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
-from histocc.runtime.device import DeviceClock
 from histocc.runtime.world import World
 
 MODES = ("ddp", "fsdp")
@@ -150,50 +149,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
         for i, entry in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": shares})
-
-
-class StragglerTimer:
-    """How long this process waits for others at the end of its backward passes: from the moment when it has
-    all its own gradients until those of all processes are there. With DDP; elsewhere it `measures` nothing.
-    """
-
-    def __init__(self, model: nn.Module | None = None, device: torch.device | None = None):
-        self._clock, self._since, self._hooks = DeviceClock(device), None, []
-        # counted one by one: a hook for all of them would keep, and so copy, every gradient
-        if isinstance(model, DistributedDataParallel):
-            trained = [p for p in model.parameters() if p.requires_grad]
-            self._missing = self._all = len(trained)
-            self._hooks = [p.register_hook(self._one_more) for p in trained]
-
-    @property
-    def measures(self) -> bool:
-        return bool(self._hooks)
-
-    @property
-    def seconds(self) -> float:
-        return self._clock.seconds
-
-    def _one_more(self, _) -> None:
-        self._missing -= 1
-        if not self._missing:
-            self._missing, self._since = self._all, self._clock.now()
-
-    def backward_done(self) -> None:
-        """To be called when the gradients of all processes are there."""
-        if self._since is not None:
-            self._clock.add(self._since, self._clock.now())
-            self._since = None
-
-    def synchronize(self) -> None:
-        """Waits for the device, so that `seconds` is complete."""
-        self._clock.synchronize()
-
-    def reset(self) -> None:
-        self._clock.seconds = 0.0
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 def is_share(x: Tensor) -> bool:
