@@ -89,6 +89,7 @@ def test_what_is_decided_is_another_object():
         ("a.toml", "wrong = 1\nalso = 2", "2 problems:\n  'wrong'"),
         ("a.toml", "batch_size = [3]", "'batch_size': expected a text or a number, not [3]"),
         ("a.toml", "batch_size = 0", "'batch_size': '0' is not a whole number of at least 1"),
+        ("a.toml", "num_transformations = 1000000", "'1000000' is not a whole number from 0 to 100"),
         ("a.toml", 'model_size = "huge"', "'model_size': expected one of tiny, small, base, ngrams, not"),
         ("a.toml", "batch_size = 3\nbatch-size = 4", "'batch-size': is the same flag as 'batch_size'"),
         ("a.toml", 'save_path = "a"\nsave-dir = "b"', "'save-dir': is the same flag as 'save_path'"),
