@@ -52,10 +52,10 @@ def code(model: str, source: str, flags: str, threads: int | None, output: str |
 def words(parts: dict[int, dict]) -> str:
     """parts: by rows."""
     rows = max(parts)
-    distinct = parts[rows]["greedy, de-duplicated"]
+    coded = parts[rows]["greedy"]
     return (
         f"A model of size tiny codes {rows:,} rows of the sample, digit by digit, at"
-        f" {distinct['rows_per_sec']:,.0f} rows/s, equal texts once ({distinct['peak_mb']:,.0f} MB)."
+        f" {coded['rows_per_sec']:,.0f} rows/s; equal texts are coded once ({coded['peak_mb']:,.0f} MB)."
     )
 
 
@@ -79,7 +79,7 @@ def main() -> None:
         model = args.model or trained(folder, "tiny", args.steps)
         for decoder in args.decoders:
             flags = f"--decoder {decoder} --system coded"
-            found[f"{decoder}, de-duplicated"] = code(model, source, flags, args.threads)
+            found[decoder] = code(model, source, flags, args.threads)
     rows = [
         [name, f"{each['rows_per_sec']:,.0f}", f"{each['peak_mb']:,.0f}"]
         for name, each in found.items()

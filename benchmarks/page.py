@@ -159,10 +159,8 @@ def seconds_by_rows(prepared: dict[int, dict], coded: dict[int, dict], axes) -> 
     seconds = {name: [part[name] for part in prepared.values()] for name in prepared[rows[0]]}
     axes.plot(rows, seconds["prepare_sec"], "C0-", marker=".", label="preparing")
     axes.plot(rows, seconds["cached_start_sec"], "C0:", marker=".", label="second start")
-    ways = {"every row": ("coding every row", "C1-"), "de-duplicated": ("coding distinct texts", "C1--")}
-    for way, (label, style) in ways.items():
-        taken = [number / part[f"greedy, {way}"]["rows_per_sec"] for number, part in coded.items()]
-        axes.plot(list(coded), taken, style, marker=".", label=label)
+    taken = [number / part["greedy"]["rows_per_sec"] for number, part in coded.items()]
+    axes.plot(list(coded), taken, "C1-", marker=".", label="coding, digit by digit")
     axes.set(xscale="log", yscale="log", xlabel="rows of the file", ylabel="seconds")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
