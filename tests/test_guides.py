@@ -153,8 +153,8 @@ def marks_of(test: str) -> list[str]:
 
 
 def test_every_promise_has_its_tests():
-    """Those of tests/README.md: the first of two tests is run by default."""
-    rows = re.findall(r"^\| (.+) \| `([\w/.:]+)` \| `([\w/.:]+)` \|$", text_of("tests/README.md"), re.M)
+    """Those of docs/architecture.md: the first of two tests is run by default."""
+    rows = re.findall(r"^\| (.+) \| `([\w/.:]+)` \| `([\w/.:]+)` \|$", text_of("docs/architecture.md"), re.M)
     assert len(rows) > 20
     for _, default, full in rows:
         assert default != full and "pytest.mark.full" not in marks_of(default), default

@@ -33,9 +33,12 @@ DESCRIPTION = (
 )
 
 
+def get_args_parser() -> Parser:
+    return Parser(SampleConfig, "python -m histocc.sample", DESCRIPTION)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = Parser(SampleConfig, "python -m histocc.sample", DESCRIPTION)
-    return run_command(lambda: run(parser.parse_args(arguments)))
+    return run_command(lambda: run(get_args_parser().parse_args(arguments)))
 
 
 def run(args: SampleConfig) -> None:
