@@ -99,7 +99,7 @@ def with_checksum(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checksum(file: str, entries: dict[str, Any]) -> None:
-    """Raises UserError where `entries` hold a checksum that is not theirs."""
+    """Raises UserError if `entries` hold a checksum that is not theirs."""
     rest = {name: value for name, value in entries.items() if name != CHECKSUM}
     if CHECKSUM in entries and entries[CHECKSUM] != checksum_of(rest):
         raise UserError(
@@ -164,7 +164,7 @@ class Saver:
         say: prints a line, on rank 0.
 
     Attributes:
-        failed: the error of the last save, "" where it succeeded; the same on all ranks.
+        failed: the error of the last save, "" if it succeeded; the same on all ranks.
         seconds: what it took.
     """
 
@@ -180,7 +180,7 @@ class Saver:
         self.failed, self.seconds = "", 0.0
 
     def __call__(self, step: int, names: list[str], position: dict[str, Any]) -> str:
-        """Returns the error, "" where there is none."""
+        """Returns the error, or ""."""
         started = time.monotonic()
         state = self.state(step, position)
         self.failed = self.world.run_on_main("saving", lambda: self._write(step, names, state, started))
@@ -222,7 +222,7 @@ class Saver:
 
 @contextlib.contextmanager
 def reading(file: str) -> Generator[None]:
-    """Whatever fails inside, where `file` is read or what it holds is used, as one UserError that names it.
+    """Whatever fails while `file` is read or what it holds is used, as one UserError that names it.
 
     What the machine lacks is said as such: the file may be good.
     """
@@ -284,7 +284,7 @@ def _refusal(path: str, error: Exception) -> str:
 
 
 def check_format(file: str, number: Any) -> None:
-    """Raises UserError where a file of histocc is of another format than this version reads."""
+    """Raises UserError if a file of histocc is of another format than this version reads."""
     if type(number) is int and number > FORMAT:
         raise NewerFormat(
             f"{file}: written by a newer histocc: format {number}; this version reads {FORMAT}. It"
@@ -330,7 +330,7 @@ def identity(path: str) -> tuple[int, ...]:
 
 
 def step_of(path: str) -> int | None:
-    """The step of a checkpoint, without reading its tensors; None where it cannot be read."""
+    """The step of a checkpoint, without reading its tensors; None if it cannot be read."""
     if kind_of(path) != "a file":
         return None
     try:
@@ -357,7 +357,7 @@ def newest_good(
     """(file, checkpoint, what is wrong with the files that should have been it) of the run in `folder`. read:
     as `load_resumable`.
 
-    Raises UserError where no checkpoint can be read, and for one that another program or a newer version has
+    Raises UserError if no checkpoint can be read, and for one that another program or a newer version has
     written.
     """
     wrong: list[str] = []

@@ -104,7 +104,7 @@ class Processes(Config):
 
     device: str = flag(
         "auto",
-        "auto: CUDA GPUs where there are any, else the CPU; cpu; cuda; or another accelerator that"
+        "auto: CUDA GPUs if there are any, else the CPU; cpu; cuda; or another accelerator that"
         " torch.accelerator finds here, such as xpu, for one process",
         metavar="NAME",
         resumable=True,
@@ -151,7 +151,7 @@ def differing(
 
     Args:
         now, before: the arguments by name, now and as the run has them.
-        decided: what None stands for, where the run decides it.
+        decided: what None stands for, if the run decides it.
         only_kept: of the flags whose default stands for what the run has.
     """
     lines = []

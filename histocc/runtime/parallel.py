@@ -48,7 +48,7 @@ def wrap(model: nn.Module, world: World, mode: str = "ddp", gradient_compression
 
             wrapped.register_comm_hook(None, bf16_compress_hook)
         return wrapped
-    # these take seconds, so only where they are used
+    # these take seconds, so only if they are used
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -88,7 +88,7 @@ def no_sync(model: nn.Module, sync: bool) -> contextlib.AbstractContextManager[N
 
 
 @contextlib.contextmanager
-def whole_weights(model: nn.Module) -> Generator[None]:
+def unsharded(model: nn.Module) -> Generator[None]:
     """All weights of a sharded model on every process, without a message inside: processes may do different
     work there, and call any method. For models that have taken a step or been through
     a forward and backward pass. All ranks.
@@ -118,7 +118,7 @@ def evaluating(model: nn.Module) -> Generator[None]:
             module.training = training
 
 
-def whole(value: Any, keep: bool = True) -> Any:
+def gather_shares(value: Any, keep: bool = True) -> Any:
     """Nested dicts and lists whose shared out tensors are put together, on the CPU, so that a device never
     holds more than one of them; without `keep` None stands in the place of all tensors. All ranks.
     """
@@ -131,7 +131,7 @@ def whole(value: Any, keep: bool = True) -> Any:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`optimizer.load_state_dict` of a whole state, of which each process takes its share where its weights
+    """`optimizer.load_state_dict` of a whole state, of which each process takes its share if its weights
     are shared out. All ranks.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -157,6 +157,6 @@ def is_share(x: Tensor) -> bool:
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """`x` itself; where processes share it out, the whole. All ranks."""
-    whole: Any = x
-    return whole.full_tensor() if is_share(x) else x
+    """`x` itself, or all of it if processes share it out. All ranks."""
+    shared: Any = x
+    return shared.full_tensor() if is_share(x) else x

@@ -35,7 +35,7 @@ STDERR = 2
 
 
 class Stopped(BaseException):
-    """Raised where work is given up because the run is to stop. Not an error: nothing that catches errors
+    """Raised if work is given up because the run is to stop. Not an error: nothing that catches errors
     catches it.
     """
 

@@ -2,7 +2,7 @@
 outside DDP and FSDP.
 
 No other module reads RANK, LOCAL_RANK and WORLD_SIZE, or calls a collective. All of it works in one process
-too, where it costs nothing.
+too, and costs nothing there.
 """
 
 import contextlib
@@ -328,7 +328,7 @@ class World:
         return stop_asked() or (self.store is not None and self.store.check(["histocc/stop"]))
 
     def give_up_if_asked(self) -> None:
-        """Raises Stopped where `stop_asked_anywhere`."""
+        """Raises Stopped if `stop_asked_anywhere`."""
         if self.stop_asked_anywhere():
             raise Stopped
 
@@ -345,7 +345,7 @@ class World:
         """(ranks that do not call this within `seconds`, whether this one was the first that did). For ranks
         whose wait for the others has failed, or has lasted too long: who hangs, or is gone, does not call it.
         """
-        came, order = {self.rank}, [1]  # where the store is out of reach, all others are
+        came, order = {self.rank}, [1]  # if the store is out of reach, all others are
 
         def ask() -> None:
             with contextlib.suppress(Exception):
@@ -468,9 +468,7 @@ def close_world(world: World) -> None:
 
 
 def current_world(device: torch.device | str = "cpu") -> World:
-    """The world of a process group that the caller has initialised already; one process where there is
-    none.
-    """
+    """The world of a process group that the caller has initialised already, or one process."""
     if not dist.is_initialized():
         return World(device=torch.device(device))
     return World(

@@ -35,7 +35,7 @@ from histocc.runtime import checkpoint
 from histocc.runtime.device import DeviceClock, Precision, matmul_rate
 from histocc.runtime.errors import TrainingError
 from histocc.runtime.log import Stage
-from histocc.runtime.parallel import evaluating, full_tensor, no_sync, unwrap, whole_weights
+from histocc.runtime.parallel import evaluating, full_tensor, no_sync, unsharded, unwrap
 from histocc.runtime.rng import derived_seed
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
@@ -486,7 +486,7 @@ def own_totals(
     raw_model, precision = unwrap(model), precision or Precision("float32")
     totals: dict[str, Tensor | float] = {}
     count = len(batches) if isinstance(batches, Sized) else None
-    with evaluating(raw_model), whole_weights(raw_model), Stage("validation", count, "batches") as stage:
+    with evaluating(raw_model), unsharded(raw_model), Stage("validation", count, "batches") as stage:
         for batch in batches:
             raise_if_stopped(stop)
             batch = to_device(batch, world.device)

@@ -21,11 +21,11 @@ from histocc.runtime.errors import TrainingError, UserError
 from histocc.runtime.files import OwnFiles, atomic_write, run_lock
 from histocc.runtime.parallel import (
     evaluating,
+    gather_shares,
     is_sharded,
     is_wrapped,
     load_optimizer_state,
-    whole,
-    whole_weights,
+    unsharded,
     wrap,
 )
 from histocc.runtime.rng import derived_seed
@@ -444,7 +444,7 @@ def ready(
         weights = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
         rates = [group["initial_lr"] for group in optimizer.param_groups]
         return {
-            **whole(weights, keep=world.is_main),
+            **gather_shares(weights, keep=world.is_main),
             "scheduler": {"base_lrs": rates, "last_epoch": step},
             "scaler": precision.scaler.state_dict(),
             "step": step,
@@ -494,7 +494,7 @@ def finish(args: TrainConfig, world: World, training: Training, raw_model: nn.Mo
     """What the script does with the trained model. All ranks."""
     if training.finish is not None and not args.dry_run:
         memory = memory_advice(args, world, training.smaller_model)
-        with memory, evaluating(raw_model), whole_weights(raw_model):
+        with memory, evaluating(raw_model), unsharded(raw_model):
             training.finish(raw_model)
 
 
