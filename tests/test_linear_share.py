@@ -137,7 +137,7 @@ class TestSearch:
         monkeypatch.setattr(model, "classify", None)
         with torch.no_grad():
             memory, _ = one._encode(ids, mask)
-            by_leaf = one._full(memory, len(ids)).exp()
+            by_leaf = one._by_leaf(memory).exp()
         expected = torch.empty_like(by_leaf)
         expected[:, one.tree.code_of_leaf] = by_leaf
         assert torch.equal(one.full(ids, mask), expected)

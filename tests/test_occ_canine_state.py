@@ -132,7 +132,7 @@ def test_arguments_of_finetune(coder, tmp_path):
             coder.finetune(data, save_path=tmp_path / "out", **{name: True})
     with pytest.raises(UserError, match="'num_epoch': there is no such flag; the nearest is 'num_epochs'"):
         coder.finetune(data, num_epoch=3)
-    for dataset in (None, [1], {"occ1": ["a"]}, 3, "", object()):
+    for dataset in (None, [1], {"occ1": ["a"]}, 3, object()):
         with pytest.raises(UserError, match="^dataset: "):
             coder.finetune(dataset, save_path=tmp_path / "out")
     assert sorted(os.listdir(tmp_path)) == ["data.csv"]
@@ -143,11 +143,11 @@ def test_frames_that_are_no_data_set(coder, tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"occ1": ["a"], "hisco_1": ["22222"]})
     for dataset, message in (
-        (pandas.DataFrame(), "empty DataFrame .0 rows; columns: none"),
-        (frame[:0], "columns: occ1, hisco_1"),
+        (pandas.DataFrame(), "empty DataFrame"),
+        (frame[:0], "empty DataFrame"),
         (frame["occ1"], "not Series"),
-        (pandas.concat({"a": frame}, axis=1), "several levels"),
-        (pandas.concat([frame, frame], axis=1), "the same name"),
+        (pandas.concat({"a": frame}, axis=1), "several levels, or twice the same"),
+        (pandas.concat([frame, frame], axis=1), "several levels, or twice the same"),
     ):
         with pytest.raises(UserError, match=f"^dataset: .*{message}"):
             coder.finetune(dataset, save_path=tmp_path / "out")
@@ -177,7 +177,7 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
     expected = coder.predict(TEXTS, LANGUAGES)
     other = tmp_path / "out"
 
-    def ends(args, read, world, data):
+    def ends(*_):
         other.mkdir(exist_ok=True)
         (other / "last.bin").write_bytes(
             b"half a file" if how == "damaged" else (Path(model) / "last.bin").read_bytes()
@@ -204,8 +204,5 @@ def test_the_weights_stay_where_finetuning_does_not_end(model, tmp_path, monkeyp
     else:
         with pytest.raises({"error": RuntimeError, "damaged": UserError}[how]):
             finetune()
-    assert (
-        coder.name == model
-        and coder.file == f"{model}/last.bin"
-        and coder.predict(TEXTS, LANGUAGES) == expected
-    )
+    assert (coder.name, coder.file) == (model, f"{model}/last.bin")
+    assert coder.predict(TEXTS, LANGUAGES) == expected
