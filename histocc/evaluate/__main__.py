@@ -60,7 +60,7 @@ from histocc.text import UNKNOWN_LANGUAGE
 from histocc.trainer import loop
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
-PIECE = 2048  # distinct texts that one process codes at a time
+PIECE = 512  # distinct texts that one process codes at a time
 # figures of a decoder that the model lacks
 NOT_OF_KIND = {
     "mixer": (),
@@ -223,7 +223,7 @@ def baseline_rows(args: EvaluateConfig, file: str, state: dict) -> PreparedData:
 
 def data_facts(args: EvaluateConfig, file: str, state: dict, data: PreparedData, rows: RowSet) -> dict:
     """What was evaluated, what was not, and how many of the texts the run was trained and validated on (None
-    where that cannot be found out). Rank 0 only.
+    if that is not known). Rank 0 only.
     """
     number, texts = np.bincount(rows.language, minlength=len(data.languages)), np.unique(rows.text_hash)
     own = training_data(file, str(state.get("position", {}).get("fingerprint")))[1]
@@ -304,23 +304,25 @@ def answers(
         return list(zip(*(values.cpu().numpy() for values in (codes, written, linear))))
 
     def work(part: int) -> dict[int, dict[str, Any]]:
-        found = {}
+        answered = {}
         for i in range(world.rank * processes + part, len(pieces), world.size * processes):
-            texts, tongues = map(list, zip(*pieces[i]))
-            found[i] = {}
+            texts, names = map(list, zip(*pieces[i]))
+            answered[i] = {}
             for decoder in decoders[coder.kind]:
                 k = {"flat": OUTPUTS, "topk": RANKED}.get(decoder, coder.formatter.max_num_codes)
-                found[i][decoder] = coder.code(texts, tongues, decoder, k)
+                answered[i][decoder] = coder.code(texts, names, decoder, k)
             nothing = np.full(width, -1), np.full(width, -np.inf, dtype=np.float32)
             if coder.kind != "seq2seq":
-                found[i]["outputs"] = coder.map_texts(texts, tongues, outputs, nothing)
+                answered[i]["outputs"] = coder.map_texts(texts, names, outputs, nothing)
             if search is not None:
                 nothing = tuple(array[:CANDIDATES] for array in (*nothing, nothing[1]))
-                found[i]["candidates"] = coder.map_texts(texts, tongues, candidates, nothing)
-        return found
+                answered[i]["candidates"] = coder.map_texts(texts, names, candidates, nothing)
+        return answered
 
     mine = {
-        i: part for found in Forked(processes, world.give_up_if_asked).each(work) for i, part in found.items()
+        i: part
+        for answered in Forked(processes, world.give_up_if_asked).each(work)
+        for i, part in answered.items()
     }
     shares = world.gather_on_main(mine)
     if shares is None:
@@ -331,7 +333,7 @@ def answers(
 
 
 def decoders_report(
-    found: dict,
+    answered: dict,
     state: dict,
     formatter: BlockyFormatter,
     data: PreparedData,
@@ -339,18 +341,18 @@ def decoders_report(
     args: EvaluateConfig,
 ) -> dict[str, dict]:
     """The figures of each decoder that the model has, from `answers`. Rank 0 only."""
-    of_row, decoders = found["of_row"], {}
+    of_row, decoders = answered["of_row"], {}
     for name, decoder in (("seq2seq", "greedy"), ("linear", "flat"), ("both", "both")):
-        if decoder in found:
-            given = Answers.of(found[decoder], of_row, data.codes)
+        if decoder in answered:
+            given = Answers.of(answered[decoder], of_row, data.codes)
             decoders[name] = figures.decoder_report(given, formatter, data, rows, args.resamples, args.seed)
-    if "topk" in found:
+    if "topk" in answered:
         number = {code: i for i, code in enumerate(data.codes)}
         width = min(RANKED, len(number))
-        ranking = np.array([[number[code] for code in one.codes] or [-1] * width for one in found["topk"]])
+        ranking = np.array([[number[code] for code in one.codes] or [-1] * width for one in answered["topk"]])
         decoders["seq2seq"]["top_k"] = figures.top_k(*true_places(rows, ranking[of_row]))
-    if "outputs" in found:
-        numbers, logits = (np.stack(values)[of_row] for values in zip(*found["outputs"]))
+    if "outputs" in answered:
+        numbers, logits = (np.stack(values)[of_row] for values in zip(*answered["outputs"]))
         places, there = true_places(rows, numbers)
         thresholds, of_linear = Thresholds.of(state), decoders["linear"]
         by_language = {name: np.asarray(rows.language) == i for i, name in enumerate(data.languages)}
@@ -359,9 +361,9 @@ def decoders_report(
         probs = 1 / (1 + np.exp(-logits))
         of_linear["codes_above"], of_linear["top_k"] = str(thresholds), figures.top_k(places, there)
         of_linear["thresholds"] = figures.best_thresholds(probs, places, there, thresholds, groups)
-    if "candidates" in found:
-        codes, written, linear = (np.stack(values)[of_row] for values in zip(*found["candidates"]))
-        counts = np.array([max(1, len(one.codes)) for one in found["flat"]])[of_row]
+    if "candidates" in answered:
+        codes, written, linear = (np.stack(values)[of_row] for values in zip(*answered["candidates"]))
+        counts = np.array([max(1, len(one.codes)) for one in answered["flat"]])[of_row]
         decoders["both"]["linear_share"] = figures.best_linear_share(codes, written, linear, counts, rows)
     return decoders
 
@@ -458,10 +460,10 @@ def run(args: EvaluateConfig, world: World) -> None:
     if kind != "flat":
         coder.search()  # once, before processes are forked
     logged = validation(args, world, loaded, texts, processes)
-    found = answers(args, world, coder, rows, data.languages, processes)
+    answered = answers(args, world, coder, rows, data.languages, processes)
     fitted: dict[str, Any] = {}
-    if found is not None:  # on rank 0
-        decoders = decoders_report(found, state, formatter, data, rows, args)
+    if answered is not None:  # on rank 0
+        decoders = decoders_report(answered, state, formatter, data, rows, args)
         report = {
             "model": {
                 "file": file,

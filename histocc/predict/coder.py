@@ -79,9 +79,9 @@ class Prefixes:
         ("", 0) where none has. probs: of all codes of the key, float [C].
         """
         for prefix in self.of(code):
-            found = float(probs[self.below[prefix]].sum(dtype=np.float64)) if prefix in self.below else 0.0
-            if found >= least:
-                return prefix, min(found, 1.0)
+            prob = float(probs[self.below[prefix]].sum(dtype=np.float64)) if prefix in self.below else 0.0
+            if prob >= least:
+                return prefix, min(prob, 1.0)
         return "", 0.0
 
 
@@ -238,7 +238,7 @@ class Coder:
                 coded = self._with_prefixes(coded, ids, mask, self._prefixes)
             if self.examples is not None:
                 similar = self.examples.nearest(self._vectors(ids, mask))
-                coded = [one._replace(similar=found) for one, found in zip(coded, similar)]
+                coded = [one._replace(similar=texts) for one, texts in zip(coded, similar)]
             return coded
 
         return self.map_texts(texts, languages, batch, NOTHING, cleaned)
@@ -255,8 +255,8 @@ class Coder:
         def batch(ids: Tensor, mask: Tensor) -> Tensor:
             if decoder == "full":
                 return self.search().full(ids, mask)
-            found = self.linear_logits(ids, mask)
-            return found if logits else self._each_output(found)
+            outputs = self.linear_logits(ids, mask)
+            return outputs if logits else self._each_output(outputs)
 
         return self._array(texts, languages, len(self.codes), batch)
 
@@ -289,8 +289,8 @@ class Coder:
         def rows(ids: Tensor, mask: Tensor, _) -> list[np.ndarray]:
             return list(batch(ids, mask).float().cpu().numpy())
 
-        found = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
-        return np.stack(found) if found else np.empty((0, width), dtype=np.float32)
+        arrays = self.map_texts(texts, languages, rows, np.full(width, np.nan, dtype=np.float32))
+        return np.stack(arrays) if arrays else np.empty((0, width), dtype=np.float32)
 
     def map_texts(
         self, texts: list[str], languages: list[str], batch: Callable, nothing, cleaned: bool = False
