@@ -120,7 +120,11 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
         3,
         r"1 descriptions are longer than the model reads and are cut \(data\.csv line 4\)",
     ),
-    "NUL character inside": (HEAD + GOOD + b"sm\0ith,83110\n", 2, r"1 × NUL character \(data\.csv line 4\)"),
+    "NUL character inside": (
+        HEAD + GOOD + b"sm\0ith,83110\n",
+        2,
+        r"1 × character of the model \(data\.csv line 4\)",
+    ),
     "a cell too few, a cell too many": (
         HEAD + GOOD + b"baker\nbaker,77610,x\n",
         2,
