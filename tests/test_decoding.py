@@ -163,19 +163,9 @@ def test_decoder_starts_like_torch():
 # ---- the whole model
 
 
-def test_model_shapes_names_and_sizes():
-    model = make_model()
-    seq2seq, linear = model(*texts(), sequences(6, 4))
+def test_model_shapes_and_sizes():
+    seq2seq, linear = make_model()(*texts(), sequences(6, 4))
     assert seq2seq.shape == (6, 4, VOCAB) and linear.shape == (6, 7)
-    assert {
-        "encoder.pooler.dense.weight",
-        "decoder.token_emb.embedding.weight",
-        "decoder.head.bias",
-        "decoder.positional_encoding.pos_embedding",
-        "decoder.decoder.layers.2.self_attn.in_proj_weight",
-        "decoder.decoder.layers.0.multihead_attn.out_proj.bias",
-        "linear_decoder.weight",
-    } <= set(model.state_dict())
     assert list(MODEL_SIZES) == ["tiny", "small", "base", "ngrams"]
     assert model_config("base").hidden_size == 768 and model_config("small").intermediate_size == 1024
     with pytest.raises(ValueError, match="huge"):
@@ -194,16 +184,6 @@ def test_memory_mask_leaves_out_padding(memory_mask):
     changed = memory.masked_fill(~mask[:, :, None], 3.0)
     one, other = (model.decode(each, target, padding) for each in (memory, changed))
     assert torch.allclose(one, other, atol=1e-5) == memory_mask
-
-
-def test_every_parameter_has_a_gradient():
-    model = make_model(dropout=0.1).train()
-    target = torch.randint(0, VOCAB, (6, 11), generator=torch.Generator().manual_seed(5))
-    seq2seq, linear = model(*texts(), target)
-    (seq2seq.square().mean() + linear.square().mean()).backward()
-    for name, parameter in model.named_parameters():
-        if not name.endswith("key.bias"):  # adds the same to all scores of a query, so it has none
-            assert parameter.grad.abs().max() > 0, name
 
 
 def test_dropout_spares_the_logits():

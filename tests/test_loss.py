@@ -248,19 +248,6 @@ def test_assignments_of_costs_that_are_not_finite_are_assignments(value):
         assert found[0].tolist() == list(range(blocks)) and found[2, -1] == blocks - 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_with_one_code_per_row_both_are_the_same_bits(dtype):
-    results = []
-    for matching in BLOCK_LOSSES:
-        logits = make_logits(40, 5, 5, vocab=18, dtype=dtype).requires_grad_()
-        loss = loss_of(5, 5, matching=matching).per_row(
-            logits, make_targets([1] * 38 + [0] * 2, 5, 5, vocab=18)
-        )
-        loss.sum().backward()
-        results.append((loss.detach(), logits.grad))
-    assert all(map(torch.equal, *results)) and results[0][1].abs().max() > 0.01
-
-
 @pytest.mark.parametrize("matching", BLOCK_LOSSES)
 def test_weight_of_rows_with_many_codes(matching):
     """Only their rows, and the mean still divides by the number of rows."""

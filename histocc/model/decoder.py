@@ -114,26 +114,23 @@ class MultiheadAttention(nn.Module):
         parts = for_attention(projected).unflatten(-1, (-1, self.heads, self.width // self.heads))
         return parts.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """Arguments as of `layers.attend` → [B, T, H]."""
-        mixed = attend(q, k, v, visible, self.dropout_p(), causal)
+        mixed = attend(q, k, v, visible, self.dropout_p())
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
-    def attend_to_self(self, x: Tensor, visible: Tensor | None) -> Tensor:
+    def attend_to_self(self, x: Tensor, visible: Tensor) -> Tensor:
         """From each position of x [B, T, H] to those of its row → [B, T, H]. visible: as for `attend`, for
-        fewer keys than T only in training on a CPU; None means causal and nothing else.
+        fewer keys than T only in training on a CPU.
         """
-        rows, length, _ = x.shape
-        keys = length if visible is None else visible.shape[-1]
+        rows, length, keys = len(x), x.shape[1], visible.shape[-1]
         if keys < length:
             queries = self.project(x, QUERY)
             return self.attend_to_groups(queries, x[:, :keys], [(rows, keys)], [visible])
         projected = self.project(x, ALL)
         if not is_packed(projected):
             q, k, v = self.by_head(projected)
-            return self.attend(q, k, v, visible, causal=visible is None)
-        if visible is None:
-            visible = torch.ones(length, length, dtype=torch.bool).tril()
+            return self.attend(q, k, v, visible)
         groups = [Group(rows, length, length, visible)]
         mixed = packed_attention(projected.flatten(0, 1), None, groups, self.heads, self.dropout_p())
         return self.out_proj(mixed.view_as(x))
@@ -187,7 +184,7 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: Tensor,
         shapes: Sequence[Sequence[int]],
-        visible: Tensor | None,
+        visible: Tensor,
         memory_visible: Sequence[Tensor | None],
     ) -> Tensor:
         """x [B, T, H]; arguments as of `attend_to_self` and `attend_to_groups` → [B, T, H]."""
@@ -287,11 +284,11 @@ class TransformerDecoder(nn.Module):
         it.
         """
         self.check_length(target.shape[1])
-        visible = None
-        if target_padding_mask is not None:
-            visible = self._visible_targets(target_padding_mask.bool())  # [B, 1, T, T]
+        no_padding = torch.zeros_like(target, dtype=torch.bool)
+        padding = no_padding if target_padding_mask is None else target_padding_mask.bool()
+        visible = self._visible_targets(padding)  # [B, 1, T, T]
         x, positions = self.positional_encoding(self.token_emb(target)), pack(memory)  # [B, T, H], [N, H]
-        if visible is not None and self.target_mask and is_packed(x):
+        if self.target_mask and is_packed(x):
             seen = int(visible.flatten(0, -2).any(0).nonzero().max()) + 1
             visible = visible[..., :seen]  # after them is PAD alone: those keys are not computed
         shapes = [group.shape for group in memory]

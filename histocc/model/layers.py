@@ -116,31 +116,20 @@ def for_attention(x: Tensor) -> Tensor:
     return x.float() if slow else x
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float, causal: bool = False
-) -> Tensor:
-    """Scaled dot-product attention.
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout_p: float) -> Tensor:
+    """Scaled dot-product attention of q, k, v [B, heads, positions, H / heads]; visible: bool, or float that
+    is added to the scores, broadcast to [B, heads, queries, keys], None for all.
 
     torch's fused kernel for CPUs knows no dropout and is slow backwards where sequences are short, and
     forwards with one query; there the steps are taken one by one.
-
-    Args:
-        q, k, v: [B, heads, positions, H / heads].
-        visible: bool, or float that is added to the scores, broadcast to [B, heads, queries, keys]; None:
-            all.
-        causal: each query sees the keys up to its own position; only without `visible`.
     """
     if visible is not None and visible.is_floating_point():
         visible = visible.to(q.dtype)
     if q.device.type != "cpu" or not (dropout_p or q.requires_grad or q.shape[-2] == 1):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, is_causal=causal, dropout_p=dropout_p
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=dropout_p)
     if q.requires_grad and q.dtype == k.dtype == torch.float32 and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):  # see `for_attention`
-            return attend(q, k, v, visible, dropout_p, causal)
-    if causal:
-        visible = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+            return attend(q, k, v, visible, dropout_p)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if visible is not None:
         floats = visible.is_floating_point()

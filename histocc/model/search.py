@@ -311,11 +311,11 @@ class CodeSearch:
         """Probability of every code, float [B, codes] in the order of the tree's codes: without a
         linear_share or ranking that of writing the code in the first block, else normalised over the codes.
         """
-        if self.linear_share or self.ranking is not None:
-            return self.probs_of(self.scores(*self.log_probs(input_ids, attention_mask)))
-        with evaluating(self.model):
-            memory, _ = self._encode(input_ids, attention_mask)
-            return self._by_code(self._by_leaf(memory)).exp()
+        written, linear = self.log_probs(input_ids, attention_mask)
+        if not self.linear_share and self.ranking is None:
+            return written.exp()
+        log_probs = (self.scores(written, linear) / self.temperature).log_softmax(1)
+        return log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code by each decoder, float [B, codes] each: (of writing it in the first
@@ -371,11 +371,6 @@ class CodeSearch:
         """Weighted mean of both decoders' log-probabilities, which are as of `log_probs`."""
         return torch.lerp(written, linear.to(written), self.linear_share) if self.linear_share else written
 
-    def probs_of(self, scores: Tensor) -> Tensor:
-        """Probability of every code, from `scores` [B, codes]."""
-        log_probs = (scores / self.temperature).log_softmax(1)
-        return log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
-
     def _encode(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Memory, Tensor]:
         """What both decoders look at."""
         memory, pooled = self.model.encode(input_ids, attention_mask)
@@ -385,7 +380,6 @@ class CodeSearch:
         return _Memory(list(keys), list(values), visible), pooled
 
     def _by_code(self, by_leaf: Tensor) -> Tensor:
-        """Leaves [B, codes] in the order of the tree's codes."""
         return torch.empty_like(by_leaf).index_copy_(1, self.tree.code_of_leaf, by_leaf)
 
     def _arange(self, count: int) -> Tensor:
