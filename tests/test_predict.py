@@ -569,7 +569,7 @@ def test_published_models_code(tmp_path):
     rows = [(code, i) for i, code in enumerate(CODES)]
     reader = key_reader(write_csv(tmp_path / "key.csv", ["system_code", "code"], rows))
     assert Coder.load(keyless, given=Given("hisco", reader)).codes == CODES
-    with pytest.raises(UserError, match="formatter occ1950 are others"):
+    with pytest.raises(UserError, match="its 19 tokens are those of formatter hisco, not occ1950"):
         Coder.load(str(tmp_path / "mixer.bin"), given=Given("occ1950"))
 
 
