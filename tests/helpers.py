@@ -30,6 +30,11 @@ def write_csv(path, header, rows, delimiter=","):
     return str(path)
 
 
+def words(text):
+    """Flags and their values, separated by blanks."""
+    return text.split()
+
+
 TITLES = [
     ("farmer", "61110"),
     ("wine merchant", "41025"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers import FINETUNE, TRAIN_MIXER, run, run_inside, write_csv, write_rows
+from helpers import FINETUNE, TRAIN_MIXER, run, run_inside, words, write_csv, write_rows
 
 import finetune
 from histocc import export
@@ -24,24 +24,10 @@ TITLES = [
     ("Tjenestepige", "54020"),
     ("Høker", "41030"),
 ]
-SMALL = [
-    "--device",
-    "cpu",
-    "--num-epochs",
-    1,
-    "--batch-size",
-    16,
-    "--learning-rate",
-    1e-9,
-    "--share-val",
-    0.3,
-    "--log-interval",
-    1,
-    "--save-interval",
-    2,
-    "--ngrams",
-    "none",
-]
+SMALL = words(
+    "--device cpu --num-epochs 1 --batch-size 16 --learning-rate 1e-9 --share-val 0.3 --log-interval 1"
+    " --save-interval 2 --ngrams none"
+)
 
 
 def titles(path, n=48, more=()):
@@ -75,13 +61,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
     common = [
         "--dataset",
         data,
-        "--formatter",
-        "hisco",
-        "--target-cols",
-        "hisco_1",
-        "--language-col",
-        "lang",
-        "--initial-checkpoint",
+        *words("--formatter hisco --target-cols hisco_1 --language-col lang --initial-checkpoint"),
         published,
         *SMALL,
     ]
@@ -117,11 +97,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
         *common,
         "--save-path",
         tmp_path / "small",
-        "--shrink-key",
-        "--clean-text",
-        "as-is",
-        "--max-steps",
-        1,
+        *words("--shrink-key --clean-text as-is --max-steps 1"),
     )
     state = torch.load(tmp_path / "small" / "last.bin", weights_only=True)
     assert (
@@ -162,10 +138,7 @@ def test_a_published_model_keeps_its_outputs_and_its_text_rule(published, tmp_pa
         *common,
         "--save-path",
         tmp_path / "out",
-        "--memory-mask",
-        "--published-target-mask",
-        "--clean-text",
-        "as-is",
+        *words("--memory-mask --published-target-mask --clean-text as-is"),
         code=2,
     )
     assert (
@@ -191,12 +164,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     common = [
         "--dataset",
         titles(tmp_path / "data.csv"),
-        "--formatter",
-        "hisco",
-        "--target-cols",
-        "hisco_1",
-        "--language",
-        "da",
+        *words("--formatter hisco --target-cols hisco_1 --language da"),
         *SMALL,
         "--initial-checkpoint",
         tmp_path / "six.bin",
@@ -210,7 +178,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
     output = run(FINETUNE, *common, "--save-path", tmp_path / "none", "--max-steps", 1)
     assert "0 of 5 codes keep their weights" in output and "--initial-key names its codes" in output
     state = run(
-        FINETUNE, *common, "--save-path", tmp_path / "added", "--max-steps", 1, "--initial-key", key
+        FINETUNE, *common, "--save-path", tmp_path / "added", *words("--max-steps 1 --initial-key"), key
     ) and torch.load(tmp_path / "added" / "last.bin", weights_only=True)
     assert list(state["key"]) == codes  # and new ones could have come behind them
 
@@ -219,7 +187,7 @@ def test_a_key_names_the_outputs_of_a_file_that_holds_none(tmp_path):
 @pytest.mark.full
 def test_published_weights_are_validated_alone_and_exported_they_train_alike(published, tmp_path):
     data = titles(tmp_path / "data.csv")
-    common = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", *SMALL]
+    common = ["--dataset", data, *words("--formatter hisco --target-cols hisco_1"), *SMALL]
     output = run(
         FINETUNE, *common, "--initial-checkpoint", published, "--save-path", tmp_path / "no", "--eval-only"
     )
@@ -249,13 +217,13 @@ def test_a_run_of_ours_keeps_its_codes_too(tmp_path):
         val,
         "--model-size",
         "tiny",
-        *[flag for flag in SMALL if flag not in ("--share-val", 0.3)],
+        *[flag for flag in SMALL if flag not in ("--share-val", "0.3")],
         "--save-dir",
         tmp_path / "first",
     )
     first = torch.load(tmp_path / "first" / "last.bin", weights_only=True)
     data = titles(tmp_path / "data.csv")
-    common = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", *SMALL, "--max-steps", 1]
+    common = ["--dataset", data, *words("--formatter hisco --target-cols hisco_1"), *SMALL, "--max-steps", 1]
     run(FINETUNE, *common, "--initial-checkpoint", tmp_path / "first", "--save-path", tmp_path / "second")
     second = torch.load(tmp_path / "second" / "last.bin", weights_only=True)
     new = sorted({code for _, code in TITLES} - first["key"].keys())
@@ -285,10 +253,7 @@ def test_numbers_of_the_hisco_key_need_no_file(tmp_path):
         FINETUNE,
         "--dataset",
         data,
-        "--formatter",
-        "hisco",
-        "--model-size",
-        "tiny",
+        *words("--formatter hisco --model-size tiny"),
         *SMALL,
         "--save-path",
         tmp_path / "out",
@@ -305,10 +270,7 @@ def test_numbers_of_the_hisco_key_need_no_file(tmp_path):
         FINETUNE,
         "--dataset",
         write_csv(tmp_path / "wrong.csv", ("occ1", "code1"), [("smed", "83110"), ("weaver", "1110")]),
-        "--formatter",
-        "hisco",
-        "--model-size",
-        "tiny",
+        *words("--formatter hisco --model-size tiny"),
         *SMALL,
         "--save-path",
         tmp_path / "no",
@@ -334,10 +296,7 @@ def test_numbers_of_the_hisco_key_need_no_file(tmp_path):
             *flags,
             "--output",
             tmp_path / name,
-            "--device",
-            "cpu",
-            "--resamples",
-            20,
+            *words("--device cpu --resamples 20"),
         )
         assert code == 0, said
         figures.append(json.loads((tmp_path / name / "report.json").read_text())["validation"])
@@ -350,22 +309,10 @@ def test_what_the_published_program_shall_code_is_trained_for_it(tmp_path):
         FINETUNE,
         "--dataset",
         titles(tmp_path / "data.csv"),
-        "--formatter",
-        "hisco",
-        "--target-cols",
-        "hisco_1",
-        "--model-size",
-        "tiny",
+        *words("--formatter hisco --target-cols hisco_1 --model-size tiny"),
         *SMALL,
-        "--max-steps",
-        2,
-        "--clean-text",
-        "ascii-lower",
-        "--no-memory-mask",
-        "--published-target-mask",
-        "--key",
-        "hisco",
-        "--save-path",
+        *words("--max-steps 2 --clean-text ascii-lower"),
+        *words("--no-memory-mask --published-target-mask --key hisco --save-path"),
         tmp_path / "out",
     )
     assert "Codes: 1,919" in output
@@ -431,10 +378,7 @@ def test_the_folder_of_another_trainer_is_left_alone(published, tmp_path):
         FINETUNE,
         "--dataset",
         titles(tmp_path / "data.csv"),
-        "--formatter",
-        "hisco",
-        "--target-cols",
-        "hisco_1",
+        *words("--formatter hisco --target-cols hisco_1"),
         *SMALL,
         "--save-path",
         tmp_path,
@@ -468,10 +412,7 @@ def test_finetune_takes_a_folder_with_train_and_val(tmp_path):
         FINETUNE,
         "--data_dir",
         tmp_path,
-        "--formatter",
-        "hisco",
-        "--model-size",
-        "tiny",
+        *words("--formatter hisco --model-size tiny"),
         *SMALL,
         "--save-path",
         tmp_path / "out",
@@ -494,7 +435,7 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
         tmp_path / "s2s.bin",
     )
     args = finetune.get_args_parser().parse_args(
-        ["--dataset", "x.csv", "--initial-checkpoint", str(tmp_path / "s2s.bin")]
+        [*words("--dataset x.csv --initial-checkpoint"), str(tmp_path / "s2s.bin")]
     )
     assert list(job_data.initial_weights(args)["key"]) == list(hisco_key())
 
@@ -502,11 +443,7 @@ def test_a_seq2seq_model_gives_the_key_of_its_system(published, tmp_path):
 @pytest.mark.parametrize(
     "flags, beside, message",
     [
-        (
-            [],
-            {"61110": 0, "64100": 1},
-            "hisco.bin: has 1,919 outputs, and its key 2 codes",
-        ),
+        ([], {"61110": 0, "64100": 1}, "hisco.bin: has 1,919 outputs, and its key 2 codes"),
         (["--initial-key", "two.csv"], None, "has 1,919 outputs, and its key 2 codes: .*--initial-key"),
     ],
 )
@@ -517,9 +454,7 @@ def test_a_key_of_another_size_is_refused_wherever_it_comes_from(published, tmp_
     two = write_csv(tmp_path / "two.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
     args = finetune.get_args_parser().parse_args(
         [
-            "--dataset",
-            "x.csv",
-            "--initial-checkpoint",
+            *words("--dataset x.csv --initial-checkpoint"),
             str(tmp_path / "hisco.bin"),
             *[two if flag == "two.csv" else flag for flag in flags],
         ]

@@ -284,64 +284,57 @@ def test_a_flipped_bit_of_an_export_is_noticed(forms, tmp_path):
 # ---- without it: data, loaded strictly
 
 POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
-TO_CODE = [
-    ("languages", 5),
-    ("config: max_len", 0),
-    ("config: max_len", 10**9),
-    ("config: max_len", 32.5),
-    ("config: hidden_size", 0),
-    ("config: hidden_size", 10**9),
-    ("config: num_attention_heads", 0),
-    ("config: layer_norm_eps", "a"),
-    ("config: layer_norm_eps", -1),
-    ("config: hidden_act", ["gelu"]),
-    ("config: num_hidden_layers", 10**7),
-    ("config: num_hidden_layers", 2),
-    ("config: decoder_dim_feedforward", 10**12),
-    ("config: ngrams", {"rows": 10**12, "width": 10**12}),
-    ("config: text", "rot13"),
-    ("config", []),
-    ("formatter: block_size", 10**9),
-    ("formatter: kind", "occ1950"),
-    ("formatter", 5),
-    ("key: 22222", 0),
-    ("key: 22222", None),
-    ("key: 22222", 1.0),
-    ("key: 22222 ", 5),
-    ("key: 44444", ...),
-    ("key", 7),
-    ("thresholds: default", 2.0),
-    ("confidence", {"texts": 1, "written": {}}),
-    ("linear_share", "x"),
-    ("kind", "ensemble"),
-    ("format", 2),
-    ("model", ...),
-    ("model", {}),
-    (f"model: {POSITIONS}", torch.zeros(64, 32).index_fill(0, torch.tensor([3]), math.nan)),
-    (f"model: {POSITIONS}", torch.zeros(64, 32, dtype=torch.int64)),
-    (f"model: {POSITIONS}", torch.zeros(64, 32, dtype=torch.complex64)),
-    (f"model: {POSITIONS}", torch.zeros(1).expand(1 << 30, 32)),
-    (f"model: {POSITIONS}", torch.zeros(64, 32, device="meta")),
-    (f"model: {POSITIONS}", "a tensor"),
-    ("model: linear_decoder.bias", torch.zeros(6)),
-    ("model: linear_decoder.bias", ...),
-    ("model: encoder.more", torch.zeros(1)),
-]
-TO_RESUME = [
-    ("optimizer", ...),
-    ("scheduler", ...),
-    ("step", ...),
-    ("position", {}),
-    ("position: sums", 5),
-    ("rng: threads", 0),
-    ("rng", {}),
-    ("optimizer: state: 3: exp_avg", torch.zeros(7)),
-    ("optimizer: state: 0: exp_avg_sq", torch.zeros(9, 4)),
-    ("optimizer: state: 3: step", ...),
-    ("optimizer: param_groups", []),
-    ("optimizer: param_groups: 0: params", [0]),
-    ("scheduler: base_lrs", ["x", "y"]),
-]
+TO_CODE = {
+    "languages": [5],
+    "config: max_len": [0, 10**9, 32.5],
+    "config: hidden_size": [0, 10**9],
+    "config: num_attention_heads": [0],
+    "config: layer_norm_eps": ["a", -1],
+    "config: hidden_act": [["gelu"]],
+    "config: num_hidden_layers": [10**7, 2],
+    "config: decoder_dim_feedforward": [10**12],
+    "config: ngrams": [{"rows": 10**12, "width": 10**12}],
+    "config: text": ["rot13"],
+    "config": [[]],
+    "formatter: block_size": [10**9],
+    "formatter: kind": ["occ1950"],
+    "formatter": [5],
+    "key: 22222": [0, None, 1.0],
+    "key: 22222 ": [5],
+    "key: 44444": [...],
+    "key": [7],
+    "thresholds: default": [2.0],
+    "confidence": [{"texts": 1, "maps": {"topk": [1.0]}}],
+    "linear_share": ["x"],
+    "kind": ["ensemble"],
+    "format": [2],
+    "model": [..., {}],
+    f"model: {POSITIONS}": [
+        torch.zeros(64, 32).index_fill(0, torch.tensor([3]), math.nan),
+        torch.zeros(64, 32, dtype=torch.int64),
+        torch.zeros(64, 32, dtype=torch.complex64),
+        torch.zeros(1).expand(1 << 30, 32),
+        torch.zeros(64, 32, device="meta"),
+        "a tensor",
+    ],
+    "model: linear_decoder.bias": [torch.zeros(6), ...],
+    "model: encoder.more": [torch.zeros(1)],
+}
+TO_RESUME = {
+    "optimizer": [...],
+    "scheduler": [...],
+    "step": [...],
+    "position": [{}],
+    "position: sums": [5],
+    "rng: threads": [0],
+    "rng": [{}],
+    "optimizer: state: 3: exp_avg": [torch.zeros(7)],
+    "optimizer: state: 0: exp_avg_sq": [torch.zeros(9, 4)],
+    "optimizer: state: 3: step": [...],
+    "optimizer: param_groups": [[]],
+    "optimizer: param_groups: 0: params": [[0]],
+    "scheduler: base_lrs": [["x", "y"]],
+}
 
 
 def put(state: dict, entry: str, value) -> None:
@@ -372,7 +365,9 @@ def resumed_from(folder: Path) -> dict:
 
 
 @pytest.mark.parametrize(
-    "entry, value, for_coding", [(*case, True) for case in TO_CODE] + [(*case, False) for case in TO_RESUME]
+    "entry, value, for_coding",
+    [(entry, value, True) for entry, values in TO_CODE.items() for value in values]
+    + [(entry, value, False) for entry, values in TO_RESUME.items() for value in values],
 )
 def test_an_entry_that_is_something_else_is_refused(tmp_path, entry, value, for_coding):
     state = run_state(5)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import TINY, TRAIN_MIXER, run, write_rows
+from helpers import TINY, TRAIN_MIXER, run, words, write_rows
 
 from histocc import export
 from histocc.formatter import hisco_blocky5
@@ -109,7 +109,7 @@ def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
 @pytest.mark.full
 def test_training_starts_from_them_and_their_weights_come_out_again(folder):
     flags = [*("--train-data", folder / "train.csv", "--val-data", folder / "val.csv"), *TINY[2:]]
-    flags += ["--num-epochs", 1, "--batch-size", 12, "--learning-rate", 1e-9, "--initial-checkpoint"]
+    flags += [*words("--num-epochs 1 --batch-size 12 --learning-rate 1e-9 --initial-checkpoint")]
     mixer, encoder = folder / "from mixer", folder / "from encoder"
     output = run(TRAIN_MIXER, *flags, folder / "mixer.bin", "--save-dir", mixer)
     for line in ("mixer.bin, a mixer", "the key differs: ", "--memory-mask makes it faster"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers import run_inside, write_csv
+from helpers import run_inside, words, write_csv
 from test_evaluate import VALIDATION, trained  # noqa: F401  a run whose linear decoder knows some rows
 from test_predict import read
 
@@ -66,14 +66,9 @@ def flat_rows(model, folder, name, *flags):
         model,
         "--input",
         source,
-        "--language-column",
-        "lang",
-        "--output",
+        *words("--language-column lang --output"),
         folder / name,
-        "--decoder",
-        "flat",
-        "--device",
-        "cpu",
+        *words("--decoder flat --device cpu"),
         *flags,
     )
     assert code == 0, said
@@ -94,11 +89,7 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
         trained / "val.csv",
         "--output",
         tmp_path / "out",
-        "--device",
-        "cpu",
-        "--resamples",
-        20,
-        "--fit-thresholds",
+        *words("--device cpu --resamples 20 --fit-thresholds"),
     )
     assert code == 0 and f"Thresholds stored in {tmp_path}/model.bin: " in said, said
     rows = len((trained / "val.csv").read_text().splitlines()) - 1
@@ -138,10 +129,7 @@ def test_fitted_ones_are_stored_and_used(trained, tmp_path):  # noqa: F811
         trained / "val.csv",
         "--output",
         tmp_path / "again",
-        "--device",
-        "cpu",
-        "--resamples",
-        20,
+        *words("--device cpu --resamples 20"),
     )
     again = json.loads((tmp_path / "again" / "report.json").read_text())["decoders"]["linear"]
     assert again["codes_above"] == f"{limit:g} (fitted){always}" and again["by_digits"][-1]["over_rows"][
@@ -201,14 +189,9 @@ def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, 
         published / f"{kind}.bin",
         "--data",
         data,
-        "--target-cols",
-        "hisco_1",
-        "--output",
+        *words("--target-cols hisco_1 --output"),
         tmp_path / "out",
-        "--device",
-        "cpu",
-        "--resamples",
-        20,
+        *words("--device cpu --resamples 20"),
     )
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert code == 0 and "the report is on the decoder that it has" in said, said
@@ -219,56 +202,11 @@ def test_models_with_one_decoder_are_evaluated_on_it(published, tmp_path, kind, 
         published / f"{kind}.bin",
         "--data",
         data,
-        "--target-cols",
-        "hisco_1",
-        "--output",
+        *words("--target-cols hisco_1 --output"),
         tmp_path / "no",
-        "--device",
-        "cpu",
-        "--fit-thresholds",
+        *words("--device cpu --fit-thresholds"),
     )
     assert code == 2 and "is not a .bin of histocc" in said
-
-
-@pytest.mark.full
-def test_columns_of_numbers_are_evaluated(trained, published, tmp_path):  # noqa: F811
-    """code1 holds numbers of the HISCO key, or of the key that is named, whichever order the model has."""
-    numbers = {code: i for i, code in enumerate(hisco_key())}
-    rows = [(row[0], row[3], row[1]) for row in VALIDATION if row[1] in numbers]
-    common = ["--language-col", "lang", "--device", "cpu", "--resamples", 20]
-    figures = []
-    for name, cells, flags in (
-        ("codes", lambda code: code, ["--target-cols", "hisco_1"]),
-        ("numbers", numbers.get, ["--target-cols", "code1"]),
-        (
-            "own",
-            {code: i for i, code in enumerate(sorted(numbers))}.get,
-            ["--target-cols", "code1", "--key", tmp_path / "key.csv"],
-        ),
-    ):
-        column = flags[1]
-        data = write_csv(
-            tmp_path / f"{name}.csv", ("occ1", "lang", column), [(*row[:2], cells(row[2])) for row in rows]
-        )
-        write_csv(
-            tmp_path / "key.csv",
-            ("system_code", "code"),
-            [(code, i) for i, code in enumerate(sorted(numbers))],
-        )
-        code, said = run_inside(
-            evaluate.main,
-            "--model",
-            trained / "run",
-            "--data",
-            data,
-            "--output",
-            tmp_path / name,
-            *common,
-            *flags,
-        )
-        assert code == 0, said
-        figures.append(json.loads((tmp_path / name / "report.json").read_text())["validation"])
-    assert figures[0] == figures[1] == figures[2]
 
 
 def test_the_flags_of_the_published_script(trained, tmp_path):  # noqa: F811
@@ -281,13 +219,7 @@ def test_the_flags_of_the_published_script(trained, tmp_path):  # noqa: F811
         source,
         "--fn_out",
         tmp_path / "out.csv",
-        "--col",
-        "title",
-        "--language",
-        "en",
-        "--device",
-        "cpu",
-        "--non-verbose",
+        *words("--col title --language en --device cpu --non-verbose"),
     )
     assert code == 0 and said == "" and len(read(tmp_path / "out.csv")) == len(VALIDATION)
     code, said = run_inside(predict.main, "--fn-inn", source)

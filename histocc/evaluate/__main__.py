@@ -499,7 +499,7 @@ def run(args: EvaluateConfig, world: World) -> None:
         fitted = fitted_thresholds(decoders, state) if args.fit_thresholds else {}
     if args.fit_confidence:
         fitted = world.run_on_main("thresholds", lambda: fitted)
-        fitted |= fit_confidence(args, file, (model, formatter, state | fitted), texts, rows, world)
+        fitted |= fit_confidence(args, file, (model, formatter, state | fitted), data, rows, world)
     if fitted and world.is_main:
         store(file, evaluated, fitted)
         if "thresholds" in fitted:
@@ -517,24 +517,23 @@ def run(args: EvaluateConfig, world: World) -> None:
 
 
 def fit_confidence(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, texts: TextRows, rows: RowSet, world: World
+    args: EvaluateConfig, file: str, loaded: models.Loaded, data: PreparedData, rows: RowSet, world: World
 ) -> dict:
     """The entry of a checkpoint, on rank 0; {} if there are too few texts, and on the others. All ranks.
     Raises Stopped.
     """
-    text_hash = np.asarray(rows.text_hash)
-    count = len(np.unique(text_hash))
+    count = len(np.unique(np.asarray(rows.text_hash)))
     if count < MIN_TEXTS:
         world.print(fitting.too_few(count, "take more rows"))
         return {}
     precision = Precision("float32", world.device)
-    fitted = fitting.fit(loaded, texts, text_hash, world, args.batch_size, precision)
+    fitted = fitting.fit(loaded, rows, data, world, args.batch_size, precision)
     if fitted is None:
         if world.is_main:
             raise Stopped
         return {}
     world.print(f"{file}: {fitted.line}")
-    return {"confidence": fitted.confidence.to_dict()}
+    return {"confidence": fitted.confidence._asdict()}
 
 
 def evaluate(

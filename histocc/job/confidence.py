@@ -5,183 +5,28 @@ training, or on any by `python -m histocc.evaluate --fit-confidence`.
 import contextlib
 import os
 from functools import partial
-from itertools import permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
-from histocc.data.arrays import PreparedData
-from histocc.data.dataset import TextRows
-from histocc.formatter import PAD_IDX, BlockyFormatter
-from histocc.job.build import make_rows
+from histocc.data.arrays import PreparedData, RowSet
 from histocc.job.config import JobConfig
-from histocc.model import confidence, metrics
-from histocc.model.confidence import MIN_TEXTS, Confidence, Ranked, Sequences, Thresholds, features, places
-from histocc.model.decoding import code_logits, distinct_blocks, greedy_from_memory, upcast_half
-from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
+from histocc.model import confidence
+from histocc.model.confidence import MIN_TEXTS, OUTPUT, Confidence
+from histocc.predict.coder import Coder
 from histocc.published import models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
 from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
-from histocc.seq2seq_mixer_engine import multi_hot
-from histocc.trainer import loop
-from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches, Rows
 
 MAX_TEXTS, MAX_ROWS = 2_000, 3_000  # that it is fitted on
 MAX_BATCH = 256  # rows
-MAX_CODES = 3  # of a row; one with more has too many orders, and takes no part for the seq2seq decoder
+MAX_CODES = 100  # of a row, beyond which none is looked at
 OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
-
-
-class SomeRows(Rows):
-    """The rows numbered `index` int64 [N] of others."""
-
-    def __init__(self, rows: Rows, index: np.ndarray):
-        self.rows, self.index = rows, index
-        self.has_lengths, self.widths, self.piece = rows.has_lengths, rows.widths, rows.piece
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def batch(self, numbers: np.ndarray, epoch: int) -> dict[str, Tensor]:
-        return self.rows.batch(self.index[numbers], epoch)
-
-    def lengths(self, numbers: np.ndarray) -> np.ndarray:
-        return self.rows.lengths(self.index[numbers])
-
-
-class AnswersTask:
-    """A task whose metrics collect what the decoders of a model answer to each row of this rank.
-
-    least: threshold of each row, float64 [N].
-    """
-
-    columns = ("loss",)
-
-    def __init__(self, loaded: models.Loaded, least: Tensor):
-        model, self.formatter, state = loaded
-        self.kind, self.thresholds, self.least = (
-            state.get("kind", "mixer"),
-            Thresholds.of(state),
-            least.logit(),
-        )
-        share, self.search = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0, None
-        if self.kind != "flat":
-            self.search = CodeSearch(model, CodeTrie(list(state["key"]), self.formatter), share)
-        self.parts: dict[str, list[Tensor]] = {}
-
-    def _keep(self, **values: Tensor) -> None:
-        for name, value in values.items():
-            self.parts.setdefault(name, []).append(value.cpu())
-
-    def losses(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor]:
-        raise NotImplementedError
-
-    def metrics(self, model: Any, batch: dict[str, Any]) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        kept = batch["weights"] > 0
-        true = batch["targets_linear"][kept]
-        memory, pooled = model.encode(batch["input_ids"], batch["attention_mask"])
-        with torch.autocast(memory.device.type, enabled=False):
-            self._keep(rows=batch["rows"][kept])
-            if self.search is not None:
-                self._add_written(model, memory.to(pooled), batch, kept)
-                written, linear = self.search.log_probs(batch["input_ids"], batch["attention_mask"])
-                written, scores = written[kept], self.search.scores(written, linear)[kept]
-                found, best = Ranked.of(scores), scores.argmax(1)
-                hit = (true == best[:, None]).any(1)
-                self._keep(score=found.score, norms=found.norms, ranked_right=hit)
-            if self.kind != "seq2seq":
-                logits = upcast_half(model.classify(pooled))[kept]
-                least = self.least.to(logits)[batch["rows"][kept]]
-                on = self.thresholds.answered(logits, places(logits), least)
-                is_true = multi_hot(true, logits.shape[1], logits.dtype) > 0
-                best = logits.topk(min(OUTPUTS, logits.shape[1]))
-                self._keep(
-                    logits=best.values.double(),
-                    hits=is_true.gather(1, best.indices),
-                    of_sets=features(logits, on),
-                    flat_right=(on == is_true).all(1),
-                )
-                if self.search is not None:
-                    self._add_both(written, logits, on, is_true)
-        return {"loss": torch.zeros(len(kept), device=kept.device)}
-
-    def _add_written(self, model: Any, memory: Tensor, batch: dict[str, Any], kept: Tensor) -> None:
-        """What the seq2seq decoder writes, in every order of its codes."""
-        room, size = self.formatter.max_num_codes, self.formatter.block_size
-        padding = model.memory_padding_mask(batch["attention_mask"])
-        written = greedy_from_memory(model, memory, padding, max_codes=room, block_size=size)
-        blocks = distinct_blocks(self.formatter.canonical_blocks(written.tokens))
-        true = self.formatter.canonical_blocks(batch["targets_seq2seq"].long())
-        there = (blocks != PAD_IDX).any(-1)  # [B, room]
-        number = there.sum(1)
-        fits = kept & (number > 0) & (number <= MAX_CODES)
-        front = torch.argsort((~there).long(), dim=1, stable=True)[..., None].expand_as(blocks)
-        front = blocks.gather(1, front)
-        self._keep(
-            written_right=metrics.same_code_sets(blocks, true, PAD_IDX)[kept], written_there=fits[kept]
-        )
-        for count in number[fits].unique().tolist():
-            rows = (fits & (number == count)).nonzero()[:, 0]
-            orders = torch.tensor(list(permutations(range(count))), device=rows.device)  # [orders, count]
-            of, codes = rows.repeat_interleave(len(orders)), front[rows][:, orders].flatten(0, 1)
-            seen = None if padding is None else padding[of]
-            logits, tokens = code_logits(model, memory[of], seen, codes, room)
-            found = Sequences.of(batch["rows"][of], logits, tokens, size)
-            missing = room - found.odds.shape[1]
-            odds, ends = pad(found.odds, (0, missing), value=float("nan")), pad(found.ends, (0, missing))
-            self._keep(of=found.row, first=found.first, later=found.later, odds=odds, ends=ends)
-
-    def _add_both(self, written: Tensor, logits: Tensor, on: Tensor, is_true: Tensor) -> None:
-        """As many codes as the linear decoder gives, of its candidates ranked by both; on: those that it
-        gives itself, bool [kept, codes].
-        """
-        assert self.search is not None
-        codes = logits.topk(min(CANDIDATES, logits.shape[1])).indices
-        scores, order = self.search.joint(written.gather(1, codes), logits, codes).sort(1, descending=True)
-        codes, number = codes.gather(1, order), on.sum(1)
-        first = torch.arange(codes.shape[1], device=on.device) < number[:, None]
-        answered = torch.zeros_like(on).scatter(1, codes, first)
-        found = Ranked.of(scores)
-        self._keep(
-            both_score=found.score,
-            both_norms=found.norms,
-            both_best=is_true.gather(1, codes[:, :1])[:, 0],
-            both_several=number > 1,
-            both_right=(answered == is_true).all(1),
-        )
-
-    def gathered(self, world: World) -> tuple[Any, Any, Any, Any] | None:
-        """The answers to all rows in their order, as `confidence.fit` takes them, on rank 0; None on the
-        others. All ranks.
-        """
-        shares = world.gather_on_main({name: torch.cat(values) for name, values in self.parts.items()})
-        if shares is None:
-            return None
-        names = dict.fromkeys(name for share in shares for name in share)
-        found = {name: torch.cat([share[name] for share in shares if name in share]) for name in names}
-        order = found.pop("rows").argsort(stable=True)
-        written = outputs = ranked = both = None
-        if "of" in found:
-            parts = [found.pop(name) for name in ("of", "first", "later", "odds", "ends")]
-            by_row = parts[0].argsort(stable=True)
-            written = Sequences(*(part[by_row] for part in parts))
-        found = {name: value[order] for name, value in found.items()}
-        if written is not None:
-            written = written, found["written_right"], found["written_there"]
-        if "score" in found:
-            ranked = Ranked(found["score"], found["norms"]), found["ranked_right"]
-        if "logits" in found:
-            outputs = found["logits"], found["hits"], found["of_sets"], found["flat_right"]
-        if "both_score" in found:
-            ranking = Ranked(found["both_score"], found["both_norms"])
-            both = ranking, found["both_best"], found["both_several"], found["both_right"]
-        return written, outputs, ranked, both
+DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}
 
 
 class Fitted(NamedTuple):
@@ -198,46 +43,99 @@ def too_few(texts: int, remedy: str) -> str:
     )
 
 
+def answers(
+    coder: Coder, texts: list[str], languages: list[str], codes: list[set[str]], weights: np.ndarray
+) -> dict[str, list[tuple[float, bool, bool, float]]]:
+    """What each decoder answers: (probability, whether it is several codes, whether it is right, weight of
+    the row). Of topk the best code is right or not, of OUTPUT each of the most probable outputs.
+    """
+    found = {}
+    for decoder in DECODERS[coder.kind]:
+        k = 1 if decoder == "topk" else MAX_CODES
+        coded = coder.code(texts, languages, decoder, k, cleaned=True)
+        found[decoder] = [
+            (
+                answer.conf,
+                len(answer.codes) > 1,
+                answer.codes[0] in true if decoder == "topk" else {*answer.codes} == true,
+                weight,
+            )
+            for answer, true, weight in zip(coded, codes, weights.tolist())
+            if answer.conf is not None
+        ]
+    if coder.kind != "seq2seq":
+        coded = coder.code(texts, languages, "flat", OUTPUTS, threshold=0.0, cleaned=True)
+        found[OUTPUT] = [
+            (prob, False, code in true, weight)
+            for answer, true, weight in zip(coded, codes, weights.tolist())
+            for code, prob in zip(answer.codes, answer.probs)
+        ]
+    return found
+
+
 def fit(
     loaded: models.Loaded,
-    rows: TextRows,
-    text_hash: np.ndarray,
+    rows: RowSet,
+    data: PreparedData,
     world: World,
     batch_size: int,
     precision: Precision,
 ) -> Fitted | None:
     """Fits a model's confidence on rows of MIN_TEXTS distinct texts or more: those of MAX_TEXTS texts, at
-    most MAX_ROWS, spread over the file. text_hash: of each row, uint64 [N]. All ranks; None on all but rank
-    0, and on all where the run was asked to stop.
+    most MAX_ROWS, spread over the file. All ranks.
+
+    Args:
+        loaded: the model, on its device.
+        rows: of `data`, whose codes are the model's.
+        data: names the languages and codes of the rows.
+        world: its processes share the rows.
+        batch_size: rows at once.
+        precision: of the model.
+
+    Returns:
+        None on all ranks but 0, and on all if the run was asked to stop.
     """
-    text_hash = np.asarray(text_hash)
+    text_hash = np.asarray(rows.text_hash)
     index = np.flatnonzero(text_hash <= np.unique(text_hash)[:MAX_TEXTS][-1])
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
-    thresholds = Thresholds.of(loaded[2])
-    least = torch.tensor([thresholds.least(name) for name in rows.languages], dtype=torch.float64)
-    task = AnswersTask(loaded, least[np.asarray(rows.rows.language)[index].astype(np.int64)])
-    plan = BatchPlan(len(index), batch_size * world.size, world.size, batch_size)
-    loader = BatchLoader(MicroBatches(SomeRows(rows, index), plan, world.rank), world)
-    try:
-        loop.evaluate(loaded[0], loader, task, world, precision, world.stop_agreed)
-    except Stopped:
+    _, text, times = np.unique(text_hash[index], return_inverse=True, return_counts=True)
+    share = slice(world.rank, None, world.size)
+    own, weights = index[share], 1.0 / times[text.reshape(-1)][share]
+    codes = [{data.codes[i] for i in row if i >= 0} for row in rows.codes[own].tolist()]
+    languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
+    found = None
+    with contextlib.suppress(Stopped):
+        options = {"precision": precision, "check": world.give_up_if_asked, "raw_confidence": True}
+        coder = Coder(*loaded, batch_size=batch_size, **options)
+        found = answers(coder, rows.strings(own), languages, codes, weights)
+    if world.stop_agreed():
         return None
-    answers = task.gathered(world)
-    if answers is None:
+    shares = world.gather_on_main(found)
+    if shares is None:
         return None
-    with torch.random.fork_rng([]):
-        found, errors = confidence.fit(*answers, text_hash[index])
-    changes = [f"{name} {100 * before:.1f} → {100 * after:.1f}" for name, (before, after) in errors.items()]
-    best, why = found.best_decoder(loaded[2].get("kind", "mixer"))
+    fitted, changes = Confidence(len(times), {}, {}, {}), []
+    for decoder in shares[0]:
+        columns = zip(*(answer for each in shares for answer in each[decoder]))
+        raw, several, right, weight = (np.array(column) for column in columns)
+        fitted.maps[decoder] = confidence.fit(raw, several, right, weight)
+        if decoder == OUTPUT:
+            continue
+        mapped = fitted.mapped(decoder, torch.from_numpy(raw), torch.from_numpy(several)).numpy()
+        fitted.curves[decoder] = confidence.curve(mapped, right, weight)
+        before, after = (100 * confidence.calibration_error(each, right, weight) for each in (raw, mapped))
+        changes.append(f"{decoder} {before:.1f} → {after:.1f}")
+        if decoder != "topk":
+            fitted.accuracy[decoder] = float(weight @ right / weight.sum())
+    best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
     return Fitted(
-        found,
-        f"confidence is fitted on {found.texts:,} texts; expected calibration error there, in points:"
+        fitted,
+        f"confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in points:"
         f" {', '.join(changes)}. --decoder auto is {best} ({why})",
     )
 
 
-def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
+def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
     """Fits the confidence of the checkpoints of a run that has ended, best.bin and last.bin, as far as they
     do not have one, on its validation rows. All ranks.
     """
@@ -249,12 +147,8 @@ def fit_run(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pre
         return
     precision = Precision.of(args, world.device)
     for files in steps.values():
-        model, own_formatter, state = models.load_model(files[0], world.device)
-        rows = make_rows(args, formatter, world, data, state["config"])[1]
-        assert rows is not None
-        size = min(args.samples_at_once, MAX_BATCH)
-        loaded = model.to(precision.dtype), own_formatter, state
-        fitted = fit(loaded, rows, data.val.text_hash, world, size, precision)
+        loaded, size = models.load_model(files[0], world.device), min(args.samples_at_once, MAX_BATCH)
+        fitted = fit(loaded, data.val, data, world, size, precision)
         if world.stop_agreed():
             world.print("Confidence is not fitted yet: the same command fits it")
             return
@@ -267,9 +161,7 @@ def store(files: list[str], fitted: Fitted | None) -> None:
     """Puts it into checkpoints of the same weights. Rank 0 only; nobody else may write them meanwhile."""
     assert fitted is not None
     for file in files:
-        content = checkpoint.load(file)
-        content["confidence"] = fitted.confidence.to_dict()
-        checkpoint.replace(file, content)
+        checkpoint.replace(file, {**checkpoint.load(file), "confidence": fitted.confidence._asdict()})
 
 
 def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:

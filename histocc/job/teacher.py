@@ -5,6 +5,10 @@ one more file: `train.teacher`, a record for each training row. It is keyed by t
 the teacher's file. Which texts are asked, in which order and with which others in a batch, is a function of
 the texts alone, and a CPU computes with one thread, so that the answers do not depend on the number of
 processes. They stand in one file until all are there; work that was interrupted is resumed from it.
+
+What a teacher writes is what both of its decoders rank first together (`predict --decoder both`): Kim, Rush,
+2016, "Sequence-Level Knowledge Distillation" (arXiv 1606.07947), with as many codes as its linear decoder
+gives.
 """
 
 import contextlib
@@ -13,7 +17,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,7 +28,6 @@ from histocc.data.arrays import (
     TEACHER,
     TEACHER_OUTPUTS,
     PreparedData,
-    RowSet,
     fault,
     read_meta,
     teacher_record,
@@ -38,8 +40,8 @@ from histocc.data.prepare import build_folder
 from histocc.data.report import report_lines
 from histocc.data.rows import MAX_LANGUAGES
 from histocc.formatter import BlockyFormatter
-from histocc.job.answers import Teacher
 from histocc.job.config import JobConfig
+from histocc.predict.coder import Coder
 from histocc.published import formats, models
 from histocc.runtime import checkpoint
 from histocc.runtime.device import Precision
@@ -50,9 +52,63 @@ from histocc.runtime.log import Stage
 from histocc.runtime.rng import chance, draw, streams
 from histocc.runtime.world import World
 
-FORMAT = 3  # of the answers
+FORMAT = 4  # of the answers
 PIECE = 2048  # texts that are shared out together
 CHUNK = 1 << 16  # rows that are written at once
+MAX_LOGIT = 6e4  # that float16 holds
+# What of the prepared labelled rows is the student's as it is.
+KEPT = ["key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", *(f"val.{name}" for name in ARRAYS)]
+
+
+class Teacher:
+    """A trained model whose answers are in terms of a student's codes.
+
+    Args:
+        name: of the model, for messages.
+        coder: of the model.
+        codes: of the student, in the order of its outputs.
+        formatter: of the student.
+
+    Raises UserError for a model without one of the decoders, and if no code is the same.
+    """
+
+    def __init__(self, name: str, coder: Coder, codes: list[str], formatter: BlockyFormatter):
+        if coder.kind != "mixer":
+            raise UserError(
+                f"--teacher {name}: is {formats.KINDS[coder.kind]}; a teacher needs both decoders"
+            )
+        self.coder, self.room = coder, formatter.max_num_codes
+        number = {code: i for i, code in enumerate(codes)}
+        self.number_of = {code: number.get(formatter.repair(code)[0], -1) for code in coder.codes}
+        self.unknown = sorted({*number.values()} - {*self.number_of.values()})  # codes that it lacks
+        self.lacking = [code for code, i in self.number_of.items() if i < 0]  # codes that the student lacks
+        if len(self.lacking) == len(coder.codes):
+            raise UserError(
+                f"--teacher {name}: has none of the {len(codes):,} codes of the student (it has"
+                f" {', '.join(coder.codes[:3])} …, the student {', '.join(codes[:3])} …): it is of another"
+                f" system (formatter {coder.formatter.kind}, here {formatter.kind})"
+            )
+
+    def answers(self, texts: list[str], languages: list[str]) -> np.ndarray:
+        """`teacher_record`s [len(texts)], in order; without codes for a text of which its cleaning leaves
+        nothing.
+        """
+        found = np.zeros(len(texts), dtype=teacher_record(self.room))
+        found["codes"], found["logits"], found["written"] = -1, -MAX_LOGIT, -1
+        numbers = np.array(list(self.number_of.values()))
+        shared = np.flatnonzero(numbers >= 0)
+        logits = torch.from_numpy(self.coder.probabilities(texts, languages, logits=True)[:, shared])
+        top, at = logits.topk(min(len(shared), TEACHER_OUTPUTS))
+        there = np.flatnonzero(~logits[:, 0].isnan().numpy())[:, None]
+        first = np.arange(top.shape[1])
+        found["logits"][there, first] = top.clamp(-MAX_LOGIT, MAX_LOGIT).numpy()[there[:, 0]]
+        found["codes"][there, first] = numbers[shared][at.numpy()][there[:, 0]]
+        for row, answer in zip(found, self.coder.code(texts, languages, "both", self.room + 1)):
+            kept = [self.number_of[code] for code in answer.codes if self.number_of[code] >= 0][: self.room]
+            row["written"][: len(kept)] = kept
+            # of what the student can say only a part of, nothing is sure
+            row["prob"] = answer.conf if kept and len(kept) == len(answer.codes) else 0.0
+        return found
 
 
 def teacher_file(args: JobConfig) -> str:
@@ -66,27 +122,16 @@ def problems(args: JobConfig, columns: Columns) -> list[str]:
     """
     found = []
     try:
-        if args.teacher:
-            teacher_file(args)
-    except UserError as error:
-        found.append(str(error))
-    if args.teacher and not found and os.path.isdir(args.save_path):
-        inside = os.path.dirname(os.path.realpath(teacher_file(args)))
+        inside = os.path.dirname(os.path.realpath(teacher_file(args))) if args.teacher else None
         if inside == os.path.realpath(args.save_path):
             found.append(
                 f"--teacher {args.teacher} lies in the folder of the run itself ({args.save_path}), whose"
                 " checkpoints change: choose another folder for the run"
             )
-    texts = PrepareSettings(
-        args.unlabelled or [],
-        {},
-        [],
-        input_col=args.input_col,
-        language_col=columns.language_col,
-        delimiter=args.delimiter,
-    )
-    found += file_problems(texts)
-    return found
+    except UserError as error:
+        found.append(str(error))
+    read = {"input_col": args.input_col, "language_col": columns.language_col, "delimiter": args.delimiter}
+    return found + file_problems(PrepareSettings(args.unlabelled or [], {}, [], **read))
 
 
 def starts_from(args: JobConfig) -> StartsFrom:
@@ -99,16 +144,14 @@ def starts_from(args: JobConfig) -> StartsFrom:
 
 
 class Questions:
-    """The texts that a teacher is asked: each distinct text and language of the training rows, then those of
-    the unlabelled rows that are not among these, nor among the texts that are validated on. Texts that differ
-    only in case and blanks are one.
+    """What a teacher is asked: the training rows, and the unlabelled ones whose texts are new, each once; not
+    those of texts that are validated on. Texts that differ only in case and blanks are one.
 
     Attributes:
         languages: of all rows, those of the labelled ones first.
         left_out: how many unlabelled rows are not asked, by why.
-        rows: the row sets, and for each the numbers of its rows that are trained on and of their questions.
-        parts: the row sets, and for each the numbers of its rows that are asked, and those in `languages` of
-            its own languages.
+        sets: row sets, for each the numbers of its rows, and those in `languages` of its own languages.
+        order: of all these rows, so that those with the same text follow each other.
     """
 
     def __init__(self, data: PreparedData, unlabelled: PreparedData | None):
@@ -120,15 +163,11 @@ class Questions:
                 f"the labelled rows and those of --unlabelled have {len(self.languages)} languages together,"
                 f" and {MAX_LANGUAGES} are the most: does --language-col name the right column?"
             )
-        keys, first, question = np.unique(
-            text_keys(train.text_hash, train.language), return_index=True, return_inverse=True
-        )
-        self.rows: list[tuple[RowSet, np.ndarray, np.ndarray]] = [(train, np.arange(len(train)), question)]
-        self.labelled, self.left_out = len(keys), {}
-        self.parts = [(train, first, np.arange(len(self.languages)))]
+        self.sets = [(train, np.arange(len(train)), np.arange(len(self.languages)))]
+        self.left_out, keys = {}, text_keys(train.text_hash, train.language)
         if unlabelled is not None:
             others, text_hash = unlabelled.train, np.asarray(unlabelled.train.text_hash)
-            names = np.array([self.languages.index(name) for name in unlabelled.languages], dtype=np.int64)
+            names = np.array([self.languages.index(name) for name in more], dtype=np.int64)
             other_keys = text_keys(text_hash, names[np.asarray(others.language)])
             _, first = np.unique(other_keys, return_index=True)
             validated = np.isin(text_hash[first], np.asarray(data.val.text_hash))
@@ -139,26 +178,23 @@ class Questions:
                 "texts that are validated on": int(validated.sum()),
             }
             added = np.sort(first[~validated & ~known])
-            self.rows.append((others, added, self.labelled + np.arange(len(added))))
-            self.parts.append((others, added, names))
+            self.sets.append((others, added, names))
+            keys = np.concatenate([keys, other_keys[added]])
+        self.order = np.argsort(keys, kind="stable")
 
     def __len__(self) -> int:
-        return sum(len(numbers) for _, numbers, _ in self.parts)
+        return len(self.order)
 
-    def language(self, part: int, numbers: np.ndarray) -> np.ndarray:
-        """Numbers in `languages` of the languages of rows of a row set, int64."""
-        rows, _, names = self.parts[part]
-        return names[np.asarray(rows.language)[numbers]]
-
-    def asked(self, start: int, end: int) -> tuple[list[str], list[str]]:
-        """(texts, languages) of the questions from `start` to before `end`."""
-        texts, languages = [], []
-        for part, (rows, numbers, _) in enumerate(self.parts):
-            some = numbers[max(start, 0) : max(end, 0)]
-            texts += rows.strings(some)
-            languages += [self.languages[number] for number in self.language(part, some).tolist()]
-            start, end = start - len(numbers), end - len(numbers)
-        return texts, languages
+    def asked(self, index: np.ndarray) -> tuple[list[str], list[str]]:
+        """(texts, languages) of rows, numbered through all sets."""
+        texts, languages, begin = np.empty(len(index), object), np.empty(len(index), object), 0
+        for rows, numbers, names in self.sets:
+            here = (index >= begin) & (index < begin + len(numbers))
+            some = numbers[index[here] - begin]
+            texts[here] = rows.strings(some)
+            languages[here] = [self.languages[i] for i in names[np.asarray(rows.language)[some]].tolist()]
+            begin += len(numbers)
+        return texts.tolist(), languages.tolist()
 
 
 # ---- a run with a teacher
@@ -166,19 +202,33 @@ class Questions:
 
 def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: PreparedData) -> PreparedData:
     """The rows of a run that has a teacher: the labelled ones and those of --unlabelled, with its answers;
-    `data` as it is where none is asked for. All ranks. Raises UserError.
+    `data` as it is if none is asked for. All ranks. Raises UserError.
     """
     if not args.teacher or args.eval_only:
         return data
     questions = Questions(data, _unlabelled(args, read, world))
-    formatter = BlockyFormatter.from_dict(read.formatter)
-    key, digest = world.run_on_main("teacher", lambda: _key(args, formatter, questions))
+    formatter, file = BlockyFormatter.from_dict(read.formatter), teacher_file(args)
+    key, digest = world.run_on_main("teacher", lambda: _key(args, formatter, questions, file))
     folder = os.path.join(os.path.dirname(os.path.abspath(data.folder)), key)
     path, record = f"{folder}.answers.npy", teacher_record(formatter.max_num_codes)
     leaders, of_node = world.node_leaders(), world.gather(world.rank - world.local_rank)
 
     def is_there() -> bool:
         return fault(folder, check=world.give_up_if_asked) is None
+
+    def ask() -> dict[str, list]:
+        if _digest(file) != digest:
+            raise UserError(
+                f"--teacher {args.teacher}: on rank {world.rank} it is not what rank 0 has read, or it has"
+                " changed since: give every node the same file, of a run that has ended"
+            )
+        teacher = Teacher(file, Coder.load(file, world), data.codes, formatter)
+        _ask(teacher, questions, path, world)
+        return {
+            "unknown_codes": teacher.unknown,
+            "lacking_codes": teacher.lacking,
+            "languages": teacher.coder.languages,
+        }
 
     # the first node, and then those that do not see its folder
     for group in filter(None, (leaders[:1], leaders[1:])):
@@ -188,64 +238,49 @@ def with_teacher(args: JobConfig, read: PrepareSettings, world: World, data: Pre
             if group == leaders[:1]:
                 world.print(f"Teacher: its answers are in {folder}")
             continue
+        world.print(f"Teacher: {file}, asked for the texts of {len(questions):,} rows")
         world.run_on("begin answers", lacking, lambda: _begin(path, len(questions), record))
         asking = [  # on a CPU the first process of a node, with a process for each core
             rank
             for rank, leader in enumerate(of_node)
             if leader in lacking and (rank == leader or world.device.type != "cpu")
         ]
-        lists = world.run_on(
-            "ask the teacher", asking, lambda: _ask(args, formatter, world, questions, path, digest)
-        )[0]
+        lists = world.run_on("ask the teacher", asking, ask)[0]
 
         def finish(lists: dict[str, list] = lists) -> None:
-            if is_there():  # another node has made it
-                return
-            answers = np.load(path)["answer"]
-            build(
-                folder, questions, answers, _report(args, questions, answers, lists), world.give_up_if_asked
-            )
-            with contextlib.suppress(OSError):
-                os.remove(path)
+            if not is_there():  # or another node has made it
+                answers = np.load(path)["answer"]
+                report = _report(args, questions, answers, lists)
+                build(folder, questions, answers, report, world.give_up_if_asked)
+                with contextlib.suppress(OSError):
+                    os.remove(path)
 
         for leader in lacking:
             world.run_on(f"rows with the teacher's answers, rank {leader}", [leader], finish)
     found = PreparedData.open(folder)
-    for line in _lines(found.report["teacher"]):
+    for line in found.report["teacher"]["notes"]:
         world.print(line)
     return found
 
 
 def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> PreparedData | None:
-    """The prepared rows of --unlabelled; None where there are none. All ranks. Raises UserError."""
-    files = args.unlabelled
-    if not files:
+    """The prepared rows of --unlabelled, read as the labelled ones, without codes; None if there are none.
+    All ranks. Raises UserError.
+    """
+    if not args.unlabelled:
         return None
-    save_path = args.save_path
-    wanted = replace(  # as the labelled rows, without codes
-        read,
-        train_files=files,
-        val_files=[],
-        target_cols=[],
-        share_val=None,
-        missing_code=None,
-        drop_bad_labels=False,
-        fixed_codes=None,
-        number_codes=None,
-        first_codes=None,
-        code_separator=None,
-        recode={},
-        empty_text=None,
-    )
+    as_labelled = ("formatter", "input_col", "language", "language_col", "max_len", "delimiter")
+    as_labelled += ("clean_text", "encoding", "ditto")
+    values = {name: getattr(read, name) for name in as_labelled}
+    wanted = PrepareSettings(args.unlabelled, target_cols=[], **values)
+    check = world.give_up_if_asked
     folder = world.run_on_main(
         "prepare unlabelled texts",
-        lambda: preparing.prepare(wanted, save_path, world.print, None, world.give_up_if_asked),
+        lambda: preparing.prepare(wanted, args.save_path, world.print, None, check),
     )
-    found = preparing.on_every_node(
-        wanted, save_path, folder, world, world.give_up_if_asked, "prepare unlabelled on each node"
-    )
+    found = preparing.on_every_node(wanted, args.save_path, folder, world, check, "prepare unlabelled")
+    listed = os.path.join(found.folder, "rejected_rows.csv")
     for line in report_lines(found.report):
-        listed = os.path.join(found.folder, "rejected_rows.csv")
         world.print(f"  {line.replace('listed in rejected_rows.csv', f'listed in {listed}')}")
     return found
 
@@ -253,25 +288,21 @@ def _unlabelled(args: JobConfig, read: PrepareSettings, world: World) -> Prepare
 def _digest(file: str) -> str:
     """Of the content of a file of weights, and of what lies beside it and says what they mean."""
     found = hashlib.sha256()
-    for path in (file, *(os.path.join(os.path.dirname(file), name) for name in formats.BESIDE)):
-        if os.path.isfile(path):
-            with open(path, "rb") as opened:
-                found.update(hashlib.file_digest(opened, "sha256").digest())
-        found.update(b"|")
+    for path in filter(os.path.isfile, formats.files_of(file)):
+        with open(path, "rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
     return found.hexdigest()
 
 
-def _key(args: JobConfig, formatter: BlockyFormatter, questions: Questions) -> tuple[str, str]:
+def _key(args: JobConfig, formatter: BlockyFormatter, questions: Questions, file: str) -> tuple[str, str]:
     """(what names the answers, by the content of all rows and of the teacher's file: hexadecimal, 16 digits;
-    digest of the latter). Raises UserError where a run that is resumed had others.
+    digest of the latter). Raises UserError if a run that is resumed had others.
     """
-    digest, save_path = _digest(teacher_file(args)), args.save_path
+    digest, save_path = _digest(file), args.save_path
     other = questions.unlabelled.fingerprint if questions.unlabelled else ""
-    room = formatter.max_num_codes
-    parts = [FORMAT, TEACHER_OUTPUTS, room, questions.data.fingerprint, other, digest]
+    parts = [FORMAT, TEACHER_OUTPUTS, formatter.max_num_codes, questions.data.fingerprint, other, digest]
     key = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
-    resumes = checkpoint.exists_in(save_path) and not args.prepare_only
-    if resumes and not args.overwrite:
+    if checkpoint.exists_in(save_path) and not args.prepare_only and not args.overwrite:
         position = checkpoint.newest_good(save_path)[1]["position"]
         if position.get("fingerprint", key) != key:
             raise UserError(
@@ -283,7 +314,9 @@ def _key(args: JobConfig, formatter: BlockyFormatter, questions: Questions) -> t
 
 
 def _begin(path: str, number: int, record: np.dtype) -> None:
-    """The file of answers, where none of so many is there: whether each is done, and the answer."""
+    """The file of answers, if none of so many is there: `done`, whether those of a place in the order are
+    there, and `answer` of each row.
+    """
     dtype = np.dtype([("done", "?"), ("answer", record)])
     with contextlib.suppress(OSError, ValueError, EOFError):
         found = np.load(path, mmap_mode="r")
@@ -293,25 +326,10 @@ def _begin(path: str, number: int, record: np.dtype) -> None:
         np.save(file, np.zeros(number, dtype))
 
 
-def _ask(
-    args: JobConfig, formatter: BlockyFormatter, world: World, questions: Questions, path: str, digest: str
-) -> dict[str, list]:
-    """Answers what is not answered yet; returns what the report says of the teacher. digest: of the one that
-    rank 0 has. Those ranks of a node that ask share the work, a CPU's with a process for each core.
+def _ask(teacher: Teacher, questions: Questions, path: str, world: World) -> None:
+    """Answers what is not answered yet. Those ranks of a node that ask share the work, a CPU's with a process
+    for each core.
     """
-    file = teacher_file(args)
-    loaded = models.load_model(file, world.device)
-    if _digest(file) != digest:
-        raise UserError(
-            f"--teacher {args.teacher}: on rank {world.rank} it is not what rank 0 has read,"
-            " or it has changed since: give every node the same file, of a run that has ended"
-        )
-    teacher = Teacher(file, loaded, questions.data.codes, formatter, teacher_record(formatter.max_num_codes))
-    if world.is_main:
-        size = models.size_name(teacher.state["config"])
-        world.print(f"Teacher: {teacher.name} ({size}), asked for {len(questions):,} distinct texts")
-        for line in teacher.notes(formatter):
-            world.print(line)
     answers = np.load(path, mmap_mode="r+")
     threads, on_cpu = torch.get_num_threads(), world.device.type == "cpu"
     own = slice(None) if on_cpu else slice(world.local_rank, None, world.local_size)
@@ -323,16 +341,14 @@ def _ask(
 
     def work(part: int) -> None:
         # a forked process has the connection to the store in common with its parent, who ends it
-        check = forked.check if part == 0 else preparing.nothing
+        teacher.coder.check = forked.check if part == 0 else preparing.nothing
         for i, start in enumerate(left):
-            if forked.number > 1 and not pieces.is_mine(i):
-                continue
-            check()
-            piece = slice(start, start + PIECE)
-            answers["answer"][piece] = teacher.answers(*questions.asked(piece.start, piece.stop), check)
-            answers["done"][piece] = True
-            if part == 0:
-                done.at(i + 1)
+            if forked.number == 1 or pieces.is_mine(i):
+                piece = questions.order[start : start + PIECE]
+                answers["answer"][piece] = teacher.answers(*questions.asked(piece))
+                answers["done"][start : start + PIECE] = True
+                if part == 0:
+                    done.at(i + 1)
 
     try:
         if on_cpu:
@@ -341,73 +357,31 @@ def _ask(
             forked.each(work)
     finally:
         torch.set_num_threads(threads)
-    return {name: getattr(teacher, name) for name in ("languages", "unknown", "lacking")}
 
 
-def _report(args: JobConfig, questions: Questions, answers: np.ndarray, lists: dict[str, list]) -> dict:
-    """What the report keeps of a teacher and its answers, plain types. lists: languages, unknown and lacking
-    of the `Teacher`.
+def _report(args: JobConfig, questions: Questions, answers: np.ndarray, teacher: dict) -> dict:
+    """What the report keeps of a teacher and its answers, plain types; `notes` for people. teacher: of the
+    `Teacher`, unknown_codes, lacking_codes and languages.
     """
-    counts = np.zeros(len(questions.languages), dtype=np.int64)
-    for part, (_, numbers, _) in enumerate(questions.parts):
-        counts += np.bincount(questions.language(part, numbers), minlength=len(counts))
-    unlabelled = questions.unlabelled
-    return {
-        "path": args.teacher,
-        "texts": len(questions),
-        "labelled_texts": questions.labelled,
-        "unlabelled_rows": 0 if unlabelled is None else len(unlabelled.train),
-        "unlabelled_texts": len(questions) - questions.labelled,
-        "left_out": questions.left_out,
-        "unknown_codes": lists["unknown"],
-        "unanswered": int((answers["codes"][questions.labelled :, 0] < 0).sum()),
-        "without_code": int((answers["written"][:, 0] < 0).sum()),
-        "unknown_languages": {
-            name: int(count)
-            for name, count in zip(questions.languages, counts)
-            if count and name not in lists["languages"]
-        },
-        "lacking_codes": lists["lacking"],
-        "mean_prob": float(answers["prob"].mean(dtype=np.float64)),
-    }
-
-
-def _lines(said: dict) -> list[str]:
-    """The same for people."""
-    lines = [
-        f"Teacher: answers to {said['texts']:,} distinct texts, {said['labelled_texts']:,} of them labelled;"
-        f" it is sure of its codes by {said['mean_prob']:.2f} on average"
+    labelled, out = len(questions.data.train), questions.left_out
+    added = len(questions) - labelled
+    unknown = [name for name in questions.languages if name not in teacher["languages"]]
+    notes = [
+        f"Teacher: answers to {len(questions):,} rows, {labelled:,} of them labelled; it is sure of its codes"
+        f" by {answers['prob'].mean(dtype=np.float64):.2f} on average"
     ]
-    if said["unlabelled_rows"]:
-        out = ", ".join(f"{count:,} {why}" for why, count in said["left_out"].items() if count)
-        lines.append(
-            f"Unlabelled: {said['unlabelled_texts']:,} texts of {said['unlabelled_rows']:,} rows"
-            + (f"; left out: {out}" if out else "")
-        )
-    if said["without_code"]:
-        lines.append(
-            f"Note: to {said['without_code']:,} texts the teacher writes no code that the student has, or"
-            " more codes than its own rows had"
-        )
-    if said["unanswered"]:
-        lines.append(
-            f"Note: of {said['unanswered']:,} unlabelled texts the teacher's cleaning leaves nothing: left"
-            " out"
-        )
-    if said["unknown_codes"]:
-        lines.append(
-            f"Note: {len(said['unknown_codes']):,} codes of the student are none of the teacher's; rows that"
-            " have them learn from their true codes alone"
-        )
-    if said["lacking_codes"]:
-        lines.append(
-            f"Note: {len(said['lacking_codes']):,} codes of the teacher are none of the student's, and left"
-            " out of its answers"
-        )
-    if said["unknown_languages"]:
-        names = ", ".join(f"{name} {count:,}" for name, count in said["unknown_languages"].items())
-        lines.append(f"Note: languages that the teacher does not know, asked as unk: {names} texts")
-    return lines
+    if out:
+        why = ", ".join(f"{count:,} {why}" for why, count in out.items())
+        notes.append(f"Unlabelled: {added:,} texts of {added + sum(out.values()):,} rows; left out: {why}")
+    for count, what in (
+        ((answers["written"][:, 0] < 0).sum(), "rows to which it gives no code that the student has"),
+        ((answers["codes"][labelled:, 0] < 0).sum(), "unlabelled texts that its cleaning empties: left out"),
+        (len(teacher["unknown_codes"]), "codes that it lacks: their rows learn from true codes alone"),
+        (len(teacher["lacking_codes"]), "of its codes are none of the student's: left out of its answers"),
+        (len(unknown), f"languages that it does not know, asked as unk: {', '.join(unknown)}"),
+    ):
+        notes += [f"Note: {count:,} {what}"] * bool(count)
+    return {"path": args.teacher, "unknown_codes": teacher["unknown_codes"], "notes": notes}
 
 
 # ---- its rows
@@ -419,7 +393,9 @@ def build(
     """The prepared folder of the student's rows; unlabelled ones without an answer are left out.
 
     Args:
-        answers: of all questions, `teacher_record`s.
+        folder: to be made.
+        questions: all rows.
+        answers: to them, `teacher_record`s.
         report: is kept in the folder's as `teacher`.
         check: called now and then; an exception of it ends the work.
     """
@@ -427,20 +403,12 @@ def build(
 
     def widened(codes: np.ndarray) -> np.ndarray:
         """codes int [N, K] with −1 behind, int32 [N, room]."""
-        found = np.full((len(codes), room), -1, dtype=ARRAYS["codes"])
-        found[:, : codes.shape[1]] = codes
-        return found
+        return np.pad(codes, ((0, 0), (0, room - codes.shape[1])), constant_values=-1).astype(ARRAYS["codes"])
 
     def fill(new: str) -> None:
-        for name in (
-            "key.csv",
-            "words.csv",
-            "rejected_rows.csv",
-            "conflicts.csv",
-            *(f"val.{name}" for name in ARRAYS),
-        ):
+        for name in KEPT:
             shutil.copyfile(os.path.join(data.folder, name), os.path.join(new, name))
-        val, end = widened(data.val.codes), 0
+        val, end, begin = widened(data.val.codes), 0, 0
         val.tofile(os.path.join(new, "val.codes"))
         per_row = np.bincount((val >= 0).sum(1), minlength=room + 1)
         with contextlib.ExitStack() as opened:
@@ -449,45 +417,43 @@ def build(
                 for name in (*ARRAYS, TEACHER)
             }
             files["offsets"].write(np.zeros(1, ARRAYS["offsets"]).tobytes())
-            for part, (rows, all_numbers, all_questions) in enumerate(questions.rows):
+            for rows, all_numbers, names in questions.sets:
                 for start in range(0, len(all_numbers), CHUNK):
                     check()
-                    numbers, asked = (each[start : start + CHUNK] for each in (all_numbers, all_questions))
-                    kept = (rows.codes[numbers][:, 0] >= 0) | (answers["codes"][asked][:, 0] >= 0)
-                    numbers, teacher = numbers[kept], answers[asked[kept]]
+                    numbers = all_numbers[start : start + CHUNK]
+                    teacher = answers[begin + start :][: len(numbers)]
+                    kept = (rows.codes[numbers][:, 0] >= 0) | (teacher["codes"][:, 0] >= 0)
+                    numbers, teacher = numbers[kept], teacher[kept]
                     flat, offsets = rows.texts(numbers)
                     codes = widened(rows.codes[numbers])
-                    unlabelled = codes[:, 0] < 0
-                    codes[unlabelled] = teacher["written"][unlabelled]
-                    teacher["labelled"] = ~unlabelled
+                    teacher["labelled"] = codes[:, 0] >= 0
+                    codes[~teacher["labelled"]] = teacher["written"][~teacher["labelled"]]
                     per_row += np.bincount((codes >= 0).sum(1), minlength=room + 1)
                     for name, values in {
                         "chars": flat,
                         "offsets": offsets[1:] + end,
-                        "language": questions.language(part, numbers),
+                        "language": names[np.asarray(rows.language)[numbers]],
                         "codes": codes,
                         "text_hash": rows.text_hash[numbers],
                         TEACHER: teacher,
                     }.items():
                         files[name].write(values.astype(ARRAYS.get(name, values.dtype)).tobytes())
                     end += int(offsets[-1])
-        numbers = {str(n): int(count) for n, count in enumerate(per_row) if count}
-        all_of_it = {**data.report, "codes_per_row": numbers, "teacher": report}
-        all_of_it["train_rows"] = int(per_row.sum()) - len(val)
+                begin += len(all_numbers)
+        counts = {str(n): int(count) for n, count in enumerate(per_row) if count}
+        whole = {**data.report, "codes_per_row": counts, "teacher": report}
+        whole["train_rows"] = int(per_row.sum()) - len(val)
         with open(os.path.join(new, "data_report.json"), "w", encoding="utf-8") as file:
-            json.dump(all_of_it, file, indent=1, ensure_ascii=False)
-        meta, alphabet = read_meta(data.folder), set(data.alphabet)
-        if questions.unlabelled is not None:
-            alphabet |= set(questions.unlabelled.alphabet)
-        content = {
-            name: value for name, value in meta.items() if name not in ("sizes", "checksums", "checksum")
-        }
+            json.dump(whole, file, indent=1, ensure_ascii=False)
+        alphabet = {*data.alphabet, *(questions.unlabelled.alphabet if questions.unlabelled else ())}
+        meta = read_meta(data.folder)
+        content = {name: meta[name] for name in meta if name not in ("sizes", "checksums", "checksum")}
         content |= {
             "fingerprint": os.path.basename(folder),
             "languages": questions.languages,
             "alphabet": sorted(alphabet),
             "max_codes": room,
-            "report": all_of_it,
+            "report": whole,
         }
         write_last(new, content)
 

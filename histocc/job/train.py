@@ -89,7 +89,7 @@ def train(
             fitted_before="the n-grams" if linear.fitted else "",
             smaller_model=SMALLER_MODEL,
             # Probabilities that say how often they are right.
-            finish=lambda _: confidence.fit_run(args, formatter, world, data),
+            finish=lambda _: confidence.fit_run(args, world, data),
         )
         if not args.dry_run:
             own = OwnFiles(args.save_path, args.overwrite)

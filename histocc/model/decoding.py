@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, EOS_IDX, PAD_IDX, BlockyFormatter
-from histocc.model.confidence import Writing
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.runtime.parallel import evaluating
 
@@ -35,7 +34,6 @@ def greedy_from_memory(
     *,
     max_codes: int,
     block_size: int,
-    writing: Writing | None = None,
 ) -> GreedyResult:
     """The most probable token at each position, given those before it.
 
@@ -46,14 +44,13 @@ def greedy_from_memory(
     Args:
         memory: [B, S, H] from `model.encode` in evaluation mode, with its `model.memory_padding_mask`.
         max_codes, block_size: the formatter's.
-        writing: how the probabilities are fitted; the tokens are the same.
     """
     batch, dtype = len(memory), upcast_half(memory).dtype
     tokens = torch.full((batch, max_codes * block_size + 2), PAD_IDX, device=memory.device)
     tokens[:, 0] = BOS_IDX
     tokens[:, -1] = EOS_IDX
     if not model.target_mask:
-        return _write_all_blocks(model, memory, memory_padding_mask, tokens, block_size, writing)
+        return _write_all_blocks(model, memory, memory_padding_mask, tokens, block_size)
     block_log_probs = torch.full((batch, max_codes), float("-inf"), dtype=dtype, device=memory.device)
     end_log_probs = torch.zeros(batch, dtype=dtype, device=memory.device)
     rows = torch.arange(batch, device=memory.device)  # those that are not finished
@@ -61,7 +58,7 @@ def greedy_from_memory(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=max_codes * block_size)
         for position in range(max_codes * block_size):
             logits = model.decoder.step(tokens[rows, position], cache)  # [rows, V]
-            log_prob, token = _best(logits, writing, block_size, position)
+            log_prob, token = _best(logits)
             block, within = divmod(position, block_size)
             if within == 0:
                 ends = token == PAD_IDX
@@ -84,7 +81,6 @@ def _write_all_blocks(
     memory_padding_mask: Tensor | None,
     tokens: Tensor,
     block_size: int,
-    writing: Writing | None,
 ) -> GreedyResult:
     """Fills `tokens` [B, T] with the most probable ones at every position but the last, which counts in
     sequence_probs alone.
@@ -94,7 +90,7 @@ def _write_all_blocks(
         cache = model.decoder.start(memory, memory_padding_mask, max_steps=tokens.shape[1] - 1)
         for position in range(tokens.shape[1] - 1):
             logits = model.decoder.step(tokens[:, position], cache)  # [B, V]
-            log_prob, token = _best(logits, writing, block_size, position)
+            log_prob, token = _best(logits)
             log_probs.append(log_prob)
             if position < tokens.shape[1] - 2:
                 tokens[:, position + 1] = token
@@ -108,15 +104,11 @@ def _write_all_blocks(
     return GreedyResult(tokens, block_log_probs.exp(), ends.exp(), written.sum(1).exp())
 
 
-def _best(logits: Tensor, writing: Writing | None, block_size: int, place: int) -> tuple[Tensor, Tensor]:
-    """(log-probability, token), [B] each, of the most probable token at a place after BOS; logits [B, V]."""
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability, token), [B] each, of the most probable token; logits [B, V]."""
     logits = upcast_half(logits)
     best = logits.argmax(-1, keepdim=True)  # [B, 1]
-    if writing is None:
-        log_probs = logits.log_softmax(-1)
-    else:
-        log_probs = writing.log_softmax(logits[:, None], block_size, place)[:, 0]
-    return log_probs.gather(1, best)[:, 0], best[:, 0]
+    return logits.log_softmax(-1).gather(1, best)[:, 0], best[:, 0]
 
 
 def greedy_sets(
@@ -125,7 +117,6 @@ def greedy_sets(
     attention_mask: Tensor,
     formatter: BlockyFormatter,
     in_any_order: bool = True,
-    writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `greedy_from_memory` writes for texts: (blocks int64 [B, max_codes, block_size], all PAD if there
     is no code or, but for a model without `target_mask`, one that is listed already; block_probs float [B,
@@ -136,12 +127,12 @@ def greedy_sets(
     with evaluating(model):
         memory, _ = model.encode(input_ids, attention_mask)
         padding = model.memory_padding_mask(attention_mask)
-        written = greedy_from_memory(model, memory, padding, **sizes, writing=writing)
+        written = greedy_from_memory(model, memory, padding, **sizes)
         if in_any_order:
-            blocks, probs = sets_of(model, memory, padding, written, formatter, writing)
+            blocks, probs = sets_of(model, memory, padding, written, formatter)
         else:
             blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
-            probs = of_sets(written.sequence_probs, writing)
+            probs = written.sequence_probs
         if not model.target_mask:
             blocks = formatter.canonical_blocks(written.tokens)
     return blocks, written.block_probs, probs
@@ -159,10 +150,9 @@ def sets_of(
     padding: Tensor | None,
     written: GreedyResult,
     formatter: BlockyFormatter,
-    writing: Writing | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(distinct blocks, probabilities of their sets) as in `greedy_sets`, of what `greedy_from_memory` gave
-    for that memory and `writing`.
+    for that memory.
     """
     with evaluating(model):
         blocks = distinct_blocks(formatter.canonical_blocks(written.tokens))
@@ -175,13 +165,8 @@ def sets_of(
         rows = (~known).nonzero()[:, 0]
         if len(rows):
             padding = None if padding is None else padding[rows]
-            probs[rows] = set_probs(model, memory[rows], padding, blocks[rows], writing)
-    return blocks, of_sets(probs, writing)
-
-
-def of_sets(probs: Tensor, writing: Writing | None) -> Tensor:
-    """Probabilities of sets of codes [B] as they are fitted."""
-    return probs if writing is None else writing.log_set(probs.double().log()).exp().to(probs)
+            probs[rows] = set_probs(model, memory[rows], padding, blocks[rows])
+    return blocks, probs
 
 
 def set_probs(
@@ -189,7 +174,6 @@ def set_probs(
     memory: Tensor,
     memory_padding_mask: Tensor | None,
     blocks: Tensor,
-    writing: Writing | None = None,
 ) -> Tensor:
     """Probability, float [B], that the model writes the codes of `blocks` and then stops: the sum over all
     orders of the codes, or, of more than MAX_IN_ANY_ORDER codes, that of the given order alone.
@@ -197,7 +181,7 @@ def set_probs(
     blocks: int64 [B, max_codes, block_size], distinct, all PAD where there is none. Memory holds
     SEQUENCES_AT_ONCE.
     """
-    batch, max_codes, size = blocks.shape
+    batch, max_codes, _ = blocks.shape
     exist = (blocks != PAD_IDX).any(-1)  # [B, max_codes]
     counts = exist.sum(1)
     probs = torch.zeros(batch, dtype=upcast_half(memory).dtype, device=memory.device)
@@ -209,8 +193,7 @@ def set_probs(
         padding = None if memory_padding_mask is None else memory_padding_mask[repeated]
         codes = front[rows][:, orders].flatten(0, 1)  # [R · orders, codes, block_size]
         logits, follows = code_logits(model, memory[repeated], padding, codes, max_codes)
-        of_tokens = logits.log_softmax(-1) if writing is None else writing.log_softmax(logits, size)
-        of_tokens = of_tokens.gather(2, follows[..., None])[..., 0]
+        of_tokens = logits.log_softmax(-1).gather(2, follows[..., None])[..., 0]
         return of_tokens.sum(1).view(len(rows), len(orders)).logsumexp(1)
 
     with evaluating(model):

@@ -60,35 +60,20 @@ class DistillationLoss(LossMixer):
             seq2seq_weights: float [B], factor on the seq2seq loss.
         """
         found = super().per_sample(out_seq2seq, out_linear, target_seq2seq, target_linear)
-        if teacher_codes is None or teacher_logits is None or teacher_weights is None:
+        if teacher_codes is None or seq2seq_weights is None:
             return found
-        linear = self.mixed_linear(
-            found["loss_linear"], out_linear, teacher_codes, teacher_logits, teacher_weights
-        )
-        seq2seq = found["loss_seq2seq"]
-        if seq2seq_weights is not None:
-            seq2seq = seq2seq * seq2seq_weights.to(seq2seq.dtype)
+        linear = self._mixed(found["loss_linear"], out_linear, teacher_codes, teacher_logits, teacher_weights)
+        seq2seq = found["loss_seq2seq"] * seq2seq_weights.to(found["loss_seq2seq"].dtype)
         w = self.seq2seq_weight
         return {"loss": w * seq2seq + (1 - w) * linear, "loss_linear": linear, "loss_seq2seq": seq2seq}
 
-    def linear(
-        self,
-        out_linear: Tensor,
-        target_linear: Tensor,
-        teacher_codes: Tensor | None = None,
-        teacher_logits: Tensor | None = None,
-        teacher_weights: Tensor | None = None,
-        **_: Tensor,
-    ) -> Tensor:
+    def linear(self, out_linear: Tensor, target_linear: Tensor, **of_teacher: Tensor) -> Tensor:
         """Loss of the linear decoder alone, [B]; arguments as in `per_sample`."""
         hard = super().linear(out_linear, target_linear)
-        if teacher_codes is None or teacher_logits is None or teacher_weights is None:
-            return hard
-        return self.mixed_linear(hard, out_linear, teacher_codes, teacher_logits, teacher_weights)
+        given = [of_teacher.get(name) for name in self.batch_entries[:3]]
+        return hard if given[0] is None else self._mixed(hard, out_linear, *given)
 
-    def mixed_linear(
-        self, hard: Tensor, out_linear: Tensor, codes: Tensor, logits: Tensor, weights: Tensor
-    ) -> Tensor:
+    def _mixed(self, hard: Tensor, out_linear: Tensor, codes, logits, weights) -> Tensor:
         """Loss towards the true codes [B] and towards the teacher, mixed by the weights of the rows: [B]."""
         number = torch.promote_types(out_linear.dtype, torch.float32)
         logits = logits.to(number) / self.temperature

@@ -12,10 +12,6 @@ decoder + a · log p of the linear one, whose p is the softmax of its logits: a 
 of the key. What `topk` then needs of the codes below a prefix it knows beforehand: none has a score above
 (1 − a) · log p(prefix) + a · the best log p of the linear decoder among them, and all of them together no
 more than p(prefix)^(1 − a) · (the sum of their p by the linear decoder)^a (Hölder's inequality).
-
-If the confidence of the model is fitted (`Ranking`), a temperature T divides the scores, which are then
-normalised in any case. n codes below a prefix whose probabilities without T sum to q have q^(1 / T) together
-at most, or n^(1 − 1 / T) · q^(1 / T) if T is above 1.
 """
 
 import math
@@ -28,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from histocc.formatter import BOS_IDX, BlockyFormatter
-from histocc.model.confidence import Ranking
 from histocc.model.decoder import ALL, KEY_VALUE, QUERY, MultiheadAttention, visible_memory
 from histocc.model.decoding import evaluating, upcast_half
 from histocc.model.layers import product
@@ -54,10 +49,9 @@ class CodeTrie:
     Nodes are numbered level by level; the first `inner` of them are prefixes that continue, from 0, the
     empty one, and node `inner` + i is the code `code_of_leaf`[i]. Every int64 tensor has an entry per node,
     or per inner node: token: the last token of the prefix, BOS for the empty one; depth: its number of
-    tokens;
-    first_child, children: the nodes below it follow each other; path [inner, depth + 1 at most]: the nodes
-    from the empty prefix down to itself, which also fills the rest; leaves: number of codes that begin with
-    it. nodes [codes, depth + 1]: those from the empty prefix down to each code.
+    tokens; first_child, children: the nodes below it follow each other; path [inner, depth + 1 at most]: the
+    nodes from the empty prefix down to itself, which also fills the rest. nodes [codes, depth + 1]: those
+    from the empty prefix down to each code.
 
     Raises ValueError for no codes or two with the same tokens, CodeError if one does not fit the formatter.
     """
@@ -91,9 +85,8 @@ class CodeTrie:
                 path[at, : level + 1] = nodes[:, : level + 1]
                 np.minimum.at(first_child, at, nodes[:, level + 1])
         children = np.diff(np.append(first_child, self.levels[-1]))
-        leaves = np.bincount(nodes.ravel(), minlength=self.levels[-1])
-        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf, self.leaves = (
-            map(torch.from_numpy, (token, depth, path, first_child, children, order, leaves))
+        self.token, self.depth, self.path, self.first_child, self.children, self.code_of_leaf = map(
+            torch.from_numpy, (token, depth, path, first_child, children, order)
         )
         self.nodes = torch.from_numpy(nodes[order.argsort()])
 
@@ -161,25 +154,21 @@ class _Queue:
     """Prefixes and codes that were met, in no order.
 
     If probabilities are normalised over the codes, all codes stay in it, since they count for the sum, and
-    there are `best`, `together` and `spread`.
+    there are `best` and `together`.
 
     Args:
         log_prob: float [B, F], −inf for none; node: int64 [B, F]; slot: int64 [B, F], of the prefix one token
             shorter.
         best, together: log-probability by the linear decoder of the best code below each node, and of all of
             them, float [B, nodes].
-        spread: log-probability that all codes below a node may have together beyond that of their sum without
-            a temperature, float [nodes].
     """
 
     log_prob: Tensor
     node: Tensor
     slot: Tensor
     linear_share: float = 0.0
-    temperature: float = 1.0
     best: Tensor | None = None
     together: Tensor | None = None
-    spread: Tensor | None = None
 
     def rows(self, index: Tensor) -> "_Queue":
         names = ("log_prob", "node", "slot", *(() if self.best is None else ("best", "together")))
@@ -213,13 +202,12 @@ class _Queue:
         if of_linear is None:
             return self.log_prob
         share = self.linear_share
-        scores = ((1 - share) * self.log_prob + share * of_linear.gather(1, self.node)) / self.temperature
+        scores = (1 - share) * self.log_prob + share * of_linear.gather(1, self.node)
         return scores.masked_fill(self.log_prob == -INF, -INF)
 
     def priority(self) -> Tensor:
         """What is opened first, float [B, F]."""
-        scores = self.bound(self.together)
-        return scores if self.spread is None else scores + self.spread[self.node]
+        return self.bound(self.together)
 
     def sums(self, inner: int) -> tuple[Tensor, Tensor]:
         """(logarithm of what the codes sum to, of the most that is below open prefixes), float [B] each."""
@@ -271,16 +259,9 @@ class CodeSearch:
     Args:
         linear_share: 0…1, how much the linear decoder counts in the ranking; 0 is the seq2seq decoder alone.
             Above 0 the codes of the tree are the outputs of the linear decoder, in their order.
-        ranking: how the probabilities are fitted; the codes and their order are the same.
     """
 
-    def __init__(
-        self,
-        model: Seq2SeqMixerOccCANINE,
-        tree: CodeTrie,
-        linear_share: float = 0.0,
-        ranking: Ranking | None = None,
-    ):
+    def __init__(self, model: Seq2SeqMixerOccCANINE, tree: CodeTrie, linear_share: float = 0.0):
         if not 0 <= linear_share <= 1:
             raise ValueError(f"linear_share must be a number 0 … 1, not {linear_share}")
         outputs = model.linear_decoder.out_features
@@ -288,8 +269,7 @@ class CodeSearch:
             raise ValueError(
                 f"the linear decoder has {outputs:,} outputs, and the tree {len(tree.codes):,} codes"
             )
-        self.model, self.linear_share, self.ranking = model, linear_share, ranking
-        self.temperature: float = 1.0 if ranking is None else ranking.temperature
+        self.model, self.linear_share = model, linear_share
         self.layers = model.decoder.decoder.layers
         self.tree, device = tree, next(model.parameters()).device
         for name, value in vars(tree).items():
@@ -309,13 +289,12 @@ class CodeSearch:
 
     def full(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Probability of every code, float [B, codes] in the order of the tree's codes: without a
-        linear_share or ranking that of writing the code in the first block, else normalised over the codes.
+        linear_share that of writing the code in the first block, else normalised over the codes.
         """
         written, linear = self.log_probs(input_ids, attention_mask)
-        if not self.linear_share and self.ranking is None:
+        if not self.linear_share:
             return written.exp()
-        log_probs = (self.scores(written, linear) / self.temperature).log_softmax(1)
-        return log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
+        return self.scores(written, linear).log_softmax(1).exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code by each decoder, float [B, codes] each: (of writing it in the first
@@ -343,7 +322,7 @@ class CodeSearch:
                 part = slice(i, i + step)
                 results.append(self._topk(memory.rows(part), self._first_queue(pooled[part]), k))
         codes, log_probs = map(torch.cat, zip(*results))
-        return codes, log_probs.exp() if self.ranking is None else self.ranking.probs(log_probs)
+        return codes, log_probs.exp()
 
     def candidates(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The codes that are most probable by the linear decoder, ranked by both: (numbers int64 [B, N],
@@ -471,21 +450,18 @@ class CodeSearch:
         rows, tree = len(pooled), self.tree
         log_prob = self.x.new_zeros(rows, 1, dtype=upcast_half(self.x).dtype)
         nodes, slots = torch.zeros(2, rows, 1, dtype=torch.int64, device=self.x.device)
-        if not self.linear_share and self.ranking is None:
+        if not self.linear_share:
             return _Queue(log_prob, nodes, slots)
-        best = together = log_prob.new_zeros(rows, tree.levels[-1])  # [B, nodes]
-        if self.linear_share:
-            of_codes = upcast_half(self.model.classify(pooled)).log_softmax(1)
-            best[:, tree.inner :] = of_codes[:, tree.code_of_leaf]
-            mass = best.exp()
-            for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
-                parent = self._parents(first, last).expand(rows, -1)
-                empty = best.new_full((rows, last - first), -INF)
-                best[:, first:last] = empty.scatter_reduce(1, parent, best[:, last:end], "amax")
-                mass[:, first:last] = torch.zeros_like(empty).scatter_add(1, parent, mass[:, last:end])
-            together = torch.maximum(mass.log(), best)
-        spread = max(0.0, 1 - 1 / self.temperature) * tree.leaves.to(self.x.dtype).log()
-        return _Queue(log_prob, nodes, slots, self.linear_share, self.temperature, best, together, spread)
+        best = log_prob.new_zeros(rows, tree.levels[-1])  # [B, nodes]
+        of_codes = upcast_half(self.model.classify(pooled)).log_softmax(1)
+        best[:, tree.inner :] = of_codes[:, tree.code_of_leaf]
+        mass = best.exp()
+        for first, last, end in reversed(list(zip(tree.levels, tree.levels[1:], tree.levels[2:]))):
+            parent = self._parents(first, last).expand(rows, -1)
+            empty = best.new_full((rows, last - first), -INF)
+            best[:, first:last] = empty.scatter_reduce(1, parent, best[:, last:end], "amax")
+            mass[:, first:last] = torch.zeros_like(empty).scatter_add(1, parent, mass[:, last:end])
+        return _Queue(log_prob, nodes, slots, self.linear_share, best, torch.maximum(mass.log(), best))
 
     def _topk(self, memory: _Memory, queue: _Queue, k: int) -> tuple[Tensor, Tensor]:
         tree, rows = self.tree, len(queue.node)
@@ -507,7 +483,7 @@ class CodeSearch:
             if queue.best is not None and MAX_OPENED * used > rows * tree.inner:
                 # through all codes
                 scores = self.scores(self._by_leaf(memory), queue.best[:, tree.inner :])
-                of_codes = self._by_code((scores / self.temperature).log_softmax(1))
+                of_codes = self._by_code(scores.log_softmax(1))
                 best, order = of_codes.sort(dim=1, descending=True, stable=True)
                 codes[active], log_probs[active] = order[:, :k], best[:, :k]
                 return codes, log_probs

@@ -11,7 +11,7 @@ from torch import Tensor
 from histocc.data.rows import OTHER_NAMES, language_name
 from histocc.formatter import PAD_IDX, BlockyFormatter, cut
 from histocc.model import decoding
-from histocc.model.confidence import Confidence, Thresholds, features
+from histocc.model.confidence import OUTPUT, Confidence, Thresholds
 from histocc.model.int8 import to_int8
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.model.search import CodeSearch, CodeTrie
@@ -254,9 +254,9 @@ class Coder:
 
         def batch(ids: Tensor, mask: Tensor) -> Tensor:
             if decoder == "full":
-                return self.search().full(ids, mask)
+                return self.confidence.ranked(self.search().full(ids, mask))
             outputs = self.linear_logits(ids, mask)
-            return outputs if logits else self._each_output(outputs)
+            return outputs if logits else self.confidence.mapped(OUTPUT, outputs.sigmoid())
 
         return self._array(texts, languages, len(self.codes), batch)
 
@@ -277,8 +277,7 @@ class Coder:
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     tree = CodeTrie(self.codes, self.formatter)
-                    ranking = self.confidence.ranking
-                    self._search = CodeSearch(self.model, tree, self.linear_share, ranking)
+                    self._search = CodeSearch(self.model, tree, self.linear_share)
             except ValueError as error:
                 raise UserError(f"the key does not fit formatter {self.formatter.kind}: {error}") from None
         return self._search
@@ -332,22 +331,23 @@ class Coder:
         else:  # equal ones in the order of topk
             probs, numbers = self.search().full(ids, mask).sort(dim=1, descending=True, stable=True)
             probs, numbers = probs[:, :k], numbers[:, :k]
-        for row, of_row in zip(numbers.tolist(), probs.tolist()):
+        for row, of_row in zip(numbers.tolist(), self.confidence.ranked(probs).tolist()):
             yield Coded([self.codes[i] for i in row], of_row, of_row[0])
 
     def _with_prefixes(
         self, coded: list[Coded], ids: Tensor, mask: Tensor, prefixes: Prefixes
     ) -> list[Coded]:
-        probs, least = self.search().full(ids, mask).float().cpu().numpy(), self.back_off or 0.0
+        probs = self.confidence.ranked(self.search().full(ids, mask)).float().cpu().numpy()
+        least = self.back_off or 0.0
         return [
             one._replace(prefix=prefixes.longest(one.codes[0], row, least) if one.codes else ("", 0.0))
             for one, row in zip(coded, probs)
         ]
 
     def _greedy(self, ids: Tensor, mask: Tensor, k: int, in_any_order: bool) -> Iterator[Coded]:
-        blocks, probs, sets = decoding.greedy_sets(
-            self.model, ids, mask, self.formatter, in_any_order, self.confidence.written
-        )
+        blocks, probs, sets = decoding.greedy_sets(self.model, ids, mask, self.formatter, in_any_order)
+        sets = self.confidence.mapped("greedy", sets, (blocks != PAD_IDX).any(-1).sum(1) > 1)
+        probs = self.confidence.mapped("greedy", probs)
         for row, of_row, conf in zip(blocks.tolist(), probs.tolist(), sets.tolist()):
             there = [
                 (self._name(tuple(block)), prob)
@@ -371,12 +371,9 @@ class Coder:
         prob = logits.topk(codes.shape[1]).values.sigmoid()
         least = torch.tensor(list(map(thresholds.least, languages)), device=prob.device, dtype=prob.dtype)
         counts = thresholds.number((prob > least[:, None]).sum(1))
-        fitted = self.confidence.both
-        log_probs = (scores / (1.0 if fitted is None else fitted.temperature)).log_softmax(1)
-        probs = log_probs.exp()
+        probs = scores.log_softmax(1).exp()
         conf = probs.gather(1, counts.clamp(1, probs.shape[1])[:, None] - 1)[:, 0]  # of the last one answered
-        if fitted is not None:
-            probs, conf = fitted.probs(log_probs), fitted.conf(log_probs[:, 0], counts > 1)
+        conf, probs = self.confidence.mapped("both", conf, counts > 1), self.confidence.ranked(probs)
         for row, of_row, count, sure in zip(codes.tolist(), probs.tolist(), counts.tolist(), conf.tolist()):
             count = min(count, k)
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
@@ -391,17 +388,8 @@ class Coder:
         above = prob > torch.tensor(least, device=prob.device, dtype=prob.dtype)[:, None]
         counts = thresholds.number(above.sum(1))
         on = torch.arange(prob.shape[1], device=prob.device) < counts[:, None]
-        outputs = self.confidence.outputs
-        if outputs is None:
-            none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
-            conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
-        else:
-            answered = torch.zeros_like(logits, dtype=torch.bool).scatter(1, number, on)
-            conf, prob = outputs.conf(features(logits, answered)), self._each_output(logit)
+        none = torch.nn.functional.logsigmoid(-logits).sum(1)  # log-probability that no output is on
+        conf = (none + torch.where(on, logit, 0.0).sum(1)).exp()  # log p − log (1 − p) is the logit
+        conf, prob = self.confidence.mapped("flat", conf, counts > 1), self.confidence.mapped(OUTPUT, prob)
         for row, of_row, count, sure in zip(number.tolist(), prob.tolist(), counts.tolist(), conf.tolist()):
             yield Coded([self.codes[i] for i in row[:count]], of_row[:count], sure)
-
-    def _each_output(self, logits: Tensor) -> Tensor:
-        """Probability of each output of the linear decoder."""
-        outputs = self.confidence.outputs
-        return logits.sigmoid() if outputs is None else outputs.probs(logits)

@@ -6,6 +6,7 @@ ours, as thin calls of what is. They are imported from where that package has th
 import math
 import string
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any, Literal
 
 from histocc.formatter import BlockyFormatter, cut, hisco_key, is_missing
@@ -142,7 +143,7 @@ class EvalEngine:
         code = filled if code not in self.codes and filled in self.codes else code
         return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
 
-    def measured(self, measure: str, return_per_obs: bool | None) -> float | list[float]:
+    def _measured(self, measure: str, return_per_obs: bool | None = None) -> float | list[float]:
         if self.true is None:
             values = [math.nan] * len(self.pred or [])
         else:
@@ -151,21 +152,8 @@ class EvalEngine:
             return values
         return sum(values) / len(values) if values else math.nan
 
-    def accuracy(self, return_per_obs: bool | None = None) -> float | list[float]:
-        """Share of rows whose set of codes is right."""
-        return self.measured("accuracy", return_per_obs)
-
-    def precision(self, return_per_obs: bool | None = None) -> float | list[float]:
-        """Share of predicted codes that are true."""
-        return self.measured("precision", return_per_obs)
-
-    def recall(self, return_per_obs: bool | None = None) -> float | list[float]:
-        """Share of true codes that are predicted."""
-        return self.measured("recall", return_per_obs)
-
-    def f1(self, return_per_obs: bool | None = None) -> float | list[float]:
-        """2 tp / (2 tp + fp + fn)."""
-        return self.measured("f1", return_per_obs)
+    accuracy, precision = partialmethod(_measured, "accuracy"), partialmethod(_measured, "precision")
+    recall, f1 = partialmethod(_measured, "recall"), partialmethod(_measured, "f1")
 
 
 class TopKEvalEngine(EvalEngine):
