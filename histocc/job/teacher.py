@@ -61,15 +61,8 @@ KEPT = ["key.csv", "words.csv", "rejected_rows.csv", "conflicts.csv", *(f"val.{n
 
 
 class Teacher:
-    """A trained model whose answers are in terms of a student's codes.
-
-    Args:
-        name: of the model, for messages.
-        coder: of the model.
-        codes: of the student, in the order of its outputs.
-        formatter: of the student.
-
-    Raises UserError for a model without one of the decoders, and if no code is the same.
+    """A trained model, `name`, whose answers are in terms of a student's codes and formatter. Raises
+    UserError for a model without one of the decoders, and if no code is the same.
     """
 
     def __init__(self, name: str, coder: Coder, codes: list[str], formatter: BlockyFormatter):
@@ -390,14 +383,8 @@ def _report(args: JobConfig, questions: Questions, answers: np.ndarray, teacher:
 def build(
     folder: str, questions: Questions, answers: np.ndarray, report: dict, check: Callable[[], None]
 ) -> None:
-    """The prepared folder of the student's rows; unlabelled ones without an answer are left out.
-
-    Args:
-        folder: to be made.
-        questions: all rows.
-        answers: to them, `teacher_record`s.
-        report: is kept in the folder's as `teacher`.
-        check: called now and then; an exception of it ends the work.
+    """The prepared folder of the student's rows; unlabelled ones without an answer are left out. answers: to
+    all rows; report: is kept in the folder's as `teacher`; check: called now and then, may raise to stop.
     """
     data, room = questions.data, answers.dtype["written"].shape[0]
 

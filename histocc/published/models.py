@@ -371,16 +371,8 @@ def load_initial_weights(
     only_encoder: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Copies initial weights whose name and shape fit, of a linear decoder with another key the rows of codes
-    that both have; says what is new.
-
-    Args:
-        model: of the run.
-        first: as `initial_weights` gives it.
-        codes: of the run, in the order of its outputs.
-        formatter: of the run.
-        only_encoder: takes nothing else.
-        say: prints a line.
+    """Copies what `initial_weights` gave into the model of a run if name and shape fit, of a linear decoder
+    with another key the rows of codes that both have; says what is new.
     """
     say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
     prefix = "encoder." if only_encoder else ""
