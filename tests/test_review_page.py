@@ -268,17 +268,17 @@ def test_a_table_with_codes_of_ones_own(folder):
 
 
 def test_a_key_without_titles(folder):
-    write(folder / "key.csv", [["system_code", "code"], ["1", 0], ["none", 1], ["B", 2]])
+    write(folder / "key.csv", [["system_code", "code"], ["1", 0], ["skip", 1], ["", 2], ["B", 3]])
     with Serving(folder, "--key", folder / "key.csv", coded="texts.csv") as server:
-        assert json.loads(server.send(server.address + "key.json")[1]) == [["1", ""], ["B", ""], ["none", ""]]
-        server.decide(["1", "none", "B"])
-    assert decisions(folder) == [("farmer", "code 1 & code none & B")]
+        assert json.loads(server.send(server.address + "key.json")[1]) == [["1", ""], ["B", ""], ["skip", ""]]
+        server.decide(["1", "skip", "B"])
+    assert decisions(folder) == [("farmer", "code 1 & code skip & B")]
     run(
         *("apply", folder / "decided.csv", "--to", folder / "texts.csv", "--key", folder / "key.csv"),
         *("--output", folder / "final.csv"),
     )
     row = next(row for row in read(folder / "final.csv") if row["occ1"] == "farmer")
-    assert [row[f"code_{i}"] for i in (1, 2, 3)] == ["1", "none", "B"]
+    assert [row[f"code_{i}"] for i in (1, 2, 3)] == ["1", "skip", "B"]
 
 
 def test_a_port_in_use_and_a_file_that_another_program_changes(folder):

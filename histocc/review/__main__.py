@@ -297,7 +297,7 @@ ACTIONS = {"make": make, "apply": apply, "report": report, "serve": decide}
 def run(argv: list[str] | None) -> None:
     args = get_args_parser().parse_args(argv)
     raise_if_any(args.problems())
-    key = read_key(args.key) if args.key else None
+    key = [code for code in read_key(args.key) if code] if args.key else None
     system = ("hisco" if set(key) <= set(hisco_key()) else "code") if key else None
     path = args.to or args.files[0]
     coded = CodedFile(path, args.column, args.language_column, args.delimiter, system)
