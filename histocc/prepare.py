@@ -48,8 +48,8 @@ def run(args: PrepareConfig) -> None:
     problems += files.problems(map(own.path, LISTS), inputs, args.overwrite, own)
     columns = columns_of(args, args.files[0], problems)
     settings = settings_from(args, columns, args.files, [], problems)
-    if columns.said:
-        print(columns.said)
+    if columns.note:
+        print(columns.note)
     log.show_progress(not args.quiet)
     made = None if os.path.isdir(args.save_path) else args.save_path
     try:

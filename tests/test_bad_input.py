@@ -237,7 +237,7 @@ def test_rows_inside_a_cell_and_nul_characters_are_listed(tmp_path):
     )
     flags = ["--dataset", path, "--target-cols", "hisco_1", "--formatter", "hisco", "--share-val", 0]
     code, output = run_inside(finetune.main, *flags, "--save-path", tmp_path / "run", "--prepare-only")
-    assert code == 0 and "1 × rows inside a cell" in output and "1 × character of the model" in output
+    assert code == 0 and "1 × rows inside a cell" in output and "1 × forbidden character" in output
     assert "2 for training" in output
 
 

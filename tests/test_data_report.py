@@ -23,19 +23,10 @@ from histocc.formatter import make_formatter
 
 HEADER = ("occ1", "hisco_1", "hisco_2", "lang")
 HISCO = make_formatter("hisco", ["hisco_1", "hisco_2"])
-TEXTS = st.sampled_from(
-    ["farmer", "Farmer", "old  farmer", "old farmer", "smith", "SMITH", "baker of bread", "x" * 40]
-)
-ROWS = st.lists(
-    st.tuples(
-        TEXTS,
-        st.sampled_from(["61110", "83110", "77610"]),
-        st.sampled_from(["", "61110", "83110"]),
-        st.sampled_from(["en", "da"]),
-    ),
-    min_size=1,
-    max_size=40,
-)
+TEXTS = ["farmer", "Farmer", "old  farmer", "old farmer", "smith", "SMITH", "baker of bread", "x" * 40]
+CODES = ["61110", "83110", "77610"], ["", "61110", "83110"]
+ROW = st.tuples(*map(st.sampled_from, (TEXTS, *CODES, ["en", "da"])))
+ROWS = st.lists(ROW, min_size=1, max_size=40)
 
 
 def same(text: str) -> str:
@@ -48,13 +39,10 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_report, "_BUCKET", bucket)
         patch.setattr(data_report, "_BLOCK", block)
-        files = [
-            write_csv(Path(folder) / f"{name}.csv", HEADER, rows)
-            for name, rows in (("train", train), ("val", val))
-        ]
-        settings_ = PrepareSettings(
-            files[:1], HISCO.to_dict(), HISCO.target_cols, files[1:], language_col="lang"
-        )
+        parts = {"train": train, "val": val}
+        files = [write_csv(Path(folder) / f"{name}.csv", HEADER, rows) for name, rows in parts.items()]
+        columns = HISCO.target_cols
+        settings_ = PrepareSettings(files[:1], HISCO.to_dict(), columns, files[1:], language_col="lang")
         data = PreparedData.open(prep.prepare(settings_, folder, lambda *_: None))
         with open(Path(data.folder) / "conflicts.csv", encoding="utf-8", newline="") as file:
             conflicts = list(csv.DictReader(file))
@@ -67,19 +55,15 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     assert report["duplicates"] == len(rows) - len(set(rows))
     assert report["languages"] == Counter(lang for _, lang, _ in rows)
     assert report["codes_per_row"] == Counter(str(len(codes)) for *_, codes in rows)
-    assert report["rare_codes"] == {
-        code: n for code, n in Counter(c for *_, codes in rows for c in codes).items() if n < data_report.RARE
-    }
+    counts = Counter(code for *_, codes in rows for code in codes)
+    assert report["rare_codes"] == {code: n for code, n in counts.items() if n < data_report.RARE}
     seen = {same(text) for text, *_ in train}
     assert report["val_rows_seen_in_training"] == sum(same(text) in seen for text, *_ in val)
     lengths = np.sort([len(text) for text, *_ in (*train, *val)])
-    assert report["length"]["max"] == lengths[-1] and report["length"]["mean"] == round(
-        float(lengths.mean()), 2
-    )
-    assert all(
-        report["length"][f"p{share}"] == lengths[-(-len(rows) * share // 100) - 1]
-        for share in data_report.PERCENTILES
-    )
+    length = report["length"]
+    assert length["max"] == lengths[-1] and length["mean"] == round(float(lengths.mean()), 2)
+    for share in data_report.PERCENTILES:
+        assert length[f"p{share}"] == lengths[-(-len(rows) * share // 100) - 1]
 
     labels = defaultdict(Counter)
     for text, lang, codes in rows:
@@ -96,31 +80,18 @@ def test_counts_are_those_of_plain_python(train, val, bucket, block):
     assert listed == expected
 
 
+FLAGS = ["--formatter", "hisco", "--target-cols", "hisco_1", "hisco_2", "--language-col", "lang"]
+
+
 def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
-    first = write_csv(
-        tmp_path / "a.csv",
-        HEADER,
-        [("farmer", "61110", "", "en"), ("farmer", "83110", "", "en"), ("", "61110", "", "en")],
-    )
-    second = write_csv(
-        tmp_path / "b.csv",
-        HEADER[::-1],
-        [("da", "", "61110", "bonde"), ("da", "", "61110", "bonde")],
-        delimiter=";",
-    )
-    flags = [
-        "--formatter",
-        "hisco",
-        "--target-cols",
-        "hisco_1",
-        "hisco_2",
-        "--language-col",
-        "lang",
-        "--share-val",
-        "0",
-    ]
-    assert prepare.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
+    rows = [("farmer", "61110", "", "en"), ("farmer", "83110", "", "en"), ("", "61110", "", "en")]
+    first = write_csv(tmp_path / "a.csv", HEADER, rows)
+    rows = [("da", "", "61110", "bonde"), ("da", "", "61110", "bonde")]
+    second = write_csv(tmp_path / "b.csv", HEADER[::-1], rows, delimiter=";")
+    out = tmp_path / "out"
+    command = [first, second, *FLAGS, "--share-val", "0", "--save-path", str(out)]
+    assert prepare.main(command) == 0
+    shown = capsys.readouterr().out
     for words in (
         "Rows: 5 read, 4 for training",
         "Texts: 2 distinct; 1 rows repeat",
@@ -130,43 +101,25 @@ def test_the_command_shows_and_writes_what_a_file_holds(tmp_path, capsys):
         "texts that are coded differently in different rows: 1",
         "1 × empty text (a.csv line 4)",
     ):
-        assert words in said
-    report = json.loads((tmp_path / "out" / "data_report.json").read_text())
-    assert (
-        report["rows"],
-        report["distinct_texts"],
-        report["rejected_rows"],
-        report["duplicates"],
-        report["conflicts"],
-    ) == (5, 2, 1, 1, 1)
-    assert report["languages"] == {"en": 2, "da": 2} and [file["delimiter"] for file in report["files"]] == [
-        ",",
-        ";",
-    ]
+        assert words in shown
+    report = json.loads((out / "data_report.json").read_text())
+    names = ("rows", "distinct_texts", "rejected_rows", "duplicates", "conflicts")
+    assert [report[name] for name in names] == [5, 2, 1, 1, 1] and report["languages"] == {"en": 2, "da": 2}
+    assert [file["delimiter"] for file in report["files"]] == [",", ";"]
     assert report["problems"][0]["kind"] == "empty text" and report["problems"][0]["first"][0]["line"] == 4
-    conflicts = (tmp_path / "out" / "conflicts.csv").read_text().splitlines()
-    assert (
-        conflicts[0] == "text,language,codes,rows,file,line"
-        and conflicts[1] == f"farmer,en,61110,1,{first},2"
-        and len(conflicts) == 3
-    )
-    assert prepare.main([first, second, *flags, "--save-path", str(tmp_path / "out")]) == 0
+    conflicts = (out / "conflicts.csv").read_text().splitlines()
+    assert conflicts[:2] == ["text,language,codes,rows,file,line", f"farmer,en,61110,1,{first},2"]
+    assert len(conflicts) == 3 and prepare.main(command) == 0
     assert "Prepared data: found" in capsys.readouterr().out
 
 
 def test_unusable_data_are_shown_all_the_same(tmp_path, capsys):
-    path = write_csv(tmp_path / "a.csv", HEADER[:2], [("farmer", "61110"), ("smith", "8x110"), ("smith", "")])
-    flags = ["--formatter", "hisco", "--target-cols", "hisco_1", "--save-path", str(tmp_path / "out")]
-    assert prepare.main([path, *flags]) == 2
-    said = capsys.readouterr()
-    assert (
-        "Rows: 3 read" in said.out
-        and "1 rows hold a code that does not fit" in said.err
-        and "--drop-bad-labels" in said.err
-    )
-    report = json.loads((tmp_path / "out" / "data_report.json").read_text())
-    assert [(problem["kind"], problem["action"]) for problem in report["problems"]] == [
-        ("code does not fit", "error"),
-        ("first code missing", "rejected"),
-    ]
-    assert not (tmp_path / "out" / "prepared").exists()
+    rows = [("farmer", "61110"), ("smith", "8x110"), ("smith", "")]
+    path, out = write_csv(tmp_path / "a.csv", HEADER[:2], rows), tmp_path / "out"
+    assert prepare.main([path, *FLAGS[:4], "--save-path", str(out)]) == 2
+    shown = capsys.readouterr()
+    assert "Rows: 3 read" in shown.out and "1 rows hold a code that does not fit" in shown.err
+    assert "--drop-bad-labels" in shown.err and not (out / "prepared").exists()
+    report = json.loads((out / "data_report.json").read_text())
+    kinds = [(problem["kind"], problem["action"]) for problem in report["problems"]]
+    assert kinds == [("code does not fit", "error"), ("first code missing", "rejected")]

@@ -17,12 +17,8 @@ from histocc.text import padded_width
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 ROWS = [
-    (
-        f"{'farmer and smith of ' * (i % 4)}place {i}",
-        ("61110", "83110", "-1")[i % 3],
-        ("", "1110")[i % 2],
-        ("en", "da", "")[i % 3],
-    )
+    (f"{'farmer and smith of ' * (i % 4)}place {i}", ("61110", "83110", "-1")[i % 3], ("", "1110")[i % 2])
+    + (("en", "da", "")[i % 3],)
     for i in range(23)
 ]
 CODES = ["-1", "01110", "61110", "83110"]
@@ -68,17 +64,14 @@ def epoch_of(dataset: MicroBatches, epoch: int = 0, first_batch: int = 0) -> lis
     return list(BatchLoader(dataset).at(epoch, first_batch))
 
 
+NAMES = ("input_ids", "attention_mask", "targets_seq2seq", "targets_linear", "weights")
+
+
 def rows_in(batch: dict) -> list[tuple]:
     """Rows that count, as plain Python: (visible ids, tokens, codes)."""
     return [
         (tuple(ids[mask].tolist()), tuple(tokens.tolist()), tuple(codes.tolist()))
-        for ids, mask, tokens, codes, weight in zip(
-            batch["input_ids"],
-            batch["attention_mask"],
-            batch["targets_seq2seq"],
-            batch["targets_linear"],
-            batch["weights"],
-        )
+        for ids, mask, tokens, codes, weight in zip(*map(batch.__getitem__, NAMES))
         if weight
     ]
 
@@ -117,25 +110,15 @@ def test_keys_shapes_and_types(batches):
         "weights": ((8,), torch.float32),
         "rows": ((8,), torch.int64),
     }
-    assert {
-        name: (tuple(value.shape), value.dtype)
-        for name, value in batch.items()
-        if isinstance(value, torch.Tensor)
-    } == expected
-    assert (batch["global_count"], batch["last_micro_batch"]) == (8, True) and set(batch) == {
-        *expected,
-        "global_count",
-        "last_micro_batch",
-    }
+    tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+    assert {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()} == expected
+    assert batch.keys() - tensors.keys() == {"global_count", "last_micro_batch"}
+    assert (batch["global_count"], batch["last_micro_batch"]) == (8, True)
     assert batch["weights"].tolist() == [1.0] * 8
     assert sorted(row for part in epoch_of(dataset) for row in part["rows"].tolist()) == list(range(23))
-    longest = int(batch["attention_mask"].sum(1).max())
-    assert width == padded_width(longest - 2) and len(dataset) == 3
-    assert (
-        [len(b["weights"]) for b in epoch_of(dataset)]
-        == [8, 8, 7]
-        == [b["global_count"] for b in epoch_of(dataset)]
-    )
+    assert width == padded_width(int(batch["attention_mask"].sum(1).max()) - 2) and len(dataset) == 3
+    sizes = [(len(batch["weights"]), batch["global_count"]) for batch in epoch_of(dataset)]
+    assert sizes == [(8, 8), (8, 8), (7, 7)]
 
 
 def test_rows_are_those_of_the_file(batches, hisco):
@@ -148,33 +131,27 @@ def test_rows_are_those_of_the_file(batches, hisco):
         assert [CODES[code] for code in codes if code >= 0] == label.split("&") and len(codes) == 2
 
 
+COMMAS = {"block_size": 3, "use_within_block_sep": True, "allow_short": True}
+
+
 @pytest.mark.parametrize(
     "kind, options, rows",
     [
         ("hisco", {}, [("61110", "-3"), ("-1", ""), ("01110", "99999")]),
         ("occ1950", {}, [("100", "999"), ("050", ""), ("7", "")]),
         ("gpf", {"block_size": 4, "allow_short": True}, [("a", "1b.2"), ("zZ9!", ""), ("-1", "?")]),
-        (
-            "gpf",
-            {"block_size": 3, "use_within_block_sep": True, "allow_short": True},
-            [("10,-2,a", "5"), ("999", "")],
-        ),
+        ("gpf", COMMAS, [("10,-2,a", "5"), ("999", "")]),
     ],
 )
 def test_targets_are_the_labels_as_tokens(tmp_path, kind, options, rows):
     formatter = make_formatter(kind, ["code_1", "code_2"], **options)
-    data = prepared(
-        tmp_path, formatter, [("smith", *codes, "en") for codes in rows], [("smith", *rows[0], "en")]
-    )
-    # of equal length: in order
-    [batch] = epoch_of(
-        MicroBatches(TextRows(data.train, data, RowEncoding(formatter)), BatchPlan(len(rows), 9), 0)
-    )
+    train = [("smith", *codes, "en") for codes in rows]
+    data = prepared(tmp_path, formatter, train, train[:1])
+    texts = TextRows(data.train, data, RowEncoding(formatter))
+    [batch] = epoch_of(MicroBatches(texts, BatchPlan(len(rows), 9), 0))  # of equal length: in order
     for tokens, codes in zip(batch["targets_seq2seq"], rows):
-        assert (
-            tokens.tolist()
-            == formatter.transform_label("&".join(formatter.repair(c)[0] for c in codes if c)).tolist()
-        )
+        label = "&".join(formatter.repair(code)[0] for code in codes if code)
+        assert tokens.tolist() == formatter.transform_label(label).tolist()
 
 
 def test_no_code_is_a_block_of_padding(hisco):
@@ -194,11 +171,7 @@ def test_rank_without_rows_gets_one_of_weight_0(batches):
     for dataset in ranks:
         [empty] = dataset[0, 2]
         assert empty["global_count"] == 1 and empty["last_micro_batch"] is True
-        assert (
-            empty["input_ids"].shape[0] == 1
-            and empty["attention_mask"].any()
-            and empty["targets_seq2seq"].shape == (1, 27)
-        )
+        assert empty["attention_mask"].any() and empty["targets_seq2seq"].shape == (1, 27)
 
 
 @pytest.mark.parametrize(
@@ -259,15 +232,12 @@ def test_noise_of_a_row_does_not_depend_on_the_total_batch(batches):
 
 
 def test_epochs_differ_in_order_and_noise(batches):
-    quiet = [
-        [text_of(ids) for ids, _, _ in rows_in(batches(23, noise=None)[epoch, 0][0])] for epoch in range(2)
-    ]
-    assert (
-        sorted(quiet[0]) == sorted(quiet[1]) == sorted(written(row)[0] for row in ROWS)
-        and quiet[0] != quiet[1]
-    )
-    noisy = [{text_of(ids) for ids, _, _ in rows_in(batches(23)[epoch, 0][0])} for epoch in range(2)]
-    assert len(noisy[0] - noisy[1]) > 10
+    def texts(epoch: int, **options) -> list[str]:
+        return [text_of(ids) for ids, _, _ in rows_in(batches(23, **options)[epoch, 0][0])]
+
+    first, second = (texts(epoch, noise=None) for epoch in range(2))
+    assert sorted(first) == sorted(second) == sorted(written(row)[0] for row in ROWS) and first != second
+    assert len(set(texts(0)) - set(texts(1))) > 10
 
 
 def test_hidden_language(batches):
@@ -285,20 +255,13 @@ def test_noise_leaves_the_codes_alone(batches):
 
 
 def test_validation_has_each_row_once_and_is_always_the_same(data, hisco):
+    rows = TextRows(data.val, data, RowEncoding(hisco))
     for processes in (1, 2, 4):
         plan = BatchPlan(len(data.val), 3 * processes, processes, 3)
-        ranks = [
-            epoch_of(MicroBatches(TextRows(data.val, data, RowEncoding(hisco)), plan, rank))
-            for rank in range(processes)
-        ]
-        shares = [[text_of(ids) for batch in rank for ids, _, _ in rows_in(batch)] for rank in ranks]
-        texts = [written(row)[0] for row in ROWS[:7]]
-        assert sorted(sum(shares, [])) == sorted(texts) and len(set(map(len, ranks))) == 1
-        for batch, again in zip(
-            ranks[0],
-            epoch_of(MicroBatches(TextRows(data.val, data, RowEncoding(hisco)), plan, 0), epoch=2),
-            strict=True,
-        ):
+        ranks = [epoch_of(MicroBatches(rows, plan, rank)) for rank in range(processes)]
+        texts = [text_of(ids) for rank in ranks for batch in rank for ids, _, _ in rows_in(batch)]
+        assert sorted(texts) == sorted(written(row)[0] for row in ROWS[:7]) and len(set(map(len, ranks))) == 1
+        for batch, again in zip(ranks[0], epoch_of(MicroBatches(rows, plan, 0), epoch=2), strict=True):
             assert_same(batch, again)
 
 
@@ -307,17 +270,13 @@ def test_micro_batches_of_similar_length_are_the_rows_of_one_batch(batches):
     whole, cut = (batches(12, noise=noise, groups=groups) for noise, groups in ((NOISE, 1), (NOISE, 3)))
     for index in ((0, 0), (1, 1)):
         [one], parts = whole[index], cut[index]
-        assert len(parts) == 3 and sorted(rows_in(one)) == sorted(
-            row for part in parts for row in rows_in(part)
-        )
+        assert len(parts) == 3
+        assert sorted(rows_in(one)) == sorted(row for part in parts for row in rows_in(part))
         widths = [part["input_ids"].shape[1] for part in parts]
-        assert (
-            widths == sorted(widths)
-            and sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
-        )
+        assert widths == [padded_width(int(part["attention_mask"].sum(1).max()) - 2) for part in parts]
+        assert widths == sorted(widths)
+        assert sum(part["input_ids"].numel() for part in parts) < one["input_ids"].numel()
         assert [part["last_micro_batch"] for part in parts] == [False, False, True]
-        for part in parts:
-            assert part["input_ids"].shape[1] == padded_width(int(part["attention_mask"].sum(1).max()) - 2)
 
 
 # ---- loaders
@@ -336,25 +295,13 @@ def test_loader_starts_at_any_batch(batches):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_change_nothing(batches, persistent):
-    plain = BatchLoader(batches(6, micro=2))
-    workers = BatchLoader(
-        batches(6, micro=2), num_workers=2, prefetch_factor=2, persistent_workers=persistent
-    )
+def test_workers_change_nothing_and_loading_draws_no_random_numbers(batches, persistent):
+    plain, options = BatchLoader(batches(6, micro=2)), {"num_workers": 2, "prefetch_factor": 2}
+    workers = BatchLoader(batches(6, micro=2), persistent_workers=persistent, **options)
     for epoch, first_batch in ((0, 0), (1, 0), (1, 2)):
+        next(iter(workers.at(0, 1)))  # broken off: leaves nothing behind
         for batch, other in zip(plain.at(epoch, first_batch), workers.at(epoch, first_batch), strict=True):
             assert_same(batch, other)
-
-
-def test_iteration_that_is_broken_off_leaves_nothing_behind(batches):
-    workers = BatchLoader(batches(6), num_workers=2, persistent_workers=True)
-    assert_same(next(iter(workers.at(0, 1))), batches(6)[0, 1][0])
-    assert_same(next(iter(workers.at(3, 2))), batches(6)[3, 2][0])
-
-
-def test_loading_draws_no_random_numbers(batches):
-    torch.manual_seed(1)
-    np.random.seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
     epoch_of(batches(6))
     assert torch.equal(torch.get_rng_state(), before[0]) and np.random.get_state()[1].tolist() == before[1]

@@ -20,28 +20,15 @@ ROWS = [
     ("farmer", "61110", "en"),
     ("smed", "83110", "da"),
     ("baker", "77610", "en"),
-    ("none", "-1", "en"),
 ]
-TEXTS = [
-    ("61110", "General farmer", "en"),
-    ("61110", "Landmand", "da"),
-    ("83110", "Blacksmith", "en"),
-    ("77610", "", "en"),
-    ("99999", "Else", "en"),
-]
+ROWS += [("none", "-1", "en")]
+TEXTS = [("61110", "General farmer", "en"), ("61110", "Landmand", "da"), ("83110", "Blacksmith", "en")]
+TEXTS += [("77610", "", "en"), ("99999", "Else", "en")]
 
 
 def arguments(path, **more):
-    values = {
-        "include_descriptions": True,
-        "descriptions_file": str(path),
-        "descriptions_code_col": None,
-        "descriptions_text_col": None,
-        "descriptions_lang_col": None,
-        "description_prob": 1.0,
-        "description_template": "{occ} [DESC: {desc}]",
-    }
-    return dataset.DescriptionFlags(**values | more)
+    usual = {"include_descriptions": True, "descriptions_file": str(path), "description_prob": 1.0}
+    return dataset.DescriptionFlags(**usual | more)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +46,9 @@ def file(tmp_path):
 
 def shown(data, args, epoch=0, seed=5):
     """Text of each row of the file, with what was put to it."""
-    found = dataset.load_descriptions(args, data, HISCO, seed)
-    rows = np.arange(len(data.train))
-    flat, offsets = found.apply(
-        *data.train.texts(rows),
-        data.train.codes[rows, 0],
-        data.train.language[rows].astype(np.int64),
-        rows,
-        epoch,
-    )
+    rows, codes = np.arange(len(data.train)), data.train.codes[:, 0]
+    read = (*data.train.texts(rows), codes, data.train.language.astype(np.int64))
+    flat, offsets = dataset.load_descriptions(args, data, HISCO, seed).apply(*read, rows, epoch)
     return ["".join(map(chr, flat[a:b])) for a, b in zip(offsets, offsets[1:])]
 
 
@@ -99,55 +80,40 @@ def test_templates(data, file, template, text):
 
 def test_some_texts_get_it_by_seed_epoch_and_row(data, file):
     args = arguments(file, description_prob=0.5)
-    found = [tuple("DESC" in text for text in shown(data, args, epoch)) for epoch in range(40)]
-    assert len(set(found)) > 4 and found == [
-        tuple("DESC" in text for text in shown(data, args, epoch)) for epoch in range(40)
-    ]
-    share = np.mean([row[:3] for row in found])
-    assert 0.3 < share < 0.7 and not any(any(row[3:]) for row in found)
-    assert found != [
-        tuple("DESC" in text for text in shown(data, args, epoch, seed=6)) for epoch in range(40)
-    ]
+
+    def which(seed: int = 5) -> list[tuple]:
+        return [tuple("DESC" in text for text in shown(data, args, epoch, seed)) for epoch in range(40)]
+
+    first = which()
+    assert len(set(first)) > 4 and first == which() != which(seed=6)
+    assert 0.3 < np.mean([row[:3] for row in first]) < 0.7 and not any(any(row[3:]) for row in first)
 
 
 def test_batches_show_them(data, file):
     found = dataset.load_descriptions(arguments(file), data, HISCO, 5)
     texts = TextRows(data.train, data, RowEncoding(HISCO), TextChanges(descriptions=found))
     [batch] = MicroBatches(texts, BatchPlan(5, 5), 0, 1)[0, 0]
-    texts = [
-        "".join(map(chr, ids[mask].tolist()[1:-1]))
-        for ids, mask in zip(batch["input_ids"], batch["attention_mask"])
+    pairs = zip(batch["input_ids"], batch["attention_mask"])
+    texts = sorted("".join(map(chr, ids[mask].tolist()[1:-1])) for ids, mask in pairs)
+    assert texts[1:4] == [
+        "da[SEP]smed [DESC: Blacksmith]",
+        "en[SEP]baker",
+        "en[SEP]farmer [DESC: General farmer]",
     ]
-    assert sorted(texts) == sorted(
-        [
-            "da[SEP]bonde [DESC: General farmer]",
-            "en[SEP]farmer [DESC: General farmer]",
-            "da[SEP]smed [DESC: Blacksmith]",
-            "en[SEP]baker",
-            "en[SEP]none",
-        ]
-    )
+    assert texts[::4] == ["da[SEP]bonde [DESC: General farmer]", "en[SEP]none"]
 
 
 def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
     path = write_csv(tmp_path / "key.csv", ("en_hisco_text", "hisco", "code"), [("Smiths", "83110", "1")])
     assert dataset.find_columns(arguments(path)) == ["hisco", "en_hisco_text"]
     path = write_csv(tmp_path / "other.csv", ("nr", "words"), [("83110", "Smiths")])
-    with pytest.raises(
-        UserError,
-        match=(
-            r"needs a column of codes \(system_code, hisco, code\) and one of descriptions .*'nr', 'words'"
-        ),
-    ):
+    with pytest.raises(UserError, match=r"needs a column of codes \(system_code, hisco, code\) and one of"):
         dataset.find_columns(arguments(path))
-    named = arguments(path, descriptions_code_col="nr", descriptions_text_col="words")
+    names = {"descriptions_code_col": "nr", "descriptions_text_col": "words"}
+    named = arguments(path, **names)
     assert shown(data, named)[2] == "smed [DESC: Smiths]"
     with pytest.raises(UserError, match="has no column 'l'"):
-        dataset.find_columns(
-            arguments(
-                path, descriptions_code_col="nr", descriptions_text_col="words", descriptions_lang_col="l"
-            )
-        )
+        dataset.find_columns(arguments(path, **names, descriptions_lang_col="l"))
     write_csv(path, ("nr", "words"), [("11111", "Else")])
     with pytest.raises(UserError, match="none of the 4 codes of the data stands in column 'nr'"):
         dataset.load_descriptions(named, data, HISCO, 1)
@@ -164,19 +130,9 @@ def test_usual_names_of_columns_and_those_that_are_not(tmp_path, data):
     ],
 )
 def test_flags_that_do_not_fit(tmp_path, flags, words):
-    code, output = run_inside(
-        finetune.main,
-        "--dataset",
-        write_rows(tmp_path / "d.csv", 20),
-        "--target-cols",
-        "hisco_1",
-        "--formatter",
-        "hisco",
-        "--save-path",
-        tmp_path / "run",
-        *TINY,
-        *flags,
-    )
+    files = ["--dataset", write_rows(tmp_path / "d.csv", 20), "--save-path", tmp_path / "run"]
+    columns = ["--target-cols", "hisco_1", "--formatter", "hisco"]
+    code, output = run_inside(finetune.main, *files, *columns, *TINY, *flags)
     assert code == 2 and words in output and not (tmp_path / "run").exists()
 
 

@@ -34,33 +34,24 @@ from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
 HISCO = make_formatter("hisco", ["code_1", "code_2"])
 CODES = ("61110", "83110", "95410")
+WORDS = ("smith", "baker", "tailor")
 ROWS = [
     (
-        f"{('smith', 'baker', 'tailor')[i % 3]}{i}",
+        f"{WORDS[i % 3]}{i}",
         CODES[i % 3],
         CODES[(i + 1) % 3] if i % 4 == 3 else "",
-        ("en", "da", "gr", "xx", "en")[i % 5],
+        ["en", "da", "gr", "xx", "en"][i % 5],
     )
     for i in range(48)
 ]
-ROWS += [
-    ("alone", "61110", "", "nl"),
-    ("solo", "61110", "", "fr"),
-    ("seul", "61110", "", "fr"),
-    ("x" * 100, "83110", "", "en"),
-]
+ROWS += [("alone", "61110", "", "nl"), ("solo", "61110", "", "fr"), ("seul", "61110", "", "fr")]
+ROWS += [("x" * 100, "83110", "", "en")]
 
 
 def prepared(folder, rows=ROWS, formatter=HISCO, clean_text="as-is"):
     path = write_csv(folder / "data.csv", ("occ1", "code_1", "code_2", "lang"), rows)
-    settings = PrepareSettings(
-        [path],
-        formatter.to_dict(),
-        formatter.target_cols,
-        share_val=0.0,
-        language_col="lang",
-        clean_text=clean_text,
-    )
+    more = {"share_val": 0.0, "language_col": "lang", "clean_text": clean_text}
+    settings = PrepareSettings([path], formatter.to_dict(), formatter.target_cols, **more)
     return PreparedData.open(prep.prepare(settings, str(folder), lambda *_: None))
 
 
@@ -101,13 +92,10 @@ def test_a_joined_row_has_the_texts_and_codes_of_two_rows_of_its_language(data):
                 continue
             changed += 1
             text, codes, language = before
-            other = after[0].removeprefix(f"{text} {AND.get(language, 'and')} ")
-            assert len(codes) == 1 and after == (
-                f"{text} {AND.get(language, 'and')} {other}",
-                (*codes, single[other, language]),
-                language,
-            )
-            assert after[1][0] != after[1][1]
+            begin = f"{text} {AND.get(language, 'and')} "
+            other = after[0].removeprefix(begin)
+            assert after == (begin + other, (*codes, single[other, language]), language)
+            assert len(codes) == 1 and after[1][0] != after[1][1]
             partners[language, other] += 1
     assert changed > 300 and {language for language, _ in partners} == {"en", "da", "gr", "xx"}
     assert len(partners) > 0.8 * sum(language in ("en", "da", "gr", "xx") for _, language in single)
@@ -121,34 +109,23 @@ def test_who_stays_alone(data):
         assert {"alone", "solo", "seul"} <= after.keys()
         longest = max(map(len, after))
         assert longest <= 128 - 1 - len("[") - len("unk[SEP]")  # [CLS] and [SEP] are a position each
-    assert any(
-        "x" * 100 in text and len(text) > 100 for epoch in range(20) for text, *_ in joined(data, epoch=epoch)
-    )
-    assert not any(
-        "x" * 100 in text and len(text) > 100
-        for epoch in range(20)
-        for text, *_ in joined(data, epoch=epoch, max_len=115)
-    )
+    for max_len, happens in ((128, True), (115, False)):
+        rows = [row for epoch in range(20) for row in joined(data, epoch=epoch, max_len=max_len)]
+        assert any("x" * 100 in text and len(text) > 100 for text, *_ in rows) is happens
 
 
 def test_share_of_joined_rows(data):
     """Of the rows with one code whose partner has another one: about a third of them have the same."""
-    share = {
-        p: np.mean(
-            [
-                before != after
-                for epoch in range(60)
-                for before, after in zip(as_read(data), joined(data, p, epoch))
-                if before[2] == "en" and len(before[1]) == 1 and len(before[0]) < 50
-            ]
-        )
-        for p in (0.0, 0.25, 1.0)
-    }
-    assert (
-        share[0.0] == 0
-        and 0.55 < share[1.0] < 0.75
-        and share[0.25] == pytest.approx(0.25 * share[1.0], abs=0.03)
-    )
+
+    def share(p: float) -> float:
+        pairs = [pair for epoch in range(60) for pair in zip(as_read(data), joined(data, p, epoch))]
+        pairs = [
+            pair for pair in pairs if pair[0][2] == "en" and len(pair[0][1]) == 1 and len(pair[0][0]) < 50
+        ]
+        return float(np.mean([before != after for before, after in pairs]))
+
+    assert share(0.0) == 0 and 0.55 < share(1.0) < 0.75
+    assert share(0.25) == pytest.approx(0.25 * share(1.0), abs=0.03)
 
 
 def test_a_row_is_joined_by_seed_epoch_and_row_alone(data):
@@ -212,27 +189,15 @@ def steps(data, total, processes, epoch=0, first_batch=0, **options):
 @pytest.mark.parametrize("epoch", [0, 2])
 def test_batches_are_the_same_on_any_number_of_processes_and_after_a_restart(data, epoch):
     one = steps(data, 10, 1, epoch)
-    assert [len(step) for step in one] == [10] * 5 + [2] and sum(
-        row[3][1] >= 0 for step in one for row in step
-    ) > 20
-    for processes, more in (
-        (2, {}),
-        (2, {"micro": 2, "groups": 2}),
-        (3, {"micro": 1}),
-        (1, {"micro": 4, "groups": 3}),
-    ):
+    assert [len(step) for step in one] == [10] * 5 + [2]
+    assert sum(row[3][1] >= 0 for step in one for row in step) > 20
+    for processes, more in ((2, {}), (2, {"micro": 2, "groups": 2}), (3, {"micro": 1})):
         assert steps(data, 10, processes, epoch, **more) == one
         assert steps(data, 10, processes, epoch, first_batch=3, **more) == one[3:]
     assert sorted(sum(steps(data, 7, 2, epoch), [])) == sorted(sum(one, []))  # nor on the total batch
-    loaders = [
-        BatchLoader(batches(data, 10, micro=3), num_workers=workers).at(epoch, 1) for workers in (0, 1)
-    ]
-    for batch, other in zip(*loaders, strict=True):
-        assert all(
-            torch.equal(value, other[name])
-            for name, value in batch.items()
-            if isinstance(value, torch.Tensor)
-        )
+    plain, workers = (BatchLoader(batches(data, 10, micro=3), num_workers=n).at(epoch, 1) for n in (0, 1))
+    for batch, other in zip(plain, workers, strict=True):
+        assert rows_in(batch) == rows_in(other)
 
 
 def test_both_targets_have_both_codes(data):
@@ -265,16 +230,10 @@ def test_noise_comes_after_joining(data):
     assert moved > 10
 
 
-def test_all_characters_are_known(data, monkeypatch):
-    """Of joining by itself: the letters of noise happen to hold those of all its words."""
-    monkeypatch.setattr("histocc.data.dataset.noise_characters", lambda: np.zeros(0, dtype=np.uint32))
+def test_all_characters_are_known(data):
     dataset = batches(data, 52, probability=1.0, noise=None)
-    seen = {
-        int(i)
-        for epoch in range(4)
-        for batch in BatchLoader(dataset).at(epoch)
-        for i in batch["input_ids"].unique()
-    }
+    loader = BatchLoader(dataset)
+    seen = {int(i) for epoch in range(4) for batch in loader.at(epoch) for i in batch["input_ids"].unique()}
     assert seen <= set(dataset.rows.characters().tolist()) and set(map(ord, "και")) <= seen
     assert not set(map(ord, "και")) <= set(data.alphabet)
 

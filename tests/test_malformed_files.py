@@ -123,7 +123,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "NUL character inside": (
         HEAD + GOOD + b"sm\0ith,83110\n",
         2,
-        r"1 × character of the model \(data\.csv line 4\)",
+        r"1 × forbidden character \(data\.csv line 4\)",
     ),
     "a cell too few, a cell too many": (
         HEAD + GOOD + b"baker\nbaker,77610,x\n",
@@ -260,7 +260,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "character that the model uses itself": (
         HEAD + GOOD + "smith \ue001,83110\n".encode(),
         2,
-        r"1 × character of the model \(data\.csv line 4\)",
+        r"1 × forbidden character \(data\.csv line 4\)",
     ),
     "carriage return inside a row": (
         HEAD + GOOD + b"old\rsmith,83110\n",

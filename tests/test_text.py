@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from histocc.text import (
     LANGUAGES,
+    as_is,
     code_points,
     encode,
     encode_batch,
     join_texts,
     language_table,
     padded_width,
+    text_hashes,
+    text_key,
 )
 
 CLS, SEP = 0xE000, 0xE001
@@ -34,29 +37,20 @@ def check(ids, mask, expected):
         assert visible.tolist() == [True] * len(real) + [False] * (len(row) - len(real))
 
 
-def test_one_description():
-    ids, mask = encode(["væver"], ["da"])
-    check(ids, mask, [[0xE000, *map(ord, "da[SEP]"), ord("v"), 0xE6, ord("v"), ord("e"), ord("r"), 0xE001]])
-    assert ids.shape == (1, padded_width(12))
-
-
 @examples(100)
 @given(rows, st.integers(16, 140))
 @example([("", "en"), ("𝔊🙂", "unk"), ("x" * 300, "da")], 128)
+@example([("abcdefghij" * 12 + "x", "en")], 128)  # fits to the last position
+@example([("smith", "x" * 40), ("smed", "da")], 16)
 def test_equals_plain_construction(rows, max_len):
     expected = [plain(text, language, max_len) for text, language in rows]
     ids, mask = encode(*zip(*rows), max_len)
     check(ids, mask, expected)
     assert ids.shape[1] == padded_width(max(map(len, expected)) - 2, max_len)
-
-
-@examples(50)
-@given(rows)
-def test_rows_of_a_batch_do_not_depend_on_each_other(rows):
-    ids, mask = encode(*zip(*rows), width=128)
-    for i, (text, language) in enumerate(rows):
-        alone, alone_mask = encode([text], [language], width=128)
-        assert (alone[0] == ids[i]).all() and (alone_mask[0] == mask[i]).all()
+    wide, wide_mask = encode(
+        *zip(*rows), max_len, width=140
+    )  # rows do not depend on each other, or the width
+    check(wide, wide_mask, expected)
 
 
 def test_batch_takes_languages_by_their_number():
@@ -65,37 +59,13 @@ def test_batch_takes_languages_by_their_number():
     check(ids, mask, [plain("smith", "en"), plain("", "unk"), plain("smed", "da")])
 
 
-@pytest.mark.parametrize("extra, cut", [(-1, False), (0, False), (1, True), (50, True)])
-def test_longer_descriptions_are_cut_and_end_with_sep(extra, cut):
-    text = "abcdefghij" * 20
-    text = text[: 128 - len("xen[SEP]x") + extra]
-    ids, mask = encode([text], ["en"])
-    real = ids[0, mask[0]].tolist()
-    assert real[-1] == SEP and len(real) == min(128, 128 + extra)
-    assert ("".join(map(chr, real[1:-1])) == "en[SEP]" + text) is not cut
-
-
-def test_language_longer_than_the_input():
-    ids, mask = encode(["smith", "smed"], ["x" * 40, "da"], 16)
-    check(ids, mask, [[CLS] + [ord("x")] * 14 + [SEP], plain("smed", "da", 16)])
-
-
 def test_published_tokenizer():
     tokenizer = pytest.importorskip("transformers").CanineTokenizer()
-    rows = [
-        ("wine and spirit merchant", "en"),
-        ("huusmand  og væver ", "da"),
-        ("", "unk"),
-        ("γεωργός 𝔊🙂", "gr"),
-        ("y" * 200, "se"),
-    ]
-    published = tokenizer(
-        [f"{language}[SEP]{text}" for text, language in rows],
-        padding="max_length",
-        truncation=True,
-        max_length=128,
-        return_tensors="np",
-    )
+    rows = [("wine and spirit merchant", "en"), ("huusmand  og væver ", "da"), ("", "unk")]
+    rows += [("γεωργός 𝔊🙂", "gr"), ("y" * 200, "se")]
+    inputs = [f"{language}[SEP]{text}" for text, language in rows]
+    options = {"padding": "max_length", "truncation": True, "max_length": 128, "return_tensors": "np"}
+    published = tokenizer(inputs, **options)
     ids, mask = encode(*zip(*rows), width=128)
     assert (ids == published["input_ids"]).all() and (mask == published["attention_mask"]).all()
 
@@ -116,9 +86,24 @@ def test_padded_width(max_len):
         assert n + 2 <= width <= most and width % 4 == 0
         assert width >= min(enough, most), f"{n} characters need {enough} positions, not {width}"
         assert width < max(17, enough + (12 if width < 128 else 128))
-    assert widths == sorted(widths) and widths[-1] == most
-    assert len(set(widths)) <= 21 + max_len // 128
-
-
-def test_short_texts_are_padded_little():
+    assert widths == sorted(widths) and widths[-1] == most and len(set(widths)) <= 21 + max_len // 128
     assert [padded_width(n) for n in (1, 8, 20, 30, 60, 119, 126)] == [16, 16, 24, 36, 64, 128, 128]
+
+
+@examples(200)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=12))
+def test_texts_have_the_same_hash_only_if_they_differ_in_case_and_blanks_alone(texts):
+    texts = [text for text in (text.replace("\0", "").strip() for text in texts) if text] or ["x"]
+    same = [" ".join(text.casefold().split()) for text in texts]
+    hashes = text_hashes(texts)
+    assert all((a == b) == (one == other) for a, one in zip(hashes, same) for b, other in zip(hashes, same))
+    assert hashes.tolist() == [int(text_hashes([text])[0]) for text in texts]  # the others play no part
+
+
+def test_text_key_and_the_rule_as_is():
+    assert as_is(" ko\u030bva\u0301go\u0301 ") == "kővágó"
+    keys = {
+        text_key(text)
+        for text in ("Gård  Mand", "ga\u030ard mand ", "gård\u200b ma\xadnd", "\ufeffGÅRD\tMAND")
+    }
+    assert keys == {"gård mand"} and text_key("gard mand") not in keys

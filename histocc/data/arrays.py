@@ -24,6 +24,7 @@ import numpy as np
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import checksum, opened
 from histocc.runtime.rng import mix
+from histocc.text import texts_of_pieces
 
 PREPARED_FORMAT = 4
 ARRAYS = {
@@ -167,11 +168,7 @@ class RowSet:
 
     def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Descriptions of `rows` (int64 [B]): (code points uint32 [N], offsets int64 [B + 1])."""
-        start = self.offsets[rows]
-        lengths = self.lengths(rows)
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        index = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], lengths)
-        return self.chars[index], offsets
+        return texts_of_pieces(self.chars, self.offsets[rows][:, None], self.lengths(rows)[:, None])
 
     def strings(self, rows: np.ndarray) -> list[str]:
         """Descriptions of `rows` (int64 [B])."""
@@ -182,29 +179,20 @@ class RowSet:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared folder.
-
-    Attributes:
-        codes: in the order of the linear outputs.
-        alphabet: all characters of the descriptions, sorted code points.
-        report: what `report_lines` shows.
-        clean_text: the rule by which texts were cleaned.
-        kept_codes: how many of the codes come from the initial weights of the run.
-        hisco_numbers: whether the columns of codes held numbers of the HISCO key.
-    """
+    """A prepared folder."""
 
     folder: str
     train: RowSet
     val: RowSet
-    codes: list[str]
+    codes: list[str]  # in the order of the linear outputs
     languages: list[str]
-    alphabet: list[int]
+    alphabet: list[int]  # all characters of the descriptions, sorted code points
     max_codes: int
     fingerprint: str
-    report: dict
-    clean_text: str
-    kept_codes: int
-    hisco_numbers: bool
+    report: dict  # what `report_lines` shows
+    clean_text: str  # the rule by which texts were cleaned
+    kept_codes: int  # how many of the codes come from the initial weights of the run
+    hisco_numbers: bool  # whether the columns of codes held numbers of the HISCO key
 
     @classmethod
     def open(cls, folder: str) -> "PreparedData":

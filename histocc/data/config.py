@@ -223,33 +223,23 @@ def problems_of_columns(asked: Any, max_len: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What is read and how: flags of the same names, with what they mean for these files.
-
-    Attributes:
-        formatter: as `BlockyFormatter.to_dict` has it.
-        share_val: splits `train_files` by their texts; None takes `val_files` instead.
-        fixed_codes: the codes of --key or --all-codes-file, in their order.
-        number_codes: the codes that cells hold the numbers of; None: cells hold codes.
-        first_codes: come first in the key, other codes of the data after them.
-        code_separator: characters that separate codes within a cell.
-        empty_text: the code with which rows without a description are kept.
-    """
+    """What is read and how: flags of the same names, and what they mean for these files."""
 
     train_files: list[str]
-    formatter: dict
+    formatter: dict  # of `BlockyFormatter.to_dict`
     target_cols: list[str]
     val_files: list[str] = field(default_factory=list)
-    share_val: float | None = None
+    share_val: float | None = None  # splits `train_files` by their texts; None: `val_files` instead
     input_col: str = "occ1"
     language: str = UNKNOWN_LANGUAGE
     language_col: str | None = None
     max_len: int = 128
     missing_code: str | None = None
     drop_bad_labels: bool = False
-    fixed_codes: list[str] | None = None
+    fixed_codes: list[str] | None = None  # of --key or --all-codes-file, in their order
     delimiter: str | None = None
-    number_codes: list[str] | None = None
-    first_codes: list[str] | None = None
+    number_codes: list[str] | None = None  # whose numbers the cells hold; None: cells hold codes
+    first_codes: list[str] | None = None  # come first in the key, other codes of the data after them
     clean_text: str = AS_IS
     encoding: str | None = None
     code_separator: str | None = None
@@ -328,37 +318,25 @@ def code_problems(formatter: BlockyFormatter | None, settings: PrepareSettings) 
 
 @dataclass(frozen=True)
 class StartsFrom:
-    """What the weights that a run starts from say of its data.
+    """What the weights that a run starts from say of its data."""
 
-    Attributes:
-        text: rule by which texts are cleaned.
-        codes: of the linear outputs; none if these are not used.
-        formatter: its kind, None if it is not known.
-        chars: its tokens, None for the usual ones.
-    """
-
-    text: str = AS_IS
-    codes: list[str] = field(default_factory=list)
-    formatter: str | None = None
-    chars: list[str] | None = None
+    text: str = AS_IS  # rule by which texts are cleaned
+    codes: list[str] = field(default_factory=list)  # of the linear outputs; none if these are not used
+    formatter: str | None = None  # its kind, if it is known
+    chars: list[str] | None = None  # its tokens; None: the usual ones
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which columns of the files hold codes and languages, and the formatter of the codes: as the arguments
     say, or by the names of the columns.
-
-    Attributes:
-        target_cols: none if that is not known.
-        said: the flags that the names of the columns stand for, in a line for the user; "" if the arguments
-            say it all.
     """
 
     formatter: str
-    target_cols: list[str]
+    target_cols: list[str]  # none if that is not known
     language: str
     language_col: str | None
-    said: str = ""
+    note: str = ""  # the flags that the names of the columns stand for, in a line for the user
 
 
 def columns_of(

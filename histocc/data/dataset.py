@@ -114,19 +114,8 @@ class JoinedRows:
         rows: np.ndarray,
         epoch: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """B training rows, some of them joined with another one.
-
-        Args:
-            flat: uint32 [N], code points of all texts.
-            offsets: int64 [B + 1], text i is flat[offsets[i]:offsets[i + 1]].
-            codes: int64 [B, K], numbers of each row's codes, −1 behind the last.
-            language: int64 [B], their numbers.
-            rows: int64 [B], row numbers in the training part.
-            epoch: from 0.
-
-        Returns:
-            Texts (flat uint32, offsets int64 [B + 1], from 0) and codes int64 [B, K]. The arguments stay as
-            they are.
+        """B training rows, some of them joined with another one: texts (flat, offsets) and codes int64 [B,
+        K], −1 behind the last. language, rows: int64 [B]. The arguments stay as they are.
         """
         stream = streams(self.seed, epoch, rows)
         joined = np.flatnonzero(chance(draw(stream, _JOINED), self.probability) & _one_code(codes))
@@ -192,20 +181,13 @@ def find_columns(args: DescriptionFlags, required: bool = True) -> list[str]:
 
 @dataclass(frozen=True)
 class Descriptions:
-    """What is shown for each code and language, and to which texts.
-
-    Attributes:
-        template: pieces as code points, None the text, "desc" the description.
-        numbers: int64 [codes + 1, languages], which description, −1 for none; the last row is that of no
-            code.
-        flat, offsets: code points of the descriptions.
-    """
+    """What is shown for each code and language, and to which texts."""
 
     seed: int
     probability: float
-    template: list
-    numbers: np.ndarray
-    flat: np.ndarray
+    template: list  # pieces as code points, None the text, "desc" the description
+    numbers: np.ndarray  # int64 [codes + 1, languages], which description, −1 for none; last: no code
+    flat: np.ndarray  # of the descriptions
     offsets: np.ndarray
 
     @property
@@ -312,14 +294,12 @@ def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray
 
 @dataclass(frozen=True)
 class RowEncoding:
-    """How rows become tensors. fixed_width: pad to this many positions instead of to the longest of the
-    micro-batch; first_empty_block: targets end with the first empty block of the row that has most codes.
-    """
+    """How rows become tensors."""
 
     formatter: BlockyFormatter
     max_len: int = 128
-    fixed_width: int | None = None
-    first_empty_block: bool = False
+    fixed_width: int | None = None  # positions, instead of padding to the longest of the micro-batch
+    first_empty_block: bool = False  # targets end with that of the row that has most codes
 
 
 @dataclass(frozen=True)

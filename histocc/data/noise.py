@@ -347,15 +347,8 @@ class Augmenter:
     def apply(
         self, flat: np.ndarray, offsets: np.ndarray, rows: np.ndarray, epoch: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Noisy copies of B texts; none is emptied, and an empty one stays empty.
-
-        Args:
-            flat: uint32 [N], code points of all texts.
-            offsets: int64 [B + 1], text i is flat[offsets[i]:offsets[i + 1]].
-            rows: int64 [B], their row numbers.
-
-        Returns:
-            (flat uint32, offsets int64 [B + 1], from 0). The arguments stay as they are.
+        """Noisy copies of B texts (flat, offsets, and their row numbers int64 [B]); none is emptied, and an
+        empty one stays empty. The arguments stay as they are.
         """
         offsets = np.asarray(offsets, dtype=np.int64)
         flat = np.asarray(flat[offsets[0] : offsets[-1]], dtype=np.uint32)

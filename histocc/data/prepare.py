@@ -7,6 +7,7 @@ appears whole or not at all. `histocc.data.arrays` says what it holds.
 """
 
 import contextlib
+import filecmp
 import gc
 import json
 import os
@@ -188,7 +189,7 @@ class Reader:
         if is_odd and _FORBIDDEN.search(joined):
             reason = "the description holds NUL, or a character from U+E000 to U+E004, which marks its ends"
             rows = [i for i, cell in enumerate(cells) if _FORBIDDEN.search(cell)]
-            reject(rows, "character of the model", reason, settings.input_col, list(map(str.strip, cells)))
+            reject(rows, "forbidden character", reason, settings.input_col, list(map(str.strip, cells)))
         blank = [i for i, text in enumerate(texts) if keep[i] and (not text or text.isspace())]
         if self.empty is None:
             reject(blank, "empty text", "the description is empty", settings.input_col, cells)
@@ -408,7 +409,7 @@ class Reader:
                 "--block-size N sets another length",
             ]
         if rows > sum(part.rows for part in self.parts.values()):
-            ways = ["Most rows are such: are --target-cols and --formatter the right ones?", *ways]
+            ways = ["Most rows are of this kind: look whether --target-cols and --formatter are right", *ways]
         if self.settings.number_codes is not None:
             what = "what is not a number of the key"
             if self._key_is_assumed:
@@ -499,37 +500,28 @@ def _remove_leftovers(root: str) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def copy_lists(folder: str, own: OwnFiles, keep: bool) -> None:
-    """Copies the lists in a folder of prepared data to where users look for them. keep: no content may change
-    there.
-
-    Raises:
-        UserError: one would change, or cannot be copied.
+def copy_lists(folder: str, own: OwnFiles) -> None:
+    """Copies the lists in a folder of prepared data to where users look for them. Raises UserError if one
+    cannot be copied, or one of a run would change there.
     """
+    keep = exists_in(own.folder) and not own.overwrite
     for name in LISTS:
         path = own.path(name)
         try:
-            with open(os.path.join(folder, name), "rb") as file:
-                content = file.read()
-            if keep and os.path.exists(path):
-                with open(path, "rb") as file:
-                    if file.read() != content:
-                        raise UserError(
-                            f"{path}: is not what would be written there: it was edited, or the run in this"
-                            " folder has other data. Move it away, choose another --save-path, or give"
-                            " --overwrite"
-                        )
+            if (
+                keep
+                and os.path.exists(path)
+                and not filecmp.cmp(path, os.path.join(folder, name), shallow=False)
+            ):
+                raise UserError(
+                    f"{path}: is not what would be written there: it was edited, or the run in this folder has"
+                    " other data. Move it away, choose another --save-path, or give --overwrite"
+                )
             own.claim(name)
-            with atomic_write(path) as file:
-                file.write(content)
+            with open(os.path.join(folder, name), "rb") as source, atomic_write(path) as file:
+                shutil.copyfileobj(source, file)
         except OSError as error:
             raise UserError(in_words(error, path)) from None
-
-
-def _copy_lists(folder: str, reports: OwnFiles | None) -> None:
-    """Raises UserError if the lists in `reports` are those of a run, and would change."""
-    if reports:
-        copy_lists(folder, reports, keep=exists_in(reports.folder) and not reports.overwrite)
 
 
 def prepare(
@@ -567,7 +559,8 @@ def prepare(
         made_from = [file["path"] for file in read_meta(folder)["report"]["files"]]
         others = f", made from {', '.join(made_from)}" if made_from != paths else ""
         say(f"Prepared data: found in {folder}{others}")
-        _copy_lists(folder, reports)
+        if reports:
+            copy_lists(folder, reports)
         return folder
     if os.path.lexists(folder):
         (warn or say)(f"Prepared data: {folder}: {problem}; preparing it again")
@@ -592,7 +585,8 @@ def prepare(
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(report, file, indent=1, ensure_ascii=False)
         if unusable := reader.problem():
-            _copy_lists(new, reports)
+            if reports:
+                copy_lists(new, reports)
             raise UnusableData(unusable, report)
         if changed := [path for path, old, now in zip(paths, before, _states(paths)) if old != now]:
             raise UserError(
@@ -613,7 +607,8 @@ def prepare(
         write_last(new, content)
 
     build_folder(root, key, build, check)
-    _copy_lists(folder, reports)
+    if reports:
+        copy_lists(folder, reports)
     return folder
 
 

@@ -53,33 +53,23 @@ csv.field_size_limit(1 << 24)
 
 @dataclass
 class Chunk:
-    """Some rows of a file, below the header.
+    """Some rows of a file, below the header."""
 
-    Attributes:
-        lines: int64 [n], where each row begins in the file, from 1 (Parquet: the number of the row).
-        columns: the cells of each wanted column, n texts each.
-        faults: rows that cannot be read, as (line, kind, reason).
-        share: of the file that is read, 0…1, or None.
-        texts: those that are coded, see `rows.with_texts`.
-    """
-
-    lines: np.ndarray
-    columns: list[list[str]]
-    faults: list[tuple[int, str, str]] = field(default_factory=list)
-    share: float | None = None
-    texts: list[str] = field(default_factory=list)
+    lines: np.ndarray  # int64 [n], where each row begins in the file, from 1 (Parquet: the row's number)
+    columns: list[list[str]]  # the cells of each wanted column, n texts each
+    faults: list[tuple[int, str, str]] = field(default_factory=list)  # unreadable rows: line, kind, reason
+    share: float | None = None  # of the file that is read, 0…1
+    texts: list[str] = field(default_factory=list)  # those that are coded, see `rows.with_texts`
 
 
 class Format(NamedTuple):
-    """How a file is read. delimiter, encoding: "" for Parquet; above: lines before the column names; notes:
-    what a user should know of it.
-    """
+    """How a file is read."""
 
-    names: list[str]
-    delimiter: str
-    encoding: str
-    above: int = 0
-    notes: tuple[str, ...] = ()
+    names: list[str]  # of the columns
+    delimiter: str  # "" for Parquet
+    encoding: str  # "" for Parquet
+    above: int = 0  # lines before the names
+    notes: tuple[str, ...] = ()  # what a user should know
 
 
 def table_format(path: str, delimiter: str | None = None, encoding: str | None = None) -> Format:

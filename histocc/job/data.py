@@ -205,8 +205,8 @@ def prepared(
         columns = columns_of(args, train_files[0], problems, default_formatter, naming)
         problems += [line for line in teacher.problems(args, columns) if line not in problems]
         settings = settings_from(args, columns, train_files, val_files, problems, start)
-        if columns.said:
-            world.print(columns.said)
+        if columns.note:
+            world.print(columns.note)
         fixed = settings.fixed_codes is not None or settings.first_codes is not None
         if resumed:
             with checkpoint.reading(path):

@@ -93,7 +93,7 @@ def train(
         )
         if not args.dry_run:
             own = OwnFiles(args.save_path, args.overwrite)
-            world.run_on_main("lists", lambda: copy_lists(data.folder, own, keep=resumed is not None))
+            world.run_on_main("lists", lambda: copy_lists(data.folder, own))
 
         # DDP or FSDP, loaders, optimizer, and where the interrupted run was; then the loop, that of
         # histocc/trainer/loop.py with the mixer's task.
