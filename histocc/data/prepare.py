@@ -514,8 +514,8 @@ def copy_lists(folder: str, own: OwnFiles) -> None:
                 and not filecmp.cmp(path, os.path.join(folder, name), shallow=False)
             ):
                 raise UserError(
-                    f"{path}: is not what would be written there: it was edited, or the run in this folder has"
-                    " other data. Move it away, choose another --save-path, or give --overwrite"
+                    f"{path}: is not what would be written there: it was edited, or the run in this folder"
+                    " has other data. Move it away, choose another --save-path, or give --overwrite"
                 )
             own.claim(name)
             with open(os.path.join(folder, name), "rb") as source, atomic_write(path) as file:
