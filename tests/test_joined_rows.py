@@ -27,8 +27,6 @@ from histocc.data.config import PrepareSettings
 from histocc.data.dataset import AND, JoinedRows, RowEncoding, TextChanges, TextRows
 from histocc.data.noise import Augmenter
 from histocc.formatter import make_formatter
-from histocc.job import recipe
-from histocc.model.loss import BEST_FIT, ONE_TO_ONE
 from histocc.text import LANGUAGES
 from histocc.trainer.batches import BatchLoader, BatchPlan, MicroBatches
 
@@ -238,31 +236,6 @@ def test_all_characters_are_known(data):
     assert not set(map(ord, "και")) <= set(data.alphabet)
 
 
-# ---- which loss
-
-
-def decided(*flags, trained=None, first=None):
-    args = finetune.get_args_parser().parse_args(["--dataset", "x.csv", *flags])
-    return recipe.decide(args, trained, first).block_loss
-
-
-def test_which_loss_a_run_has():
-    decoder, encoder = (
-        {"model": {f"{part}.weight": 0, "linear_decoder.bias": 0}}
-        for part in ("decoder.head", "encoder.pooler")
-    )
-    best_fit, one_to_one = ["--block-loss", BEST_FIT], ["--block-loss", ONE_TO_ONE]
-    assert decided() == ONE_TO_ONE
-    assert decided(*best_fit) == BEST_FIT
-    assert decided(first=decoder) == BEST_FIT  # published, or of a version without the flag
-    assert decided(first=decoder | {"block_loss": ONE_TO_ONE}) == ONE_TO_ONE
-    assert decided(*one_to_one, first=decoder) == ONE_TO_ONE
-    assert decided("--only-encoder", first=decoder) == decided(first=encoder) == ONE_TO_ONE
-    for asked in ([], best_fit, one_to_one):
-        assert decided(*asked, trained={"args": {}}) == decided(*asked, trained={}) == BEST_FIT
-        assert decided(*asked, trained={"args": {"block_loss": ONE_TO_ONE}}) == ONE_TO_ONE
-
-
 # ---- whole runs
 
 FLAGS = shlex.split(
@@ -289,7 +262,7 @@ def test_runs_are_the_same_on_one_and_two_processes(tmp_path):
     run(TRAIN_MIXER, *common, "--batch-size", 6, "--save-dir", two)
     names = [f"{part}_loss{kind}" for part in ("train", "val") for kind in ("", "_linear", "_seq2seq")]
     assert greatest_difference(one, two, (*names, "grad_norm")) < 1e-9 and len(read_logs(one)) == 6
-    assert torch.load(two / "last.bin", weights_only=True)["args"]["block_loss"] == ONE_TO_ONE
+    assert torch.load(two / "last.bin", weights_only=True)["args"]["block_loss"] == "one-to-one"
     assert json.loads((one / "args.json").read_text())["block_loss"] is None  # as it was asked
     other = ["--batch-size", 12, "--block-loss", "best-fit", "--save-dir", one]
     assert "--block-loss was 'one-to-one', now it is 'best-fit'" in run(TRAIN_MIXER, *common, *other, code=2)

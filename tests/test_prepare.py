@@ -251,14 +251,14 @@ def test_bad_labels_stop_with_their_rows_and_the_flags_that_help(tmp_path):
         assert f"data.csv, line {i + 3}, column 'hisco_1': code '1{i}' has 2 tokens" in message
     for flag in ("--allow-codes-shorter-than-block-size", "--formatter hisco", "--block-size"):
         assert flag in message and "--drop-bad-labels" in message
-    content = csv("farmer,61110,", "smith,83110,831", "baker,77610,7761012")
+    content = csv("farmer,61110,", "smith,83110,831", "baker,77610,7761012", "miller,77120,")
     message = refusal(tmp_path, content, cols=HEADER[1:])
     assert "2 rows" in message and "line 3, column 'hisco_2': code '831'" in message
     assert "--drop-bad-labels" in message
     assert "--allow-codes-shorter" not in message and "--formatter" not in message
     result = prepare(tmp_path, content, kind="gpf", cols=HEADER[1:], drop_bad_labels=True)
-    assert result.texts == ["farmer"] and result.reasons == [(3, "hisco_2", "831"), (4, "hisco_2", "7761012")]
-    assert result.codes == ["61110"]  # none of rejected rows alone
+    assert result.reasons == [(3, "hisco_2", "831"), (4, "hisco_2", "7761012")]
+    assert result.codes == ["61110", "77120"]  # none of rejected rows alone
 
 
 @pytest.mark.parametrize("kind, code", [("gpf", "?"), ("hisco", "-1"), ("hisco", "99999")])
@@ -269,8 +269,12 @@ def test_missing_first_code(tmp_path, kind, code):
     result = prepare(tmp_path, content, kind=kind, cols=HEADER[1:], missing_code=code)
     assert codes_of(result) == [["61110"], [code], [code, "61110"]]
     assert result.report["missing_code_used"] == 2 and [row[0] for row in result.reasons] == [5]
-    assert prepare(tmp_path, csv("a,61110,"), missing_code=code).codes == ["61110"]  # where it is used
-    other = prepare(tmp_path, "occ1,hisco_1\na,61110\nb,\n", missing_code=code, fixed_codes=["61110"])
+    assert prepare(tmp_path, csv("a,61110,"), kind=kind, missing_code=code).codes == [
+        "61110"
+    ]  # where it is used
+    other = prepare(
+        tmp_path, "occ1,hisco_1\na,61110\nb,\n", kind=kind, missing_code=code, fixed_codes=["61110"]
+    )
     assert other.texts == ["a"] and other.report["rejected"] == {"code outside the key": 1}
 
 

@@ -246,20 +246,15 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
     os.mkfifo(pipe)
     with pytest.raises(UserError, match=r"pipe: nothing has come through this pipe for 0\.3 s"):
         save_pipe(pipe, str(target), lambda: None, 0.3)  # no writer
-    assert not target.exists()
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    reader, calls = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), []
     writer = os.open(pipe, os.O_WRONLY)  # a writer that says nothing
+
+    def stop():
+        calls.append(time.monotonic())
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
     try:
-        os.write(writer, b"x")
-        with pytest.raises(UserError, match="nothing has come"):
-            save_pipe(pipe, str(target), lambda: None, 0.3)
-        calls = []
-
-        def stop():
-            calls.append(time.monotonic())
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
             save_pipe(pipe, str(target), stop, 60)
         assert calls[-1] - calls[0] < 2 and not target.exists()
@@ -268,8 +263,6 @@ def test_a_silent_pipe_ends_at_the_limit_and_at_a_stop(tmp_path):
         os.close(reader)
     with pytest.raises(UserError, match="cannot be saved as .*: No such file or directory"):
         save_pipe(pipe, str(tmp_path / "none" / "t"), lambda: None, 0.3)
-    with pytest.raises(UserError, match="No such file"):
-        save_pipe(str(tmp_path / "none"), str(target), lambda: None, 0.3)
 
 
 # ---- Parquet
