@@ -284,14 +284,6 @@ def read_descriptions(
 # ---- batches
 
 
-def code_token_table(codes: list[str], formatter: BlockyFormatter) -> np.ndarray:
-    """Tokens of each code, and a block of PAD for «no code» (index −1); int64 [codes + 1, block_size]."""
-    table = np.full((len(codes) + 1, formatter.block_size), PAD_IDX, dtype=np.int64)
-    for i, code in enumerate(codes):
-        table[i] = formatter.encode_code(code)
-    return table
-
-
 @dataclass(frozen=True)
 class RowEncoding:
     """How rows become tensors."""
@@ -352,7 +344,8 @@ class TextRows(Rows):
         self.max_codes, self.nb_blocks = data.max_codes, formatter.max_num_codes
         self.prefixes, self.alphabet = language_table(data.languages), data.alphabet
         self.unknown_language = data.languages.index(UNKNOWN_LANGUAGE)
-        self.code_tokens = code_token_table(data.codes, formatter)
+        no_code = np.full(formatter.block_size, PAD_IDX, dtype=np.int64)  # index −1
+        self.code_tokens = np.stack([*map(formatter.encode_code, data.codes), no_code])
         # by characters
         self.positions = np.array([encoding.fixed_width or padded_width(n, max_len) for n in range(max_len)])
 

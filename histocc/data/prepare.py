@@ -34,11 +34,12 @@ from histocc.data.arrays import (
     write_last,
 )
 from histocc.data.config import PrepareSettings, file_problems, fingerprint
-from histocc.data.report import make_report
+from histocc.data.report import compare_rows, describe_parts
 from histocc.data.rows import (
     BLANK,
     DOES_NOT_FIT,
     FLAGS,
+    NOTES,
     RENAMED,
     WORD,
     CodeBook,
@@ -337,17 +338,23 @@ class Reader:
                 numbers[start : start + (1 << 20)] = final[numbers[start : start + (1 << 20)]]
             parts.append(RowSet(self.folder, name, settings.max_codes))
             lines.append(map_array(os.path.join(self.folder, f"{name}.lines"), LINES))
-        report = make_report(
-            parts,
-            lines,
-            not settings.val_files,
-            self._what_was_read(),
-            self.files,
-            self.findings,
-            codes,
-            self.languages.names,
-            os.path.join(self.folder, "conflicts.csv"),
-        )
+        findings, names, paths = self.findings, self.languages.names, [file["path"] for file in self.files]
+        rejected, unusable = sum(findings.rejected.values()), sum(findings.errors.values())
+        conflicts, split = os.path.join(self.folder, "conflicts.csv"), not settings.val_files
+        report = {
+            "read": self._what_was_read(),
+            "rows": sum(map(len, parts)) + rejected + unusable,
+            "train_rows": len(parts[0]),
+            "val_rows": len(parts[1]),
+            "rejected_rows": rejected,
+            "rejected": dict(findings.rejected),
+            "unusable_rows": unusable,
+            **{kind: findings.notes[kind] for kind in NOTES},
+            **compare_rows(parts, lines, split, paths, codes, names, conflicts),
+            **describe_parts(parts, codes, names),
+            "files": self.files,
+            "problems": findings.problems(),
+        }
         for name in self.parts:
             os.unlink(os.path.join(self.folder, f"{name}.lines"))
         return codes, report

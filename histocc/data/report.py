@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from histocc.data.arrays import RowSet, text_keys
-from histocc.data.rows import NOTES, OTHER_NAMES, WITH_VALUES, Findings, row_writer
+from histocc.data.rows import NOTES, OTHER_NAMES, WITH_VALUES, row_writer
 from histocc.runtime.rng import mix
 from histocc.text import LANGUAGES
 
@@ -136,38 +136,6 @@ def _percentiles(lengths: np.ndarray) -> dict:
         "min": int(present[0]),
         **{f"p{share}": int(np.searchsorted(upto, -(-rows * share // 100))) for share in PERCENTILES},
         "max": int(present[-1]),
-    }
-
-
-def make_report(
-    parts: list[RowSet],
-    lines: list[np.ndarray],
-    split: bool,
-    read: list[str],
-    files: list[dict],
-    findings: Findings,
-    codes: list[str],
-    languages: list[str],
-    conflicts_file: str,
-) -> dict:
-    """Everything that was found, as plain types; see `compare_rows`. parts: of training, of validation; read:
-    what was read and how, in lines for people.
-    """
-    paths, (train, val) = [file["path"] for file in files], map(len, parts)
-    rejected, unusable = sum(findings.rejected.values()), sum(findings.errors.values())
-    return {
-        "read": read,
-        "rows": train + val + rejected + unusable,
-        "train_rows": train,
-        "val_rows": val,
-        "rejected_rows": rejected,
-        "rejected": dict(findings.rejected),
-        "unusable_rows": unusable,
-        **{kind: findings.notes[kind] for kind in NOTES},
-        **compare_rows(parts, lines, split, paths, codes, languages, conflicts_file),
-        **describe_parts(parts, codes, languages),
-        "files": files,
-        "problems": findings.problems(),
     }
 
 

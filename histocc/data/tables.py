@@ -24,8 +24,6 @@ from histocc.runtime.files import opened
 
 CHUNK = 1 << 12  # rows: few enough for the cells of a chunk to stay in the processor's cache
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-PARQUET = b"PAR1"
-ROW_NAMES = "row.names"  # of the column without a name that R's write.table makes
 _BEGIN = 1 << 16  # bytes that tell what a file is
 _BLOCK = 1 << 16  # characters that are cut into lines at a time
 _LINE_BREAK = re.compile("\r\n|\r|\n")
@@ -78,7 +76,7 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
         begin = file.read(_BEGIN)
     if kind := next((kind for magic, kind in _OTHERS.items() if begin.startswith(magic)), None):
         raise UserError(f"{path}: is not a CSV file but {kind}")
-    if begin.startswith(PARQUET):
+    if begin.startswith(b"PAR1"):
         return Format(_parquet(path)[0].schema_arrow.names, "", "")
     notes: tuple[str, ...] = ()
     if encoding is None:
@@ -108,7 +106,7 @@ def table_format(path: str, delimiter: str | None = None, encoding: str | None =
         below.extend(row for row in rows if row)
     ids = [row[0] for row in below]
     if {len(row) for row in below} == {len(names) + 1} and (len(set(ids)) == len(ids) > 1 or ids == ["1"]):
-        names = [ROW_NAMES, *names]
+        names = ["row.names", *names]  # as R's write.table leaves them
         notes += ("has rows with one cell more than names: the first was taken for R's row names",)
     return Format(names, delimiter, encoding, above, notes)
 
