@@ -223,7 +223,7 @@ CASES = {  # what is wrong → content, rows that are used (None: refused), what
     "wrong column of codes": (
         b"occ1,hisco_1,lang\nfarmer,61110,en\nsmith,83110,en\n",
         None,
-        r"Most rows are such: are --target-cols and --formatter",
+        r"Most rows are of this kind: look whether --target-cols and --formatter are right",
         ("--formatter", "hisco", "--target-cols", "lang", "--share-val", "0"),
     ),
     "columns parted by a comma in the flag": (

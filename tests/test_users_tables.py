@@ -51,7 +51,7 @@ def test_code_pages_are_read_by_name_and_never_as_windows_1252(tmp_path, monkeyp
     }.items():
         message = refused(tmp_path, f"{page}.csv")
         assert "is not UTF-8 (line 2), and its code page cannot be told. --encoding NAME reads it" in message
-        assert "\n    cp1252: " in message and f"\n    {page}: '{texts[0]}" in message
+        assert "  cp1252: '" in message and f"  {page}: '{texts[0]}" in message
         result, _ = read(tmp_path, f"{page}.csv", "--encoding", page)
         assert result.texts[:2] == texts and result.rejected == []
 
