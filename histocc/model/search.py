@@ -291,10 +291,11 @@ class CodeSearch:
         """Probability of every code, float [B, codes] in the order of the tree's codes: without a
         linear_share that of writing the code in the first block, else normalised over the codes.
         """
-        written, linear = self.log_probs(input_ids, attention_mask)
         if not self.linear_share:
-            return written.exp()
-        return self.scores(written, linear).log_softmax(1).exp()
+            with evaluating(self.model):
+                memory, _ = self._encode(input_ids, attention_mask)
+                return self._by_code(self._by_leaf(memory)).exp()
+        return self.scores(*self.log_probs(input_ids, attention_mask)).log_softmax(1).exp()
 
     def log_probs(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of every code by each decoder, float [B, codes] each: (of writing it in the first
