@@ -252,7 +252,8 @@ def train_one_epoch(
     run.model.train()
     batches = iter(batches)
     while run.last_step is None or state.step < run.last_step:
-        raise_if_stopped(run.stop)
+        if run.stop is not None and run.stop():
+            raise Stopped
         if run.seed is not None:
             torch.manual_seed(derived_seed(run.seed, state.step, world.rank))
 
@@ -298,12 +299,6 @@ def train_one_epoch(
         if run.step_done is not None:
             run.step_done()
         between_steps(run, state, epoch, val_loader)
-
-
-def raise_if_stopped(stop: Callable[[], bool] | None) -> None:
-    """All ranks. stop: a collective. Raises Stopped."""
-    if stop is not None and stop():
-        raise Stopped
 
 
 def forward_backward(
@@ -488,7 +483,8 @@ def own_totals(
     count = len(batches) if isinstance(batches, Sized) else None
     with evaluating(raw_model), unsharded(raw_model), Stage("validation", count, "batches") as stage:
         for batch in batches:
-            raise_if_stopped(stop)
+            if stop is not None and stop():
+                raise Stopped
             batch = to_device(batch, world.device)
             with precision.autocast():
                 values: dict[str, Any] = dict(task.metrics(raw_model, batch))
