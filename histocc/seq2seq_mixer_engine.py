@@ -92,9 +92,7 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
 
 
 def more_entries(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
-    """Entries of a batch that a criterion takes beside the targets, where they are there: those that its
-    `batch_entries` name.
-    """
+    """What of a batch the criterion takes beside outputs and targets: its `batch_entries`, if present."""
     return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 
 
@@ -281,7 +279,8 @@ def train(
     """Trains from `current_step` to `stop_step` (default `total_steps`) and returns the last step. All ranks.
 
     Args:
-        data_loaders: "data_loader_train" and, if there is something to validate on, "data_loader_val".
+        data_loaders: "data_loader_train" or "train" and, if there is something to validate on,
+            "data_loader_val" or "val".
         loss_fn, scheduler, current_step: as in `train_one_epoch`.
         task: made of `loss_fn` and `formatter` already.
         state: of a run that is resumed, instead of `current_step`; brought up to date.

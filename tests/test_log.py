@@ -169,9 +169,10 @@ def test_the_state_of_the_run(tmp_path):
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["state"] == "running" and status["step"] == 100 and status["stop_step"] == 5000
     assert status["warning"].endswith("Note: something to look at")
-    log.close("finished")
+    log.close("finished", 250)
     log.close("ended by an error")
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "finished" and status["step"] == 250
 
 
 def test_what_is_no_training_does_not_count_as_its_time():

@@ -29,7 +29,7 @@ def test_key_file(tmp_path):
     [
         ("hisco\n61110\n", "'code' and 'system_code'"),
         ("code,x\n0,61110\n", "'code' and 'system_code'"),
-        ("system_code,code\n", "number the codes"),
+        ("system_code,code\n", "holds no code"),
         ("system_code,code\na,0\nb,2\n", "1 is missing"),
         ("system_code,code\na,0\nb,0\n", "each once"),
         ("system_code,code\na,x\n", "0 is missing"),

@@ -270,9 +270,9 @@ def losses(function):
         ({"losses": losses(lambda e: e)}, "Wrong.losses returned Tensor"),
         ({"metrics": losses(lambda e: {"loss": e})}, "must return a dict of loss, loss_absolute, sign_acc"),
         ({"columns": ("loss", "sign_acc", "size")}, "Wrong.losses returned loss, loss_absolute"),
-        ({"columns": ("loss", "lr")}, "listed twice, or the loop's own"),
-        ({"columns": ("loss", "val_loss")}, "listed twice, or the loop's own"),
-        ({"columns": ("loss", "loss")}, "listed twice, or the loop's own"),
+        ({"columns": ("loss", "lr")}, "listed twice or the loop's own"),
+        ({"columns": ("loss", "val_loss")}, "listed twice or the loop's own"),
+        ({"columns": ("loss", "loss")}, "listed twice or the loop's own"),
     ],
 )
 def test_a_task_that_returns_something_else_is_told_so(changes, words):
@@ -348,9 +348,9 @@ def test_epochs_are_those_of_the_loader():
         ([batch()], [], "the validation has no sample"),
         ([batch()], [batch(0)], "the validation has no sample"),
         ([(torch.ones(4, 3),)], None, "a batch must be a dict"),
-        ([batch(last_micro_batch=False), batch()], None, "global_count must be the samples"),
-        ([batch(global_count=0)], None, "global_count must be the samples"),
-        ([batch(0)], None, "global_count must be the samples"),
+        ([batch(last_micro_batch=False), batch()], None, "needs global_count"),
+        ([batch(global_count=0)], None, "global_count is 0"),
+        ([batch(0)], None, "global_count is 0"),
     ],
 )
 def test_batches_that_do_not_keep_to_the_interface_are_told_so(train, val, words):

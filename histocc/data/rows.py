@@ -140,7 +140,7 @@ def with_texts(chunks: Iterable[Chunk], place: int, ditto: bool) -> Iterator[Chu
 # ---- cells → numbers, each distinct cell checked once, however many rows hold it
 
 # What statistical programs, spreadsheets and databases write for a missing value. In a column of codes they
-# count as no code, unless the key has them.
+# count as no code, unless the key has them. (A backslash and n is what MySQL writes, in lower case.)
 MISSING_WORDS = frozenset(("na", "n/a", "nan", "null", "none", "<na>", "#n/a", "#null!", "\\n", ".", "-"))
 BLANK = -1  # an empty cell
 WORD = -2  # one of MISSING_WORDS; lower values number the cells that do not fit
@@ -358,7 +358,9 @@ def read_key(path: str) -> list[str]:
     numbered = {
         int(number): name_of_code(code) for code, number in rows if number.isdecimal() and len(number) < 13
     }
-    lacks = next((i for i in range(len(rows)) if i not in numbered), None if any(numbered.values()) else 0)
+    if not any(name_of_code(code) for code, _ in rows):
+        raise UserError(f"{path}: column {name!r} holds no code")
+    lacks = next((i for i in range(len(rows)) if i not in numbered), None)
     if lacks is not None:
         raise UserError(
             f"{path}: column 'code' must number the codes 0, 1, 2 …, each once; {lacks} is missing"

@@ -1,6 +1,4 @@
-"""A training job from prepared data to its last checkpoint: what `finetune.py` and `train_mixer.py` have in
-common.
-"""
+"""A training job, from prepared data to the last checkpoint: what finetune.py and train_mixer.py share."""
 
 import contextlib
 from collections.abc import Callable
@@ -39,12 +37,12 @@ def train(
     data: PreparedData,
     read: Callable[[str], dict] = models.load_resumable,
 ) -> None:
-    """Trains, or continues training, on prepared data, as the arguments ask: nothing more than to prepare, a
-    validation, a dry run, or the run. All ranks.
+    """Does what the arguments ask for on prepared data: stops after preparing, validates, makes a dry run, or
+    trains (or resumes). All ranks.
 
     Args:
         settings: how the data were read.
-        read: a checkpoint to resume from.
+        read: reads the file of a checkpoint to resume from.
 
     Raises:
         UserError, TrainingError
@@ -60,7 +58,8 @@ def train(
         if not args.dry_run:
             held.enter_context(run.held_folder(args, world))
 
-        # The model: from scratch, from published weights, or as the interrupted run left it.
+        # The checkpoint to resume from, if there is one; then the model: from scratch, from other
+        # weights, or as the interrupted run left it.
         with memory_advice(args, world, SMALLER_MODEL, of_steps=False):
             refuse = partial(recipe.refuse_other_arguments, args)
             resumed = run.find_resumable(args, world, read, refuse, data.fingerprint)
@@ -69,8 +68,8 @@ def train(
         train_rows, val_rows = build.make_rows(args, formatter, world, data, config)
         build.train_seen_characters(model, train_rows, config, args.freeze_encoder)
 
-        # What is trained: the losses of both decoders (histocc/model/loss.py), each with its
-        # own learning rate.
+        # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and
+        # the n-grams may have a learning rate of their own.
         linear = recipe.linear_rate(args, model, resumed)
         args = args.decide(linear_lr_factor=linear.factor)
         loss_fn = recipe.make_loss(args, formatter, args.distillation_temperature)
@@ -88,10 +87,10 @@ def train(
             about_rate=linear.in_words(model),
             fitted_before="the n-grams" if linear.fitted else "",
             smaller_model=SMALLER_MODEL,
-            # Probabilities that say how often they are right.
+            # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
         )
-        if not args.dry_run:
+        if not args.dry_run:  # key.csv, data_report.json and the other lists, beside the checkpoints
             own = OwnFiles(args.save_path, args.overwrite)
             world.run_on_main("lists", lambda: copy_lists(data.folder, own))
 
@@ -147,8 +146,8 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
         key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
         given = Given(formatter.kind, key, formatter.target_cols, separated)
     model, own_formatter, state = models.model_of(file, content, given)
-    rest = {"target_cols": None, "allow_short": None}
-    if own_formatter.to_dict() | rest != formatter.to_dict() | rest:
+    ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here
+    if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
         raise UserError(
             f"the checkpoint was trained with the formatter {own_formatter.to_dict()}, "
             f"these arguments make {formatter.to_dict()}"

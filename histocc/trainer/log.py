@@ -273,11 +273,16 @@ class RunLog:
                 with atomic_write(self.own.path(STATUS), durable=False) as file:
                     file.write(json.dumps(self.status).encode())
 
-    def close(self, state: str = "ended") -> None:
-        """state: what became of the run, in a word or two. Once; later calls do nothing."""
+    def close(self, state: str = "ended", step: int | None = None) -> None:
+        """Once; later calls do nothing.
+
+        Args:
+            state: what became of the run, in a word or two.
+            step: optimizer steps done; None: as many as the last row says.
+        """
         if self.status["state"] != RUNNING:
             return
-        self._write_status(state=state)
+        self._write_status(state=state, step=self.status["step"] if step is None else step)
         self._append()
         close_trackers(self.trackers, stopped=state == STOPPED)
         if self.bar is not None:

@@ -215,7 +215,7 @@ def train(run: Run, loaders: dict[str, Any], state: State | None = None) -> int:
     columns = log_columns(run.task.columns)
     if len(set(columns)) < len(columns):
         name = type(run.task).__name__
-        raise ValueError(f"{name}.columns is {run.task.columns!r}: a name is listed twice, or the loop's own")
+        raise ValueError(f"{name}.columns is {run.task.columns!r}: a name is listed twice or the loop's own")
     train_loader, val_loader = loaders["train"], loaders.get("val")
     per_epoch = run.steps_per_epoch or max(1, len(train_loader))
     run = replace(run, steps_per_epoch=per_epoch)
@@ -320,11 +320,12 @@ def forward_backward(
         losses = {name: values * weights.to(values.dtype) for name, values in losses.items()}
     sums = {name: values.sum() for name, values in losses.items()}
     count = float(batch.get("global_count", samples * ranks))
-    if not count > 0 or "global_count" not in batch and not batch.get("last_micro_batch", True):
+    if not count > 0:
         raise ValueError(
-            "global_count must be the samples of the whole optimizer step, above 0; it is needed if the step"
-            " has several micro-batches"
+            f"global_count is {count:g}: the samples of the whole optimizer step must be above 0"
         )
+    if "global_count" not in batch and not batch.get("last_micro_batch", True):
+        raise ValueError("a step of several micro-batches needs global_count, the samples of the whole step")
     precision.scaler.scale(sums["loss"] * (ranks / count)).backward()
     return sums, count
 
@@ -535,7 +536,8 @@ def checked_samples(task: Task, values: Any, batch: dict[str, Any], method: str 
     declared = [name for name in task.columns if method == "metrics" or name.startswith("loss")]
     if not isinstance(values, dict) or set(values) != {"loss", *declared}:
         returned = ", ".join(values) if isinstance(values, dict) else type(values).__name__
-        raise ValueError(f"{who} returned {returned}; it must return a dict of {', '.join(declared)}")
+        expected = ", ".join(dict.fromkeys(["loss", *declared]))
+        raise ValueError(f"{who} returned {returned}; it must return a dict of {expected}")
     weights = batch.get("weights")
     tensors = batch.values() if weights is None else [weights]
     sizes = {len(tensor) for tensor in tensors if isinstance(tensor, Tensor) and tensor.dim()}

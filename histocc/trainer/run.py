@@ -473,7 +473,7 @@ def ready(
         except loop.Diverged as error:
             raise TrainingError(f"{error} {way_back(save, world, error.good_step)}") from None
         finished = "finished" if state.step == schedule.total else "at --max-steps"
-        log.close(STOPPED if state.stopped else finished)
+        log.close(STOPPED if state.stopped else finished, state.step)
     if world.is_main and not state.stopped:
         draw_run(own)
     if save.failed:
