@@ -48,12 +48,12 @@ CODES = ["-1", "22222", "22233", "33333", "33344", "44444", "55555"]
 HEADER = ["id", "occ1", "lang", "note"]
 
 
-def make_model(memory_mask: bool = True, formatter=None) -> Seq2SeqMixerOccCANINE:
+def make_model(memory_mask: bool = True, formatter=None, ngrams=None) -> Seq2SeqMixerOccCANINE:
     """Writes none to five codes, depending on the text."""
     torch.manual_seed(11)
     tokens = (formatter or hisco_blocky5()).num_classes
     model = Seq2SeqMixerOccCANINE(
-        tokens, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask
+        tokens, len(CODES), config=model_config("tiny", **SMALL), memory_mask=memory_mask, ngrams=ngrams
     ).eval()
     with torch.no_grad():
         model.decoder.head.weight.mul_(3)
@@ -66,11 +66,11 @@ def make_model(memory_mask: bool = True, formatter=None) -> Seq2SeqMixerOccCANIN
     return model
 
 
-def save_model(folder, formatter, codes: list[str], **more) -> str:
+def save_model(folder, formatter, codes: list[str], ngrams: dict | None = None, **more) -> str:
     """A checkpoint as training writes it, of random weights."""
     folder.mkdir(exist_ok=True)
-    made = make_model(formatter=formatter)
-    config = {**made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
+    made = make_model(formatter=formatter, ngrams=ngrams)
+    config = {"ngrams": ngrams, **made.config.to_dict(), "max_len": 128, "decoder_dim_feedforward": 64}
     config |= {"memory_mask": True, "target_mask": True, "text": "as-is"}
     checkpoint.save(
         OwnFiles(str(folder)),
@@ -203,16 +203,19 @@ def test_titles_and_classes_of_hisco_codes(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "accuracy, decoder, why",
+    "accuracy, ngrams, decoder, why",
     [
-        ({"greedy": 0.5, "flat": 0.625}, "flat", "right on 300 texts .*: greedy 50.0%, flat 62.5%"),
-        ({"greedy": 0.7, "flat": 0.625}, "greedy", "greedy 70.0%, flat 62.5%"),
-        (None, "greedy", "the model does not say how often each of its decoders is right"),
+        ({"greedy": 0.5, "flat": 0.625}, False, "flat", "right on 300 texts .*: greedy 50.0%, flat 62.5%"),
+        ({"greedy": 0.7, "flat": 0.625}, True, "greedy", "greedy 70.0%, flat 62.5%"),
+        (None, False, "greedy", "the model does not say how often each of its decoders is right"),
+        (None, True, "flat", "the model does not say how often each of its decoders is right"),
     ],
 )
-def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy, decoder, why):
+def test_the_decoder_that_was_right_more_often_is_the_default(tmp_path, accuracy, ngrams, decoder, why):
     held = {"confidence": {"texts": 300, "accuracy": accuracy}} if accuracy else {}
-    model = save_model(tmp_path / "run", hisco_blocky5(), CODES, **held)
+    model = save_model(
+        tmp_path / "run", hisco_blocky5(), CODES, {"rows": 8, "width": 4} if ngrams else None, **held
+    )
     source = table(tmp_path / "in.csv", 20)
     said = predict_here(*flags(model, source, tmp_path / "auto.csv"))
     assert re.search(rf"^Decoder: {decoder} \(.*{why}\)$", said, re.M), said

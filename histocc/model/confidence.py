@@ -145,14 +145,16 @@ class Confidence(NamedTuple):
         rest = (1 - fitted) / (1 - best).clamp(min=1e-12)
         return (probs * torch.minimum(fitted / best.clamp(min=1e-30), rest)).scatter(1, at, fitted)
 
-    def best_decoder(self, kind: str) -> tuple[str, str]:
-        """(the decoder that was right most often on these texts, why it), greedy if that is not known; kind:
-        of the model.
+    def best_decoder(self, kind: str, has_ngrams: bool = False) -> tuple[str, str]:
+        """(the decoder that was right most often on these texts, why it). If that is not known: greedy, as
+        published, and flat for a model with n-grams, whose linear decoder was ahead on all registers that
+        were measured. kind: of the model.
         """
         if kind == "flat":
             return "flat", "the model has no other"
         if not self.accuracy:
-            return "greedy", "the model does not say how often each of its decoders is right"
+            unknown = "the model does not say how often each of its decoders is right"
+            return "flat" if has_ngrams and kind == "mixer" else "greedy", unknown
         best = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))  # flat is faster
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
         return best, f"whole sets of codes right on {self.texts:,} texts that it was not trained on: {shares}"

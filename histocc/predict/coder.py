@@ -138,7 +138,7 @@ class Coder:
         self.thresholds = Thresholds.of(state)
         fitted = Confidence.of(state)
         self.confidence = Confidence() if raw_confidence else fitted
-        self.best_decoder, self.why_best = fitted.best_decoder(self.kind)
+        self.best_decoder, self.why_best = fitted.best_decoder(self.kind, model.ngrams is not None)
         self.linear_share = (state.get("linear_share") or 0.0) if self.kind == "mixer" else 0.0
         self.max_len = state["config"]["max_len"]
         self._width = None if model.memory_mask else self.max_len
