@@ -108,7 +108,7 @@ def test_a_part_is_that_of_its_number_and_its_settings(coded, tmp_path):
         coded.join(["occ1"], Scan(3, 2, 1, None, []), overwrite=False)
     assert not os.path.exists(coded.output)
     os.mkfifo(coded.path("scan.json"))
-    with pytest.raises(UserError, match="scan.json is a pipe, where a file of unfinished work would be"):
+    with pytest.raises(UserError, match="scan.json: is a pipe"):
         coded.open_scan()
 
 

@@ -315,6 +315,8 @@ class Coding:
         if args.decoder == "auto":
             lines.append(f"Decoder: {self.decoder} ({coder.why_best})")
         lines += [f"Note: {args.input} {note}" for note in self.format.notes] + self.known_notes
+        if "lang" in self.header and not (args.language or args.language_column):
+            lines.append("Note: all texts count as language unk; --language-column lang reads column 'lang'")
         if args.target_accuracy is not None:
             lines.append(
                 f"Rows with conf below {self.min_conf:.3g} get needs_review: of the answers above it"
