@@ -157,7 +157,7 @@ class Confidence(NamedTuple):
             return "flat" if has_ngrams and kind == "mixer" else "greedy", unknown
         best = max(self.accuracy, key=lambda name: (self.accuracy[name], name == "flat"))  # flat is faster
         shares = ", ".join(f"{name} {share:.1%}" for name, share in self.accuracy.items())
-        return best, f"whole sets of codes right on {self.texts:,} texts that it was not trained on: {shares}"
+        return best, f"whole sets of codes right on {self.texts:,} texts: {shares}"
 
     def limit(self, decoder: str, accuracy: float) -> tuple[float, float]:
         """(least confidence of the answers of which this share is right, share of the fitted texts that have

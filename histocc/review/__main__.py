@@ -234,7 +234,7 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
         known = {key_of(text, "".join(language)) for text, *language in read_columns(path, texts)}
         with opened(path) as file:
             content = file.read()
-    rows = []
+    rows, there = [], sum(bool(codes) and key in known for key, codes in decided.items())
     for key, codes in decided.items():
         if codes and key not in known:
             text = coded.texts[key]
@@ -244,7 +244,8 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
         content = content or csv_text([header])
         with atomic_write(os.path.realpath(path)) as file:
             file.write(content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows))
-    return f"{path}: {len(rows):,} rows added"
+    kept = f"; {there:,} texts are there already and keep their codes" if there else ""
+    return f"{path}: {len(rows):,} rows added{kept}"
 
 
 def estimate(right: int, drawn: int) -> str:

@@ -110,14 +110,15 @@ def device_of(given: str | torch.device | None) -> torch.device:
     """The device that a call from Python names. Raises ValueError for what is no device, UserError for one
     that is not there.
     """
-    name, _, number = str("auto" if given is None else given).partition(":")
+    text = "auto" if given is None else str(given)
+    name, colon, number = ("cpu" if text == "cpu:0" else text).partition(":")
     with settings_of_torch():
         if name == "cuda" and number.isdecimal():
             if int(number) >= torch.cuda.device_count():
                 raise UserError(f"device {given}: {torch.cuda.device_count()} GPUs are visible here")
             torch.cuda.set_device(int(number))
             return torch.device("cuda", int(number))
-        if number or name not in ("auto", "cpu", "cuda", accelerator() or "cpu"):
+        if colon or name not in ("auto", "cpu", "cuda", accelerator() or "cpu"):
             raise ValueError(f"device: found {given!r:.60}, expected None, 'auto', 'cpu', 'cuda' or 'cuda:N'")
         return choose_device(name)
 
@@ -159,7 +160,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, seconds: float = MATMU
     size, best, took = 128, 0.0, 0.0
     with contextlib.suppress(torch.OutOfMemoryError):
         # two products of eight times the work, and matrices to make
-        while size <= by_kind(LARGEST_MATRIX, device) and time.perf_counter() + 24 * took < until:
+        largest = by_kind(LARGEST_MATRIX, device)
+        while not best or size <= largest and time.perf_counter() + 24 * took < until:
             pair = torch.linspace(-1, 1, 2 * size * size, dtype=dtype, device=device).view(2, size, size)
             for _ in range(2):  # the first of a size is slow
                 synchronize(device)

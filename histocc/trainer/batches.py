@@ -450,7 +450,8 @@ def _not_handed_over(error: Exception, _) -> None:
     would wait for it for ever.
     """
     print(f"error: a process that loads data: {error}", file=sys.stderr, flush=True)
-    os._exit(CANNOT_HAND_OVER)
+    too_many_files = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    os._exit(1 if too_many_files else CANNOT_HAND_OVER)
 
 
 def batch_plan(args: TrainConfig, rows: Rows, world: World) -> BatchPlan:
