@@ -278,7 +278,7 @@ def test_numbers_of_the_hisco_key_need_no_file(tmp_path):
         code=2,
     )
     # never 1110 as a number
-    assert "hold numbers of the HISCO key if no --key is named: if they hold codes, rename them" in said
+    assert "hold numbers of the HISCO key: rename them if they hold codes" in said
     titles_of = write_csv(
         tmp_path / "codes.csv",
         ("occ1", "hisco_1", "lang"),

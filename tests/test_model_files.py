@@ -193,7 +193,7 @@ def change(value, draw: random.Random, inside: float = 1.0):
             at = value.numel() // 2
             other.view(-1)[at] = draw.choice([math.nan, -math.inf, float(value.view(-1)[at]) + 1])
         ways = [other, value[:-1] if value.dim() else value[None], value.half(), value.long()]
-        ways += [value.flip(0) if value.dim() else value, torch.zeros(1).expand(value.shape)]
+        ways += [value.flip(0) if value.dim() else value, torch.zeros(()).expand(value.shape)]
         return draw.choice([*ways, value.tolist(), "a tensor", None])
     ways = [0, -1, 1.5, 10**9, 10**30, math.nan, math.inf, None, True, "", [], {}, [[[1]]], {"": None}]
     return draw.choice([*ways, [value], {"x": value}, str(value)])

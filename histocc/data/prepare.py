@@ -513,20 +513,19 @@ def copy_lists(folder: str, own: OwnFiles) -> None:
     """
     keep = exists_in(own.folder) and not own.overwrite
     for name in LISTS:
-        path = own.path(name)
+        path, source = own.path(name), os.path.join(folder, name)
         try:
-            if (
-                keep
-                and os.path.exists(path)
-                and not filecmp.cmp(path, os.path.join(folder, name), shallow=False)
-            ):
+            there = os.path.exists(path)
+            is_same = there and filecmp.cmp(path, source, shallow=False)
+            if keep and there and not is_same:
                 raise UserError(
                     f"{path}: is not what would be written there: it was edited, or the run in this folder"
                     " has other data. Move it away, choose another --save-path, or give --overwrite"
                 )
             own.claim(name)
-            with open(os.path.join(folder, name), "rb") as source, atomic_write(path) as file:
-                shutil.copyfileobj(source, file)
+            if not is_same:
+                with open(source, "rb") as content, atomic_write(path) as file:
+                    shutil.copyfileobj(content, file)
         except OSError as error:
             raise UserError(in_words(error, path)) from None
 

@@ -356,7 +356,7 @@ def run_lock(folder: str) -> Generator[None]:
             raise UserError(
                 f"{folder} is in use by another job: {owner}. Wait for it, stop it, or choose another folder"
             )
-        if owner and not owner.startswith(OWNER):
+        if kind and not owner.startswith(OWNER):
             raise UserError(f"{path}: is not the lock of a run; move it away, or choose another folder")
         _held.add(file.fileno())
         try:
