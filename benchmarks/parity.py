@@ -25,7 +25,7 @@ from .common import REAL, arguments, finish, read_csv, table, write_sample
 from .published_program import PublishedProgram, cleaned
 
 # What rounding in float32 can turn, of logits (greedy), of probabilities (flat), of their ratio (full).
-TIE = 1e-4
+TIE = 1e-3
 HISCO_TOKENS = [str(number) for number in range(-3, 10)]
 DECODERS = ("greedy", "flat", "full")
 

@@ -202,9 +202,12 @@ def _as_script(script, args, output, variables):
 
 
 def run_inside(main, *args):
-    """Runs a script's `main` in this process, for what ends before any training: (exit code, output)."""
+    """Runs a script's `main` in this process, for what ends before any training: (exit code, output). Torch
+    has its settings (threads, precision) again afterwards."""
+    from histocc.runtime.device import settings_of_torch
+
     output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+    with settings_of_torch(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
             main([str(arg) for arg in args])
         except SystemExit as end:
