@@ -85,10 +85,6 @@ class Prefixes:
         return "", 0.0
 
 
-def never_stop() -> None:
-    pass
-
-
 class Coder:
     """A model with its formatter and key.
 

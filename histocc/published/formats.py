@@ -123,8 +123,10 @@ def local_weights(path: str) -> str | None:
 def files_of(model: str) -> list[str]:
     """The file of weights at a path, and those beside it that are read with it; [] for a name on the hub."""
     file = local_weights(model)
-    beside = (os.path.join(os.path.dirname(file or ""), name) for name in BESIDE)
-    return [] if file is None else [file, *filter(os.path.exists, beside)]
+    if file is None:
+        return []
+    beside = (os.path.join(os.path.dirname(file), name) for name in BESIDE)
+    return [file, *filter(os.path.exists, beside)]
 
 
 def hub_name(name: str) -> str:

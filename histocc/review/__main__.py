@@ -234,9 +234,10 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
         known = {key_of(text, "".join(language)) for text, *language in read_columns(path, texts)}
         with opened(path) as file:
             content = file.read()
-    rows, there = [], sum(bool(codes) and key in known for key, codes in decided.items())
-    for key, codes in decided.items():
-        if codes and key not in known:
+    with_codes = {key: codes for key, codes in decided.items() if codes}
+    rows = []
+    for key, codes in with_codes.items():
+        if key not in known:
             text = coded.texts[key]
             cells = [text.text, text.language][: len(texts)] + codes
             rows.append(cells + [""] * (len(header) - len(cells)))
@@ -244,6 +245,7 @@ def add_training_rows(path: str, coded: CodedFile, decided: dict[Key, list[str]]
         content = content or csv_text([header])
         with atomic_write(os.path.realpath(path)) as file:
             file.write(content + (b"" if content.endswith(b"\n") else b"\n") + csv_text(rows))
+    there = len(with_codes) - len(rows)
     kept = f"; {there:,} texts are there already and keep their codes" if there else ""
     return f"{path}: {len(rows):,} rows added{kept}"
 
