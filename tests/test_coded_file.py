@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from histocc.data.rows import read_key, write_key
+from histocc.data.rows import csv_text, read_key, write_key
 from histocc.data.tables import read_chunks
 from histocc.predict.config import get_args_parser
-from histocc.predict.output import CodedFile, Scan, csv_text
+from histocc.predict.output import CodedFile, Scan
 from histocc.runtime.errors import UserError
 
 ROWS = [["a\rb", "", "c"], ["\r", 'q"', "1"], ["x\r\ny", "z", ""], ["plain", "1,2", ""]]

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 import os
 import re
 from collections import Counter
@@ -59,6 +60,15 @@ def row_writer(file) -> Callable[[Sequence], None]:
     return lambda row: (
         quoted if any("\r" in cell for cell in row if isinstance(cell, str)) else usual
     ).writerow(row)
+
+
+def csv_text(rows: Iterable[Sequence]) -> bytes:
+    """Rows of CSV, as `row_writer` writes them, in UTF-8."""
+    out = io.StringIO()
+    write = row_writer(out)
+    for row in rows:
+        write(row)
+    return out.getvalue().encode()
 
 
 class Findings:

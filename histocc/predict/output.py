@@ -7,7 +7,6 @@ rounding not on the batch size or the device: texts that occur often are coded f
 """
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from histocc.data.rows import row_writer, with_texts
+from histocc.data.rows import csv_text, with_texts
 from histocc.data.tables import Chunk, Format, read_chunks
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import LOCK, TEMPORARY, atomic_write, read_sealed, remove_files, write_sealed
@@ -275,11 +274,3 @@ class CodedFile:
 
 
 MISSING = " was there and is missing or damaged: the same command"
-
-
-def csv_text(rows: list[list]) -> bytes:
-    out = io.StringIO()
-    write = row_writer(out)
-    for row in rows:
-        write(row)
-    return out.getvalue().encode()

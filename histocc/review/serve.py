@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
+from histocc.data.rows import csv_text
 from histocc.data.tables import table_format
-from histocc.predict.output import csv_text
 from histocc.review.sheet import (
     CHOSEN,
     DECISION,

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from histocc.data.rows import code_of_cell, language_name
+from histocc.data.rows import code_of_cell, csv_text, language_name
 from histocc.data.tables import column_problems, csv_rows, read_chunks, read_header, table_format
 from histocc.formatter import CLASSES, BlockyFormatter, make_formatter
-from histocc.predict.output import csv_text
 from histocc.runtime.errors import UserError, raise_if_any
 from histocc.text import text_key
 
