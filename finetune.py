@@ -25,8 +25,7 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc.job import config, train
-from histocc.job import data as job_data
+from histocc.job import build, config, train
 from histocc.runtime.entrypoint import start
 
 
@@ -36,9 +35,9 @@ def get_args_parser():
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    train_files, val_files = job_data.dataset_files(args.dataset)
-    args, settings, data, read = job_data.prepared(args, world, train_files, val_files)
-    train.train(args, settings, world, data, read)
+    train_files, val_files = build.dataset_files(args.dataset)
+    args, settings, data = build.prepare_data(args, world, train_files, val_files)
+    train.train(args, settings, world, data)
 
 
 def main(argv=None):

@@ -21,8 +21,7 @@ from histocc.runtime import signals
 if __name__ == "__main__":
     signals.start_listening()  # from here on a signal is heard, though importing torch takes seconds
 
-from histocc.job import config, train
-from histocc.job import data as job_data
+from histocc.job import build, config, train
 from histocc.runtime.entrypoint import start
 
 
@@ -32,10 +31,10 @@ def get_args_parser():
 
 def run(args, world):
     """Data, then the run. All ranks."""
-    args, settings, data, read = job_data.prepared(
+    args, settings, data = build.prepare_data(
         args, world, args.train_data, args.val_data, "hisco", args.target_col_naming
     )
-    train.train(args, settings, world, data, read)
+    train.train(args, settings, world, data)
 
 
 def main(argv=None):

@@ -32,14 +32,14 @@ def prepared(path: str, folder: str, more: str = ""):
     """(arguments, formatter, data), as finetune.py gets them."""
     import finetune
     from histocc.formatter import BlockyFormatter
-    from histocc.job import data as job_data
+    from histocc.job import build
     from histocc.runtime.world import World
 
     flags = f"--dataset {shlex.quote(path)} --target-cols hisco_1 hisco_2 hisco_3 {COLUMNS} --share-val 0.1"
     flags += f" --save-path {shlex.quote(folder)} --batch-size 512 --device cpu {more}"
     with contextlib.redirect_stdout(None):
         args = finetune.get_args_parser().parse_args(shlex.split(flags))
-        args, read, data, _ = job_data.prepared(args, World(), [path], [])
+        args, read, data = build.prepare_data(args, World(), [path], [])
     return args, BlockyFormatter.from_dict(read.formatter), data
 
 
@@ -63,7 +63,7 @@ def make_batches(path: str, folder: str, more: str, seconds: float) -> tuple[flo
     torch.set_num_threads(1)
     args, formatter, data = prepared(path, folder, more)
     config = {"max_len": args.max_len, "memory_mask": True}
-    rows, _ = build.make_rows(args, formatter, World(), data, config)
+    rows, _ = build.make_rows(args, formatter, data, config)
     made = batches.MicroBatches(rows, batches.batch_plan(args, rows, World()), 0, 1)
     started = time.perf_counter()
     made[7, len(made) // 2]

@@ -29,8 +29,6 @@ import finetune
 from histocc import seq2seq_mixer_engine as engine
 from histocc.formatter import BlockyFormatter
 from histocc.job import build
-from histocc.job import data as job_data
-from histocc.job.recipe import make_loss
 from histocc.predict.coder import Coder
 from histocc.runtime.device import Precision, matmul_rate
 from histocc.runtime.world import World
@@ -79,24 +77,24 @@ class Bench:
         flags += f" --device {args.device} --save-path {folder} {as_the_reference} {args.flags}"
         with contextlib.redirect_stdout(None):
             asked = finetune.get_args_parser().parse_args(shlex.split(flags))
-            asked, read, self.data, _ = job_data.prepared(asked, self.world, [asked.dataset], [])
+            asked, read, self.data = build.prepare_data(asked, self.world, [asked.dataset], [])
             self.formatter = BlockyFormatter.from_dict(read.formatter)
             made = build.make_model(asked, self.formatter, self.world, self.data, None)
         self.asked, self.model, self.config = made
-        self.loss = make_loss(self.asked, self.formatter)
+        self.loss = build.make_loss(self.asked, self.formatter)
         self.train_batches = self.batches(self.config)
         self.padded = self.batches({**self.config, "memory_mask": False}, groups=1)
         width, codes = self.config["decoder_dim_feedforward"], len(self.data.codes)
         self.reference = Reference(self.model.config, self.model.vocab_size, codes, width)
         self.share_weights()
         rows = self.train_batches.rows
-        build.train_seen_characters(self.model, rows, self.config, self.asked.freeze_encoder)
+        build.freeze_unseen_characters(self.model, rows, self.config, self.asked.freeze_encoder)
         self.reference.to(self.device)
         self.use_rate(2e-5)
 
     def batches(self, config: dict, groups: int | None = None) -> batches.MicroBatches:
         """Of the training rows, for the model of `config`; groups: of similar length in a step."""
-        rows, _ = build.make_rows(self.asked, self.formatter, self.world, self.data, config)
+        rows, _ = build.make_rows(self.asked, self.formatter, self.data, config)
         plan = batches.batch_plan(self.asked, rows, self.world)
         return batches.MicroBatches(rows, replace(plan, groups=groups or plan.groups), 0, 1)
 

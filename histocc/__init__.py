@@ -28,9 +28,8 @@ _WHERE = {
     "BlockOrderInvariantLoss": "histocc.model.loss",
     "OrderInvariantSeq2SeqCrossEntropy": "histocc.model.loss",
     "LossMixer": "histocc.model.loss",
-    "EvalEngine": "histocc.published.names",
-    "TopKEvalEngine": "histocc.published.names",
-    "DATASETS": "histocc.published.names",
+    "EvalEngine": "histocc.eval_metrics",
+    "DATASETS": "histocc.prediction_assets",
 }
 __all__ = [*_WHERE, "__version__"]
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "doctor": ("histocc.doctor", "check this machine, or all machines of a job, before a long run"),
     "watch": ("histocc.watch", "show the progress of a run"),
     "plot": ("histocc.plot", "draw the curves of one run or several"),
-    "export": ("histocc.published.export", "write a model for other tools"),
+    "export": ("histocc.export", "write a model for other tools"),
     "sample": ("histocc.sample.__main__", "make rows like those of a register"),
 }
 LISTEN_EARLY = ("train", "mix", "predict", "evaluate")  # importing torch takes seconds

@@ -1,3 +1,71 @@
-"""The published place of the engines of evaluation."""
+"""The engine of evaluation of the published package (histocc of Dahl, Johansen and Vedel, 2024, arXiv
+2402.13604); `python -m histocc.evaluate` says more.
+"""
 
-from histocc.published.names import EvalEngine, TopKEvalEngine  # noqa: F401
+from functools import partialmethod
+from typing import Any
+
+from histocc.formatter import cut, is_missing
+from histocc.predict.tables import column_of, names_of
+
+MEASURES = {
+    "accuracy": lambda pred, true: float(pred == true),
+    "precision": lambda pred, true: len(pred & true) / len(pred) if pred else 0.0,
+    "recall": lambda pred, true: len(pred & true) / len(true) if true else 0.0,
+    "f1": lambda pred, true: 2 * len(pred & true) / (len(pred) + len(true)) if pred or true else 0.0,
+}
+
+
+class EvalEngine:
+    """Compares predicted with true codes, row by row: `accuracy`, `precision`, `recall` and `f1`, each called
+    with return_per_obs for a number per row instead of their mean.
+
+    A row is right if its set of codes is the true set; the published accuracy gives a row with one of two
+    codes right a half. F1 is that of each row.
+
+    Args:
+        model: an OccCANINE, whose formatter says how codes are written: 41025 and 41025.0 are one, a lost
+            leading zero comes back.
+        ground_truth, predicitons: (spelled so in the published package) DataFrames, dicts of columns or lists
+            of dicts with the same rows.
+        pred_col: beginning of the names of the columns that hold codes in both.
+        digits: compares the first digits alone.
+
+    Raises:
+        ValueError: tables without such columns, or of different lengths.
+    """
+
+    def __init__(self, model, ground_truth, predicitons, pred_col: str, digits: int | None = None):
+        self.formatter, self.codes = model.formatter, frozenset(getattr(model, "codes", ()))
+        self.pred_col, self.digits = pred_col, digits
+        self.true, self.pred = (
+            self._sets("ground truth", ground_truth),
+            self._sets("predictions", predicitons),
+        )
+        if len(self.true) != len(self.pred):
+            raise ValueError(f"{len(self.true)} rows of truth, but {len(self.pred)} of predictions")
+
+    def _sets(self, what: str, table: Any) -> list[set[str]]:
+        """The codes of each row; what: the table, in messages."""
+        names = [name for name in names_of(table) if name.startswith(self.pred_col)]
+        columns = [column_of(what, table, name) for name in names]
+        if len(set(map(len, columns))) != 1:
+            raise ValueError(f"{what}: needs columns of the same length that begin with {self.pred_col!r}")
+        return [set(filter(None, map(self._code, cells))) for cells in zip(*columns)]
+
+    def _code(self, cell: Any) -> str:
+        """A cell as a code, cut to `digits`; "" for none."""
+        if is_missing(cell) or str(cell).strip() in ("", "nan", "None", "<NA>"):
+            return ""
+        text = str(int(cell)) if isinstance(cell, float) and cell == int(cell) else str(cell)
+        code = self.formatter.repair(text)[0]
+        filled = code.zfill(self.formatter.block_size)  # a zero is lost in a table of numbers
+        code = filled if code not in self.codes and filled in self.codes else code
+        return code if self.digits is None else cut(code, self.digits, self.formatter.within_block_sep)
+
+    def _measured(self, measure: str, return_per_obs: bool = False) -> float | list[float]:
+        values = [MEASURES[measure](pred, true) for pred, true in zip(self.pred, self.true)]
+        return values if return_per_obs else sum(values) / max(1, len(values))
+
+    accuracy, precision = partialmethod(_measured, "accuracy"), partialmethod(_measured, "precision")
+    recall, f1 = partialmethod(_measured, "recall"), partialmethod(_measured, "f1")

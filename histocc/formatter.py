@@ -9,7 +9,6 @@ blocks are PAD. HISCO, OCC1950 and general systems ("gpf") are settings of one c
 """
 
 import csv
-import importlib
 import numbers
 import re
 import string
@@ -355,14 +354,36 @@ def construct_general_purpose_formatter(
     return BlockyFormatter("gpf", target_cols, block_size, use_within_block_sep, allow_short, chars)
 
 
-def __getattr__(name: str):
-    """Names of the published package that stand in `histocc.published.names`."""
-    others = (
-        "BlockyHISCOFormatter",
-        "BlockyOCC1950Formatter",
-        "occ1950_blocky1",
-        "construct_finetune_formatter",
-    )
-    if name in others:
-        return getattr(importlib.import_module("histocc.published.names"), name)
-    raise AttributeError(f"module 'histocc.formatter' has no attribute {name!r}")
+# ---- further names of the published package
+
+
+class BlockyHISCOFormatter(BlockyFormatter):
+    """The formatter "hisco"."""
+
+    def __init__(self):
+        super().__init__("hisco")
+
+
+class BlockyOCC1950Formatter(BlockyFormatter):
+    """The formatter "occ1950" with one code or two. Raises ValueError for another number."""
+
+    def __init__(self, max_num_codes: int = 2):
+        super().__init__("occ1950", [f"OCC1950_{i + 1}" for i in range(max_num_codes)])
+        self.max_num_codes, self.max_seq_len = max_num_codes, max_num_codes * self.block_size + 2
+        self.num_classes = self.num_classes[: self.max_seq_len]
+
+
+def occ1950_blocky1() -> BlockyFormatter:
+    """OCC1950 with one code."""
+    return BlockyOCC1950Formatter(1)
+
+
+def construct_finetune_formatter(
+    block_size: int, target_cols: Sequence[str], chars: Sequence[str | int] | None = None
+) -> BlockyFormatter:
+    """A general-purpose formatter of `chars`, digits and the hyphen by default. A code that is shorter than
+    its block is filled with EOS, not with PAD as published, which lost such a code when it was read back.
+    """
+    tokens = [*string.digits, "-"] if chars is None else list(chars)
+    columns = [target_cols] if isinstance(target_cols, str) else list(target_cols)
+    return BlockyFormatter("gpf", columns, block_size, allow_short=True, chars=tokens)

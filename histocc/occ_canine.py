@@ -16,6 +16,7 @@ import numbers
 import operator
 import os
 import signal
+import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -27,16 +28,15 @@ import torch
 from histocc.data.dataset import read_descriptions
 from histocc.data.rows import fill_dittos, key_reader
 from histocc.formatter import CLASSES, hisco_classes, is_missing
-from histocc.job import data as job_data
-from histocc.job import train
+from histocc.job import build, train
 from histocc.job.config import FinetuneConfig, finetune_parser
-from histocc.job.data import dataset_file
 from histocc.predict import tables
 from histocc.predict.coder import Coded, Coder
 from histocc.predict.tables import as_table
 from histocc.published import formats, models
 from histocc.published.formats import Given
 from histocc.runtime import checkpoint
+from histocc.runtime.config import shown
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.signals import Stopped, listening
@@ -419,7 +419,7 @@ class OccCANINE:
             language: not used if language_col is given.
             arguments: those of finetune.py, with underscores and its defaults: num_epochs=3,
                 freeze_encoder=True. The formatter is this model's unless named; its codes stay, in their
-                order, and new ones of the data are appended (shrink_key=True: those of the data alone).
+                order, and new ones of the data are appended.
 
         If it fails or is stopped (Ctrl-C, a signal, stop_after, each of which saves first), this object keeps
         the weights that it had; the same call resumes, and OccCANINE(save_path) is the best so far.
@@ -440,7 +440,7 @@ class OccCANINE:
         asked = {name: value for name, value in given.items() if value is not None}
         asked = finetune_parser().checked(self._defaults() | asked, "finetune")
         with contextlib.ExitStack() as held:
-            asked["dataset"] = dataset_file(dataset, held)
+            asked["dataset"] = _dataset_file(dataset, held)
             args = FinetuneConfig(**asked)
             if args.distributed:
                 raise UserError(
@@ -459,9 +459,9 @@ class OccCANINE:
                     settings_of_torch(),
                     torch.random.fork_rng([world.device] if world.device.type == "cuda" else []),
                 ):
-                    train_files, val_files = job_data.dataset_files(args.dataset)
-                    args, settings, data, read = job_data.prepared(args, world, train_files, val_files)
-                    train.train(args, settings, world, data, read)
+                    train_files, val_files = build.dataset_files(args.dataset)
+                    args, settings, data = build.prepare_data(args, world, train_files, val_files)
+                    train.train(args, settings, world, data)
             except Stopped:
                 stop.acted = True
             finally:
@@ -498,3 +498,19 @@ class OccCANINE:
             "formatter": own["kind"],
             **general,
         }
+
+
+def _dataset_file(dataset: Any, held: contextlib.ExitStack) -> str:
+    """The file of a data set that is given in Python; a DataFrame goes into one that `held` removes. Raises
+    UserError.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        return os.fspath(dataset)
+    if not hasattr(dataset, "to_csv"):
+        raise UserError(f"dataset: found {shown(dataset)}, expected a file or a DataFrame")
+    file = os.path.join(held.enter_context(tempfile.TemporaryDirectory(prefix="histocc_")), "DataFrame.csv")
+    # whole numbers among missing values are floats in pandas, and codes have no .0
+    kinds = dataset.dtypes.items()
+    whole = [name for name, kind in kinds if kind.kind == "f" and (dataset[name].dropna() % 1 == 0).all()]
+    dataset.astype(dict.fromkeys(whole, "Int64")).to_csv(file, index=False)
+    return file

@@ -1,14 +1,31 @@
-"""The published place of `OccCANINE`."""
+"""Names of the published package that are imported from here."""
 
+from typing import Literal
+
+from histocc.formatter import hisco_key
 from histocc.model.confidence import PUBLISHED
 from histocc.occ_canine import OccCANINE  # noqa: F401
-from histocc.published.names import (  # noqa: F401
-    BehaviorType,
-    ModelName,
-    ModelType,
-    PredType,
-    SystemType,
-    load_keys,
-)
+from histocc.predict.tables import as_table
+from histocc.sample.generate import rows
 
+PredType = Literal["flat", "greedy", "full", "greedy-topk", "embeddings"]
+SystemType = Literal["hisco"] | str
+BehaviorType = Literal["good", "fast"]
+ModelType = Literal["flat", "seq2seq", "mix"]
+ModelName = Literal["OccCANINE", "OccCANINE_s2s", "OccCANINE_s2s_mix"]
 THRESHOLD_LOOKUP = PUBLISHED["by_language"]
+TOY_ROWS = 10_000
+
+
+def load_keys():
+    """The HISCO key: columns code (number of the linear output) and hisco, without the published titles."""
+    return as_table({"code": list(range(len(hisco_key()))), "hisco": list(hisco_key())})
+
+
+def toydata():
+    """Made-up rows of registers in six languages; other rows than the published ones."""
+    columns = zip(("occ1", "lang", "hisco_1", "hisco_2", "hisco_3"), zip(*rows(TOY_ROWS, seed=1)))
+    return as_table({name: [cell or None for cell in column] for name, column in columns})
+
+
+DATASETS = {"keys": load_keys, "toydata": toydata}

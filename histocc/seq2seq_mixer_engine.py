@@ -87,11 +87,11 @@ def row_losses(loss_fn: nn.Module, outputs: tuple[Tensor, Tensor], batch: dict) 
     }
     per_sample = getattr(loss_fn, "per_sample", None)
     if per_sample is not None:
-        return per_sample(**arguments, **more_entries(loss_fn, batch))
+        return per_sample(**arguments, **entries_for(loss_fn, batch))
     return {"loss": loss_fn(**arguments).expand(len(target_linear))}
 
 
-def more_entries(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
+def entries_for(loss_fn: nn.Module, batch: dict) -> dict[str, Tensor]:
     """What of a batch the criterion takes beside outputs and targets: its `batch_entries`, if present."""
     return {name: batch[name] for name in getattr(loss_fn, "batch_entries", ()) if name in batch}
 

@@ -9,7 +9,7 @@ from helpers import REPO, TINY, run_inside, write_rows
 
 import finetune
 import train_mixer
-from histocc.job.recipe import refuse_other_arguments
+from histocc.job.config import refuse_other_arguments
 from histocc.published import models
 from histocc.runtime.errors import UserError
 
@@ -167,7 +167,6 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
         return ""
 
     for name, decided, other in (
-        ("--linear-lr-factor", 5, 4),
         ("--warmup-steps", 0, 1),
         ("--learning-rate", 1e-3, 1e-2),
         ("--linear-loss", "rows", "mean"),
@@ -179,7 +178,7 @@ def test_what_the_run_decided_is_no_other_argument_on_resume(tmp_path):
     state["args"]["warmup_steps"] = 0  # as decided, by one that was resumed with the flag
     assert differing() == "" and "--warmup-steps was 0, now it is 1" in differing("--warmup-steps", 1)
     assert differing("--memory-mask") == "" and "--memory-mask was " in differing("--no-memory-mask")
-    for more in (["--dropout", 0.1], ["--seed", 7], ["--share-val", 0.2], ["--shrink-key"]):
+    for more in (["--dropout", 0.1], ["--seed", 7], ["--share-val", 0.2]):
         assert f"{more[0]} was " in differing(*more)
     for more in (["--log-interval", 5], ["--no-log-wandb"], ["--bf16"], ["--num-epochs", 3]):
         assert differing(*more) == ""

@@ -178,7 +178,7 @@ def test_published_loss_with_one_code_per_row_and_only_then():
 
 KINDS = [
     loss_of(),
-    loss_of(matching="one-to-one", many_codes_weight=2.5),
+    loss_of(matching="one-to-one"),
     loss_of(empty_blocks="first"),
     OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2, push_to_pad_label_smoothing=0.1),
 ]
@@ -248,16 +248,6 @@ def test_assignments_of_costs_that_are_not_finite_are_assignments(value):
         assert found[0].tolist() == list(range(blocks)) and found[2, -1] == blocks - 1
 
 
-@pytest.mark.parametrize("matching", BLOCK_LOSSES)
-def test_weight_of_rows_with_many_codes(matching):
-    """Only their rows, and the mean still divides by the number of rows."""
-    logits, targets = make_logits(4), make_targets([0, 1, 2, 3])
-    plain, heavy = (loss_of(matching=matching, many_codes_weight=weight) for weight in (1.0, 2.5))
-    losses = [loss_fn.per_row(logits, targets) for loss_fn in (plain, heavy)]
-    torch.testing.assert_close(losses[1], losses[0] * torch.tensor([1.0, 1.0, 2.5, 2.5], dtype=torch.float64))
-    torch.testing.assert_close(heavy(logits, targets), losses[1].sum() / 4)
-
-
 @pytest.mark.parametrize(
     "logits, targets", [((7, 9), (8, 3)), ((8, 9), (8, 2)), ((6, 9), (7, 2)), ((1, 9), (2, 2))]
 )
@@ -271,8 +261,6 @@ def test_shapes_that_do_not_fit(logits, targets):
     [
         ({"matching": "hungarian"}, "'best-fit' or 'one-to-one'"),
         ({"empty_blocks": "none"}, "'all' or 'first'"),
-        ({"many_codes_weight": 0}, "above 0"),
-        ({"many_codes_weight": math.nan}, "above 0"),
     ],
 )
 def test_settings_of_the_block_loss_out_of_range(options, words):

@@ -37,7 +37,7 @@ from histocc.formatter import (
     hisco_blocky5,
     occ1950_blocky2,
 )
-from histocc.job import recipe
+from histocc.job.config import decide
 from histocc.model.mixer import model_config
 from histocc.seq2seq_mixer_engine import evaluate, train, train_one_epoch
 
@@ -126,14 +126,6 @@ def test_every_flag_takes_hyphens_or_underscores():
                 assert all(other == first for other in others) and first[action.dest] != action.default
 
 
-def test_values_keep_their_underscores_and_signs():
-    for script, required, _ in SCRIPTS:
-        given = ["--save_path=my_out/_x", "--target_cols", "hisco_1", "hisco_2", "--missing_code", "-1"]
-        args = script.get_args_parser().parse_args([*required, *given])
-        assert (args.save_path, args.target_cols) == ("my_out/_x", ["hisco_1", "hisco_2"])
-        assert args.missing_code == "-1"
-
-
 def test_training_from_weights_keeps_its_learning_rate():
     """Without the flag; a model from scratch needs a higher one."""
     first = {"model": {"encoder.x": 0, "decoder.x": 0, "linear_decoder.weight": 0}}
@@ -145,7 +137,7 @@ def test_training_from_weights_keeps_its_learning_rate():
             (first, ["--learning-rate", "3e-4"], 3e-4),
         ):
             args = script.get_args_parser().parse_args([*required, *flags])
-            assert recipe.decide(args, first=weights).learning_rate == expected
+            assert decide(args, first=weights).learning_rate == expected
 
 
 def test_old_spellings_and_aliases_still_work():
@@ -154,8 +146,10 @@ def test_old_spellings_and_aliases_still_work():
     args = parse(given.split())
     assert (args.dataset, args.save_path, args.num_epochs) == ("d.csv", "out", 3)
     assert (args.batch_size, args.local_rank) == (7, 1)
-    args = parse(["--dataset", "d", "--local_rank=2", "--target_cols", "a_b", "c_d"])
-    assert args.target_cols == ["a_b", "c_d"]
+    args = parse(
+        ["--dataset", "d", "--save_path=my_out/_x", "--target_cols", "a_b", "c_d", "--missing_code", "-1"]
+    )
+    assert (args.save_path, args.target_cols, args.missing_code) == ("my_out/_x", ["a_b", "c_d"], "-1")
 
 
 def test_engine_signatures_keep_their_names():
@@ -212,15 +206,6 @@ def parts():
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return model, loss_fn, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-
-
-def test_train_one_epoch_runs_alone_on_plain_batches(capsys):
-    model, loss_fn, optimizer, scheduler = parts()
-    before = [p.detach().clone() for p in model.parameters()]
-    batches = list(hand_made_batches())
-    step = train_one_epoch(model, batches, loss_fn, optimizer, "cpu", scheduler, 0, log_interval=1)
-    assert step == 3 and any(not torch.equal(a, b) for a, b in zip(before, model.parameters()))
-    assert capsys.readouterr().out.count("loss") == 3
 
 
 def test_one_step_alone_is_the_plain_step():

@@ -28,12 +28,9 @@ import train_mixer
 from histocc import export
 from histocc.formatter import BlockyFormatter
 from histocc.job import build
-from histocc.job import data as job_data
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
-from histocc.published import models
 from histocc.runtime import checkpoint
-from histocc.runtime.errors import UserError
 from histocc.runtime.world import World
 from histocc.text import encode
 
@@ -48,7 +45,7 @@ SCRIPT = """
 import os, time
 import torch
 import train_mixer
-from histocc.job import build, ngram_fit
+from histocc.job import build
 from histocc.runtime import signals
 
 def made(args, formatter, world, *rest, make=build.make_model):
@@ -59,12 +56,12 @@ def made(args, formatter, world, *rest, make=build.make_model):
     torch.save(model.state_dict(), f"{folder}.first{world.rank}")
     return args, model, config
 
-def slow(*arguments, fast=ngram_fit.without_encoder):
+def slow(*arguments, fast=build.both_losses):
     time.sleep(float(os.environ.get("SLOW", 0)))
     return fast(*arguments)
 
-build.make_model, ngram_fit.without_encoder = made, slow
-ngram_fit.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
+build.make_model, build.both_losses = made, slow
+build.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
 if __name__ == "__main__":
     signals.start_listening()
     train_mixer.main()
@@ -211,7 +208,7 @@ def test_a_signal_to_the_last_process_ends_the_fit(files, script, tmp_path, proc
     said += process.communicate(timeout=60)[0]
     who = "Stopped by SIGTERM" if processes == 1 else "Stopped by a signal to another process"
     assert process.returncode == 0 and f"{who} before the first step" in said, said
-    assert "fewer --ngram-passes make it shorter" in said and "Fitted" not in said and "Traceback" not in said
+    assert "Fitted" not in said and "Traceback" not in said
     assert not list((tmp_path / "run").glob("*.bin"))
 
 
@@ -225,7 +222,7 @@ def prepared(flags, folder, *more):
     args = train_mixer.get_args_parser().parse_args(
         [str(flag) for flag in (*flags, *more, "--save-dir", folder)]
     )
-    args, settings, data, _ = job_data.prepared(args, world, args.train_data, args.val_data)
+    args, settings, data = build.prepare_data(args, world, args.train_data, args.val_data)
     formatter = BlockyFormatter.from_dict(settings.formatter)
     _, model, config = build.make_model(args, formatter, world, data, None)
     return model, config, data, "\n".join(said)
@@ -233,8 +230,8 @@ def prepared(flags, folder, *more):
 
 def test_the_first_step_continues_what_was_fitted(runs, tmp_path):
     """The encoder, which the decoders were fitted without, adds nothing to them until it is trained."""
-    model, _, _, said = prepared(runs[2], tmp_path / "fitted", "--ngrams", 6, "--freeze-encoder")
-    assert "Fitting 64 n-grams" in said and "the decoders have the n-grams alone" in said
+    model, config, _, said = prepared(runs[2], tmp_path / "fitted", "--ngrams", 6)
+    assert config["ngrams"]["rows"] == 64 and "Fitting the n-grams" in said
     other, config, _, said = prepared(
         runs[2], tmp_path / "unfitted", "--ngram-passes", 0, "--ngram-dropout", 0
     )
@@ -254,7 +251,8 @@ def test_from_an_own_model_with_the_same_key_and_with_another(runs, tmp_path):
     titles = (("pilot", "04220"), ("tailor", "79100"), ("weaver", "75400"))
     rows = [(f"{name} {i}", code, "", "en") for i in range(6) for name, code in titles]
     source = write_csv(tmp_path / "other.csv", ("occ1", "hisco_1", "hisco_2", "lang"), rows)
-    data = ["--train-data", source, "--val-data", source, "--shrink-key"]
+    key = write_csv(tmp_path / "key.csv", ("system_code", "code"), [("04220", 0), ("75400", 1), ("79100", 2)])
+    data = ["--train-data", source, "--val-data", source, "--key", key]
     other, _, prepared_data, said = prepared(runs[2], tmp_path / "run", *data, *start)
     assert prepared_data.codes == ["04220", "75400", "79100"] and "2 of 3 codes keep their weights" in said
     before, state = model.state_dict(), other.state_dict()
@@ -320,19 +318,16 @@ def test_added_to_published_weights_they_change_no_bit_and_learn_faster(runs, pu
     for name in ("linear", "word_to_memory", "text_to_memory", "table"):
         assert not torch.equal(trained[f"ngrams.{name}.weight"], model.state_dict()[f"ngrams.{name}.weight"])
     assert rate_of("--max-steps", 3) == first
-    given = rate_of("--overwrite", "--max-steps", 1, "--linear-lr-factor", 3)
-    assert given.endswith("of the linear decoder and the n-grams 3 times that"), given
 
 
 @pytest.mark.full
-def test_a_dry_run_says_the_rates_of_the_run(runs, tmp_path):
+def test_rates_of_what_is_fitted_and_of_what_is_not(runs, tmp_path):
     lines = []
     for number, more in enumerate((["--dry-run"], [], ["--ngram-passes", 0])):
         flags = [*more, "--max-steps", 1, "--save-dir", tmp_path / str(number)]
         code, output = run_inside(train_mixer.main, *runs[2], *flags)
         assert code == 0, output
         lines.append(next(line for line in output.splitlines() if "Learning rate: " in line))
-        assert ("before it the fit of the n-grams, not measured" in output) == ("--dry-run" in more)
     assert lines[0] == lines[1] and lines[0].endswith("of the linear decoder and the n-grams 0.1 times that")
     assert lines[2].endswith("of the linear decoder and the n-grams 5 times that")
 
@@ -352,49 +347,15 @@ LANGUAGES = ["en", "da", "unk", "en"]
 
 
 @pytest.mark.parametrize("form, name", [("published", "model.bin"), ("safetensors", "model.safetensors")])
-def test_an_export_codes_and_starts_as_the_run_does_and_is_not_for_the_published_program(
-    runs, tmp_path, form, name
-):
+def test_an_export_codes_and_starts_as_the_run_does(runs, tmp_path, form, name):
     if form == "safetensors":
         pytest.importorskip("safetensors")
     target = tmp_path / "out" / name
     notes = "\n".join(export.export(str(runs[0] / "whole"), form, str(target)))
-    assert "for histocc alone" in notes and "n-grams" in notes and "--ngrams none" in notes
+    assert "it has n-grams beside its encoder: --ngrams none" in notes
     one, two = Coder.load(str(runs[0] / "whole")), Coder.load(str(target))
     assert two.model.ngrams is not None and same(one.model.state_dict(), two.model.state_dict())
     for decoder in ("greedy", "flat", "topk", "full"):
         assert one.code(TEXTS, LANGUAGES, decoder) == two.code(TEXTS, LANGUAGES, decoder)
     model, config, _, _ = prepared(runs[2], tmp_path / "run", "--initial-checkpoint", target)
     assert same(one.model.state_dict(), model.state_dict()) and config["ngrams"]
-    other = tmp_path / "other" / name
-    with pytest.raises(UserError, match="(?s)would code otherwise with it:.*n-grams.*--ngrams none"):
-        export.export(str(runs[0] / "whole"), form, str(other), for_published_program=True)
-    assert not other.exists()
-
-
-def put(entry, change):
-    return lambda s: s["model"].update({entry: change(s["model"][entry])})
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        put("ngrams.hashes", torch.Tensor.double),
-        put("ngrams.hashes", lambda hashes: hashes[:-1].clone()),
-        lambda s: s["model"].pop("ngrams.hashes"),
-        lambda s: s["model"]["ngrams.idf"].fill_(torch.nan),
-        lambda s: s["config"].update(ngrams=None),
-        lambda s: s["config"]["ngrams"].update(rows=1 << 40),
-        lambda s: s["config"]["ngrams"].update(width="wide"),
-        lambda s: s["config"].update(ngrams=[1]),
-    ],
-)
-def test_damaged_files_are_refused(runs, tmp_path, damage):
-    state = checkpoint.load(runs[0] / "whole" / "last.bin")
-    del state["checksum"]
-    torch.save(state, tmp_path / "whole.bin")
-    models.load_model(str(tmp_path / "whole.bin"))  # as it is, it is read
-    damage(state)
-    torch.save(state, tmp_path / "bad.bin")
-    with pytest.raises(UserError, match="bad.bin: cannot be read as a checkpoint"):
-        models.load_model(str(tmp_path / "bad.bin"))

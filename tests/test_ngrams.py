@@ -12,8 +12,7 @@ from preparing import settings_for
 from histocc.data import prepare as preparing
 from histocc.data.arrays import PreparedData
 from histocc.formatter import make_formatter
-from histocc.job import ngram_fit
-from histocc.job.ngram_fit import DistinctRows, TextNgrams
+from histocc.job import build
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.model.ngrams import Ngrams, hash_ngrams
 from histocc.text import encode
@@ -81,17 +80,6 @@ class TestHashes:
     def test_capitals_a_to_z_count_as_small_ones_and_no_others(self):
         assert found_in(["FARMER AND SMITH"]) == found_in(["farmer and smith"])
         assert found_in(["ÅÆØ@[`{"]) != found_in(["åæø@[`{"]) and found_in(["@"]) != found_in(["`"])
-
-    def test_different_ngrams_have_different_hashes(self):
-        rng, letters = np.random.default_rng(1), list("abcdefghijklmnopqrstuvwxyzæøå.,'-")
-        texts = [
-            " ".join("".join(rng.choice(letters, rng.integers(1, 10))) for _ in range(rng.integers(1, 5)))
-            for _ in range(3000)
-        ]
-        expected = {one for text in ("en", *texts) for one in ngrams_of(text)}
-        assert len({value for row in found_in(texts) for value in row}) == len(expected) > 50_000
-        assert hash_of("window", "ab") != hash_of("word", "ab")
-        assert hash_of("word", "a b") != hash_of("pair", "a b")
 
     def test_a_text_that_is_cut_has_the_ngrams_of_what_is_left(self):
         text = "wine merchant and farmer of the parish"
@@ -171,18 +159,6 @@ class TestVectors:
         seen_again = (queries @ words.mT + scores[:, None]).softmax(2) @ words
         assert torch.allclose(seen, seen_again, rtol=0, atol=1e-12)
 
-    @torch.no_grad()
-    def test_no_row_of_another_ngram_changes_anything(self):
-        ngrams, texts = made(TEXTS).eval(), ["farmer", "an unknown occupation 77"]
-        before = [part.clone() for part in ngrams(encoded(texts))]
-        known = {value for text in texts for value in hashes_of(text)}
-        other = torch.tensor([value not in known for value in ngrams.hashes.tolist()])
-        assert 0 < (~other).sum() < len(other) / 2
-        ngrams.table.weight[other] = ngrams.idf[other, None] = 1e6
-        assert all(map(torch.equal, before, ngrams(encoded(texts))))
-        ngrams.table.weight[~other] += 1
-        assert not torch.allclose(before[0], ngrams(encoded(texts))[0])
-
     @pytest.mark.parametrize(
         "text, language, max_len, is_known",
         [
@@ -200,15 +176,6 @@ class TestVectors:
         (sum(part.square().sum() for part in outputs) + ngrams.linear(outputs[0]).sum()).backward()
         assert all(part.isfinite().all() for part in outputs) and bool(outputs[0].any()) == is_known
         assert all(p.grad is None or p.grad.isfinite().all() for p in ngrams.parameters())
-
-    def test_sparse_gradients_are_the_same(self):
-        ngrams, gradients = made(TEXTS), []
-        for ngrams.sparse in (False, True):
-            ngrams.zero_grad()
-            sum(part.square().sum() for part in ngrams(encoded(TEXTS))).backward()
-            gradients.append(ngrams.table.weight.grad)
-        assert [gradient.is_sparse for gradient in gradients] == [False, True]
-        assert torch.allclose(gradients[0], gradients[1].to_dense(), atol=1e-12) and gradients[0].any()
 
     def test_zero_output_changes_no_bit_and_learns(self):
         def model(ngrams):
@@ -270,7 +237,7 @@ class TestCounts:
     @pytest.mark.parametrize("most", [16, 64, 1 << 18])
     def test_the_most_frequent_are_kept_with_their_inverse_document_frequencies(self, data, most):
         counts, texts = frequencies(data)
-        hashes, idf = TextNgrams(data, 128).weights(most)
+        hashes, idf = build.count_ngrams(data, 128, most)
         assert (
             len(hashes) == min(most, len(counts))
             and (np.diff(hashes) > 0).all()
@@ -284,10 +251,10 @@ class TestCounts:
         """Cut at max_len, in chunks of any size."""
         kept = 16 - 1 - len("?unk[SEP]")
         expected = {value for text in texts_of(data) for value in hashes_of(text[:kept], "unk")}
-        assert set(TextNgrams(data, 16).weights(1 << 18)[0].tolist()) == expected
-        whole = TextNgrams(data, 128).weights(1 << 18)
-        monkeypatch.setattr(ngram_fit, "_CHUNK", 7)
-        assert all(map(np.array_equal, whole, TextNgrams(data, 128).weights(1 << 18)))
+        assert set(build.count_ngrams(data, 16, 1 << 18)[0].tolist()) == expected
+        whole = build.count_ngrams(data, 128, 1 << 18)
+        monkeypatch.setattr(build, "CHUNK", 7)
+        assert all(map(np.array_equal, whole, build.count_ngrams(data, 128, 1 << 18)))
 
     def test_distinct_rows_and_how_often_they_occur(self, data):
         """Rows of the same text with the same set of codes are one."""
@@ -295,7 +262,7 @@ class TestCounts:
             (" ".join(text.casefold().split()), frozenset(codes) - {-1})
             for text, codes in zip(texts_of(data), data.train.codes.tolist())
         ]
-        counts, rows = Counter(keys), DistinctRows(data.train)
+        counts, rows = Counter(keys), build.DistinctRows(data.train)
         assert len(rows) == len(counts) < len(keys) and [keys[i] for i in rows.index] == list(counts)
         weight = np.sqrt([counts[key] for key in counts])
         assert rows.weight.tolist() == pytest.approx((weight / weight.mean()).tolist(), rel=1e-6)

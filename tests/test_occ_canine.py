@@ -122,7 +122,7 @@ def test_data_frames_have_the_same_columns_and_types_whatever_the_rows_hold(code
 
 def test_what_does_not_fit_is_said(coder, tmp_path):
     assert coder.predict("smed", "se")[0]["hisco_1"] == coder.predict("smed")[0]["hisco_1"]
-    for dataset, message in (([{"occ1": "smed"}], "a file or a DataFrame, not list"), (3, "not int")):
+    for dataset, message in (([{"occ1": "smed"}], "a file or a DataFrame"), (3, "found 3")):
         with pytest.raises(UserError, match=message):
             coder.finetune(dataset)
     with pytest.raises(UserError, match="no checkpoint there"):

@@ -10,7 +10,7 @@ import torch
 from helpers import write_csv
 from test_predict import CODES, make_model, model  # noqa: F401  a checkpoint of random weights
 
-from histocc import EvalEngine, TopKEvalEngine
+from histocc import EvalEngine
 from histocc.formatter import BlockyOCC1950Formatter, construct_finetune_formatter
 from histocc.occ_canine import OccCANINE
 from histocc.runtime.errors import UserError
@@ -180,20 +180,12 @@ def test_tables_of_the_engines_of_evaluation(coder):
     for change, message in (
         ({"predicitons": [{"hisco_1": "1"}, {"x": 1}]}, "predictions: row 1 .* has no 'hisco_1'"),
         ({"predicitons": {"hisco_1": 3}}, "no column of cells"),
-        ({"predicitons": [{"code": "1"}] * 2}, "no column begins with 'hisco'"),
-        ({"predicitons": {"hisco_1": ["a", "b"], "hisco_2": ["a"]}}, "different lengths"),
+        ({"predicitons": [{"code": "1"}] * 2}, "predictions: needs columns .* that begin with 'hisco'"),
+        ({"predicitons": {"hisco_1": ["a", "b"], "hisco_2": ["a"]}}, "of the same length"),
+        ({"predicitons": found[:1]}, "2 rows of truth, but 1 of predictions"),
     ):
         with pytest.raises(ValueError, match=message):
             EvalEngine(**given | change)
-    truth, found = [{"rowid": 1, "hisco_1": "22222"}], [{"rowid": 1, "top-k-pos": 0, "hisco_1": "22222"}]
-    assert TopKEvalEngine(coder, truth, found, "hisco").accuracy() == [1.0]
-    given = {"model": coder, "ground_truth": truth, "predicitons": found, "pred_col": "hisco"}
-    for change, message in (
-        ({"group_col": "x"}, "ground truth: has no column 'x'"),
-        ({"predicitons": []}, "no column 'top-k-pos'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            TopKEvalEngine(**given | change)
 
 
 @pytest.mark.frames

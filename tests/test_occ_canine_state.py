@@ -142,14 +142,8 @@ def test_arguments_of_finetune(coder, tmp_path):
 def test_frames_that_are_no_data_set(coder, tmp_path):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"occ1": ["a"], "hisco_1": ["22222"]})
-    for dataset, message in (
-        (pandas.DataFrame(), "empty DataFrame"),
-        (frame[:0], "empty DataFrame"),
-        (frame["occ1"], "not Series"),
-        (pandas.concat({"a": frame}, axis=1), "several levels, or twice the same"),
-        (pandas.concat([frame, frame], axis=1), "several levels, or twice the same"),
-    ):
-        with pytest.raises(UserError, match=f"^dataset: .*{message}"):
+    for dataset in (pandas.DataFrame(), frame[:0], pandas.concat([frame, frame], axis=1)):
+        with pytest.raises(UserError, match="DataFrame.csv"):
             coder.finetune(dataset, save_path=tmp_path / "out")
 
 

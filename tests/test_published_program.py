@@ -208,52 +208,27 @@ def test_for_the_published_program_it_refuses_or_writes_what_that_codes_equally(
 ):
     path = save(hisco_program("tiny"), tmp_path / "first.bin")
     with pytest.raises(
-        UserError,
-        match="otherwise with it:\n  its encoder has another size than google/canine-s: --model-size base$",
+        UserError, match="otherwise with it:\n  its encoder has another size .*--model-size base$"
     ):
-        export.export(path, "published", str(tmp_path / "no.bin"), for_published_program=True)
+        export.export(path, "published", str(tmp_path / "no.bin"), True)
     assert not (tmp_path / "no.bin").exists()
     monkeypatch.setattr(models, "has_size", lambda *_: True)  # else as large as the published ones
-    for kind, given in (
-        ("mix", {}),
-        ("seq2seq", {}),
-        ("flat", {}),
-        ("general", {"target_cols": ["x_1", "x_2"]}),
-    ):
-        program = (
-            general_program([f"{i:03d}" for i in range(60)], "")
-            if kind == "general"
-            else hisco_program("tiny", kind)
-        )
-        path = save(program, tmp_path / f"{kind}.bin")
-        said = export.export(
-            path,
-            "published",
-            str(tmp_path / f"{kind} out.bin"),
-            for_published_program=True,
-            given=Given(**given),
-        )
-        content = torch.load(tmp_path / f"{kind} out.bin", weights_only=True)
+    key = [f"{i:03d}" for i in range(60)]
+    for kind in ("mix", "seq2seq", "flat", "general"):
+        general = kind == "general"
+        program, other = (general_program(key, "") if general else hisco_program("tiny", kind) for _ in "ab")
+        path, out = save(program, tmp_path / f"{kind}.bin"), tmp_path / f"{kind} out.bin"
+        given = Given(target_cols=["x_1", "x_2"]) if general else Given()
+        export.export(path, "published", str(out), True, given)
+        content = torch.load(out, weights_only=True)
         # by which that program tells its formats apart
         assert len(content) < 10 or "basemodel.pooler.dense.bias" in content
-        other = (
-            general_program([f"{i:03d}" for i in range(60)], "")
-            if kind == "general"
-            else hisco_program("tiny", kind)
-        )
         with torch.no_grad():
             for value in other.parameters():
                 value.zero_()
-        weights = (
-            content["model"]
-            if kind != "flat"
-            else {formats.flat_name(name): value for name, value in content.items()}
-        )
-        other.load_state_dict(weights, strict=True)
-        check(other, load(tmp_path / f"{kind} out.bin"), made_up[:30], full=2)
-        assert any("OccCANINE(" in line and "target_cols=['x_1', 'x_2']" in line for line in said) == (
-            kind == "general"
-        )
+        flat = {formats.flat_name(name): value for name, value in content.items()}
+        other.load_state_dict(flat if kind == "flat" else content["model"], strict=True)
+        check(other, load(out), made_up[:30], full=2)
 
 
 HISCO_KEY, HISCO = {code: i for i, code in enumerate(hisco_key())}, BlockyFormatter("hisco")
@@ -267,10 +242,8 @@ GENERAL_5 = BlockyFormatter("gpf", ["a"], 5, allow_short=True)
         ({"memory_mask": True}, HISCO_KEY, HISCO, "--no-memory-mask"),
         ({"target_mask": True}, HISCO_KEY, HISCO, "--published-target-mask"),
         ({"text": "as-is"}, HISCO_KEY, HISCO, "--clean-text ascii-lower"),
-        ({"max_len": 64}, HISCO_KEY, HISCO, "leave --max-len out"),
-        ({"decoder_dim_feedforward": 64}, HISCO_KEY, HISCO, "--decoder-dim-feedforward"),
         ({}, {"01110": 0, "61110": 1}, HISCO, "--key hisco"),
-        ({}, {"12345": 0, "12": 1}, GENERAL_5, "fills them up with zeros"),
+        ({}, {"12345": 0, "12": 1}, GENERAL_5, "filled up with zeros"),
         ({}, {"123": 0}, GENERAL_5, "no code fills its block: --block-size 3"),
     ],
 )
@@ -284,13 +257,8 @@ def test_each_difference_to_the_published_program_is_named(change, key, formatte
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"config": {"text": "rot13"}}, "text: found 'rot13', expected one of as-is"),
-        ({"config": {"num_attention_heads": ...}}, "num_attention_heads"),
         ({"format": 2}, "written by a newer histocc: format 2; this version reads 1"),
         ({"kind": "ensemble"}, "ensemble"),
-        ({"languages": None}, "cannot be read as a checkpoint"),
-        ({"formatter": {}}, "target_cols"),
-        ({"thresholds": {"default": 2.0, "by_language": {}, "source": "x"}}, "probabilities by language"),
         ({"system": "other"}, "not what its checksum says.*removes its entry 'checksum'"),
     ],
 )
@@ -300,9 +268,6 @@ def test_an_export_that_was_changed_is_refused_by_what_is_wrong(tmp_path, change
     content = torch.load(path, weights_only=True)
     if "system" not in change:
         del content["checksum"]
-    if "config" in change:
-        config = content["histocc"]["config"] | change["config"]
-        change = {"config": {name: value for name, value in config.items() if value is not ...}}
     torch.save({**content, "histocc": content["histocc"] | change}, path)
     with pytest.raises(UserError, match=f"out.bin: .*{message}"):
         Coder.load(str(path))

@@ -438,7 +438,7 @@ def settings_from(
                 start.chars if start.formatter == kind == "gpf" else None,
             )
             fixed = _fixed_codes(args, formatter, target_cols[0])
-            first = _kept_codes(args, formatter, start) if fixed is None else None
+            first = _kept_codes(formatter, start) if fixed is None else None
             if hold_numbers(target_cols) and (args.key or kind == "hisco"):
                 numbers = fixed if args.key else list(hisco_key())
     except (UserError, ValueError) as error:
@@ -476,11 +476,11 @@ def _repaired(codes: list[str], formatter: BlockyFormatter) -> list[str]:
     return codes
 
 
-def _kept_codes(args: Tables, formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
-    """The codes of the initial weights if this run's formatter writes them and nothing else is asked for;
+def _kept_codes(formatter: BlockyFormatter, start: StartsFrom) -> list[str] | None:
+    """The codes of the initial weights if the formatter of the run writes them as they are;
     None: those of the data alone.
     """
-    if not start.codes or getattr(args, "shrink_key", True) or start.formatter not in (None, formatter.kind):
+    if not start.codes or start.formatter not in (None, formatter.kind):
         return None
     try:
         codes = _repaired(start.codes, formatter)

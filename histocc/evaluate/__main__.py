@@ -40,9 +40,9 @@ from histocc.evaluate.figures import MIN_ROWS, OUTPUTS, RANKED, Answers, true_pl
 from histocc.evaluate.report import JSON, MARKDOWN, PLOTS, REJECTED
 from histocc.formatter import BlockyFormatter, hisco_key, make_formatter
 from histocc.job import confidence as fitting
-from histocc.job import recipe
+from histocc.job.build import make_loss
 from histocc.job.config import Losses
-from histocc.model.confidence import MIN_TEXTS, Thresholds
+from histocc.model.confidence import Thresholds
 from histocc.model.loss import BEST_FIT, MEAN
 from histocc.model.search import CANDIDATES, CodeSearch, CodeTrie
 from histocc.predict.coder import Coder
@@ -53,7 +53,6 @@ from histocc.runtime import checkpoint, entrypoint, files
 from histocc.runtime.device import Precision, device_of, settings_of_torch
 from histocc.runtime.errors import UserError
 from histocc.runtime.forked import Forked, choose_processes
-from histocc.runtime.signals import Stopped
 from histocc.runtime.world import World
 from histocc.seq2seq_mixer_engine import COLUMNS, MixerTask
 from histocc.text import UNKNOWN_LANGUAGE
@@ -72,7 +71,6 @@ LOSS = {
     "block_loss": BEST_FIT,
     "empty_blocks": "all",
     "linear_loss": MEAN,
-    "many_codes_weight": 1.0,
     "seq2seq_weight": 0.1,
 }
 
@@ -255,7 +253,7 @@ def validation(
         len(texts), args.batch_size * world.size * processes, world.size * processes, args.batch_size
     )
     trained_with = {name: value for name, value in state.get("args", {}).items() if name in LOSS}
-    task = MixerTask(recipe.make_loss(Losses(**LOSS | trained_with), formatter), formatter)
+    task = MixerTask(make_loss(Losses(**LOSS | trained_with), formatter), formatter)
 
     def work(part: int) -> dict[str, float]:
         loader = BatchLoader(MicroBatches(texts, plan, world.rank * processes + part))
@@ -499,7 +497,8 @@ def run(args: EvaluateConfig, world: World) -> None:
         fitted = fitted_thresholds(decoders, state) if args.fit_thresholds else {}
     if args.fit_confidence:
         fitted = world.run_on_main("thresholds", lambda: fitted)
-        fitted |= fit_confidence(args, file, (model, formatter, state | fitted), data, rows, world)
+        loaded, precision = (model, formatter, state | fitted), Precision("float32", world.device)
+        fitted |= fitting.fit(file, loaded, rows, data, world, args.batch_size, precision) or {}
     if fitted and world.is_main:
         store(file, evaluated, fitted)
         if "thresholds" in fitted:
@@ -514,26 +513,6 @@ def run(args: EvaluateConfig, world: World) -> None:
                 f"WARNING: {facts['texts_trained_on']:,} of the texts that they are fitted on were trained on"
                 "; others give better ones"
             )
-
-
-def fit_confidence(
-    args: EvaluateConfig, file: str, loaded: models.Loaded, data: PreparedData, rows: RowSet, world: World
-) -> dict:
-    """The entry of a checkpoint, on rank 0; {} if there are too few texts, and on the others. All ranks.
-    Raises Stopped.
-    """
-    count = len(np.unique(np.asarray(rows.text_hash)))
-    if count < MIN_TEXTS:
-        world.print(fitting.too_few(count, "take more rows"))
-        return {}
-    precision = Precision("float32", world.device)
-    fitted = fitting.fit(loaded, rows, data, world, args.batch_size, precision)
-    if fitted is None:
-        if world.is_main:
-            raise Stopped
-        return {}
-    world.print(f"{file}: {fitted.line}")
-    return {"confidence": fitted.confidence._asdict()}
 
 
 def evaluate(

@@ -1,80 +1,245 @@
-"""What a run trains: its model and its rows, what a new model starts from, and what of them a checkpoint
-keeps.
+"""What a run is made of: prepared data, its model, the fit of new n-grams, its rows, its loss, and what a
+checkpoint keeps.
 """
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from histocc.data.arrays import PreparedData
-from histocc.data.dataset import (
-    NO_CHANGES,
-    JoinedRows,
-    RowEncoding,
-    TextChanges,
-    TextRows,
-    TextRowSet,
-    load_descriptions,
-)
+from histocc.data import prepare as preparing
+from histocc.data.arrays import PreparedData, RowSet, text_keys
+from histocc.data.config import PrepareSettings, StartsFrom, columns_of, file_problems, settings_from
+from histocc.data.dataset import NO_CHANGES, RowEncoding, TextChanges, TextRows, TextRowSet, load_descriptions
 from histocc.data.noise import Augmenter
-from histocc.data.rows import read_words
-from histocc.formatter import BlockyFormatter
-from histocc.job import ngram_fit, recipe
-from histocc.job.config import JobConfig
-from histocc.job.data import initial_weights
-from histocc.job.ngram_fit import ngrams_of
-from histocc.job.teacher import TaughtRows
+from histocc.data.prepare import LISTS
+from histocc.data.report import report_lines
+from histocc.data.rows import read_key, read_words
+from histocc.formatter import PAD_IDX, BlockyFormatter
+from histocc.job import teacher
+from histocc.job.config import JobConfig, Losses, decide, refuse_other_arguments
 from histocc.model.canine import CanineEncoder
+from histocc.model.confidence import USUAL
+from histocc.model.distillation import DistillationLoss
+from histocc.model.loss import ROWS, BlockOrderInvariantLoss, LinearLoss, LossMixer
 from histocc.model.mixer import NGRAMS as NGRAMS_ALONE
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
-from histocc.model.ngrams import AUTO, NONE
-from histocc.published import models
-from histocc.runtime.device import Precision, compile_layers
-from histocc.runtime.errors import UserError
-from histocc.runtime.files import checksum, opened
+from histocc.model.ngrams import AUTO, NONE, hash_ngrams
+from histocc.published import formats, models
+from histocc.runtime import checkpoint
+from histocc.runtime.config import flag_of
+from histocc.runtime.device import Precision, compile_layers, settings_of_torch
+from histocc.runtime.errors import UserError, raise_if_any
+from histocc.runtime.files import OwnFiles, checksum, opened, problems, save_path_problem
 from histocc.runtime.log import Stage
-from histocc.runtime.rng import derived_seed
-from histocc.runtime.signals import Stopped
+from histocc.runtime.rng import derived_seed, mix
 from histocc.runtime.world import World
-from histocc.text import AS_IS, ASCII_LOWER, cleaner
+from histocc.seq2seq_mixer_engine import entries_for, multi_hot, row_losses
+from histocc.text import AS_IS, ASCII_LOWER, cleaner, encode_batch, language_table
 from histocc.trainer.batches import WEIGHTS, BatchPlan, MicroBatches
+from histocc.trainer.log import LOG
+from histocc.trainer.loop import CLIP_NORM
+from histocc.trainer.run import output_problems
+from histocc.trainer.schedule import linear_factor, set_learning_rate
 
 # Streams of random numbers beside those of any run, numbered for `derived_seed`.
-NOISE, DESCRIPTIONS, JOINED, NGRAMS, TEACHER = 2, 4, 5, 6, 7
+NOISE, DESCRIPTIONS, NGRAMS, TEACHER = 2, 4, 6, 7
 NGRAM_WIDTH = 128  # numbers for each n-gram
 MAX_AUTO_BITS = 18  # 2^18 n-grams, since a step of the optimizer goes over all
+EQUAL_SHARE = 0.5
+# Of the learning rate, in benchmarks/LOG.md: with a mean over the classes, a new linear decoder learns next
+# to nothing at the rate of the rest, and what was fitted already becomes worse at it.
+NEW_LINEAR_LR_FACTOR = {"mean": 30.0, "rows": 5.0}
+FITTED_LINEAR_LR_FACTOR = 0.1
+
+# Of the n-grams and their fit.
+MAX_TEXTS = 1 << 17  # distinct ones that are counted
+CHUNK = 4096  # texts that are hashed at once
+MAX_SEEN, FIT_BATCH = 200_000, 64  # rows that the fit of both decoders sees at size tiny, and in one step
+TINY_WIDTH = 128
+LINEAR_PASSES = 10  # of the first part
+FIT_DROPOUT = 0.3  # share of the n-grams that are left out
+RATE, RATE_WITH_DECODER, DECODER_RATE = 0.01, 0.003, 0.002
+THREADS = 1  # operations are small: two are 1.5 times as fast on idle cores, many times slower on busy ones
+
+
+# ---- data
+
+
+def dataset_files(path: str) -> tuple[list[str], list[str]]:
+    """(training files, validation files) of finetune.py's --dataset: a file, or a folder with one table, or
+    with train and val. Raises UserError.
+    """
+    if not os.path.isdir(path):
+        return [path], []
+    names = sorted(set(os.listdir(path)) - {*LISTS, LOG})  # those of a run in the same folder
+    tables = [
+        name for name in names if name.lower().endswith((".csv", ".tsv", ".parquet")) and name[0] != "."
+    ]
+    files = [os.path.join(path, name) for name in tables]
+    if len(files) == 1:
+        return files, []
+    if [os.path.splitext(name)[0].lower() for name in tables] in (["train", "val"], ["train", "validation"]):
+        return files[:1], files[1:]
+    raise UserError(
+        f"{path}: is a folder with {len(tables)} tables ({', '.join(tables[:5]) or 'none'}): finetune.py"
+        " takes one file, or a folder with one table, or with train and val; train_mixer.py --train-data A B"
+        " … --val-data V takes several"
+    )
+
+
+def resumes(args: JobConfig) -> bool:
+    """Whether the save folder holds a run that is resumed, if it can be read."""
+    return checkpoint.exists_in(args.save_path) and not (args.overwrite or args.eval_only)
+
+
+def initial_weights(args: JobConfig) -> dict:
+    """`models.initial_weights` of --initial-checkpoint. Raises UserError."""
+    named = args.initial_checkpoint or ""
+    keys = (read_key(path) if path else None for path in (args.initial_key, args.key))
+    return models.initial_weights(models.find_weights(named, f"--initial-checkpoint {named}"), *keys)
+
+
+def starts_from(args: JobConfig, resumed: dict | None) -> StartsFrom:
+    """What the data of a run must know of the weights that it starts from, or of its teacher. Raises
+    UserError.
+    """
+    kept = None  # of its codes: all
+    if not resumed and args.initial_checkpoint:
+        state = initial_weights(args)
+        if args.only_encoder:
+            return StartsFrom(state["config"]["text"])
+    elif not resumed and args.teacher and not args.eval_only:
+        state = models.load_model(teacher.teacher_file(args))[2]
+    else:
+        state = resumed
+        if args.eval_only:
+            state = models.load_model(models.find_weights(args.save_path, f"--eval-only: {args.save_path}"))[
+                2
+            ]
+        if state is None:
+            return StartsFrom()
+        kept = int(state.get("kept_codes") or 0)
+    codes, formatter = list(state["key"])[:kept], state["formatter"] or {}
+    return StartsFrom(state["config"]["text"], codes, formatter.get("kind"), formatter.get("chars"))
+
+
+def _problems_of_files(args: JobConfig, files: list[str]) -> list[str]:
+    """What of the files that the run will write is in the way, or an input."""
+    inputs: dict[str | None, str] = dict.fromkeys(files, "a file of the data")
+    inputs |= dict.fromkeys(args.unlabelled or [], "a file of --unlabelled")
+    inputs |= {
+        getattr(args, dest): f"the file of {flag_of(dest)}"
+        for dest in ("key", "initial_key", "all_codes_file", "descriptions_file", "fn_word_freq", "config")
+    }
+    if args.initial_checkpoint and not resumes(args):
+        first = formats.local_weights(args.initial_checkpoint)
+        inputs[first] = "the file of --initial-checkpoint"
+        if (
+            args.overwrite
+            and first
+            and os.path.dirname(os.path.realpath(first)) == os.path.realpath(args.save_path)
+        ):
+            return [
+                f"--overwrite would remove {first}, which --initial-checkpoint needs: choose another folder"
+            ]
+    own = OwnFiles(args.save_path, args.overwrite)
+    if args.prepare_only:
+        return problems(map(own.path, LISTS), inputs, args.overwrite, own)
+    return output_problems(args, inputs, own, LISTS)
+
+
+def prepare_data(
+    args: JobConfig,
+    world: World,
+    train_files: list[str],
+    val_files: list[str],
+    default_formatter: str = "gpf",
+    naming: str = "hisco",
+) -> tuple[JobConfig, PrepareSettings, PreparedData]:
+    """Checks arguments and files and prepares the data on rank 0 while the others wait; every rank maps the
+    result. All ranks. Raises UserError with all that is wrong.
+
+    A node that does not see rank 0's folder prepares its own from its own files, and all must agree.
+
+    Returns:
+        The arguments with the columns that were found, how the files are read, the rows.
+    """
+
+    def prepare() -> tuple[PrepareSettings, str]:
+        wrong = [*args.problems(), *filter(None, [save_path_problem(args.save_path)])]
+        wrong += _problems_of_files(args, train_files + val_files)
+        path, resumed, start = "", None, StartsFrom()
+        if resumes(args) and not args.prepare_only:
+            path, resumed, _ = checkpoint.newest_good(args.save_path, models.load_resumable)
+        try:
+            start = starts_from(args, resumed)
+        except UserError as error:
+            wrong.append(str(error))
+        columns = columns_of(args, train_files[0], wrong, default_formatter, naming)
+        settings = settings_from(args, columns, train_files, val_files, wrong, start)
+        if args.unlabelled:
+            raise_if_any(file_problems(teacher.unlabelled_settings(args, settings)))
+        if columns.note:
+            world.print(columns.note)
+        if resumed:
+            with checkpoint.reading(path):
+                refuse_other_arguments(with_columns(args, settings), resumed)
+        lists = OwnFiles(args.save_path, args.overwrite) if args.prepare_only else None
+        folder = preparing.prepare(settings, args.save_path, world.print, lists, world.give_up_if_asked)
+        formatter = BlockyFormatter.from_dict(settings.formatter)
+        if texts := load_descriptions(args, PreparedData.open(folder), formatter, 0):
+            world.print(f"Descriptions: {texts.codes:,} of {texts.numbers.shape[0] - 1:,} codes have one")
+        return settings, folder
+
+    settings, folder = world.run_on_main("prepare", prepare)
+    data = preparing.on_every_node(settings, args.save_path, folder, world, world.give_up_if_asked)
+    for line in report_lines(data.report):
+        world.print(line)
+    return with_columns(args, settings), settings, data
+
+
+def with_columns(args: JobConfig, settings: PrepareSettings) -> JobConfig:
+    return args.decide(
+        formatter=settings.formatter["kind"],
+        target_cols=settings.target_cols,
+        language=settings.language,
+        language_col=settings.language_col,
+    )
+
+
+# ---- the model
 
 
 def make_model(
-    args: JobConfig,
-    formatter: BlockyFormatter,
-    world: World,
-    data: PreparedData,
-    resumed: dict | None,
+    args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData, resumed: dict | None
 ) -> tuple[JobConfig, Seq2SeqMixerOccCANINE, dict]:
     """(arguments with what the weights decide, model, its config): random weights, those of
     --initial-checkpoint, or those of the run that is resumed. All ranks. Raises UserError.
     """
-    first = None
+    first = counted = None
     if args.initial_checkpoint and not resumed:
         first = world.run_on_main("initial weights", lambda: initial_weights(args))
-    args = recipe.decide(args, resumed, first)
-    counted = None
+    args = decide(args, resumed, first)
     if resumed:
         config = resumed["config"]
     else:
         config = new_config(args, first) | {"text": data.clean_text}
-        config["ngrams"], counted = ngram_config(args, first, world, data)
+        config["ngrams"], counted = new_ngrams(args, first, world, data)
     args = args.decide(model_size=models.size_name(config))
     torch.manual_seed(derived_seed(args.seed, WEIGHTS) % 2**32)
     model = models.build_model(config, formatter, len(data.codes), args.dropout, args.ngram_dropout)
     start_at_frequencies(model, data)
-    if not resumed and model.ngrams:
-        start_ngrams(args, formatter, world, data, model, counted, fit=first is None)
+    if counted and model.ngrams:
+        model.ngrams.hashes.copy_(torch.from_numpy(counted[0]))
+        model.ngrams.idf.copy_(torch.from_numpy(counted[1]))
+        if first is None:
+            start_at_fit(args, formatter, world, data, model)
     model.to(Precision.of(args, world.device).dtype)
     if resumed:
         model.load_state_dict(resumed["model"])
@@ -87,23 +252,20 @@ def make_model(
     return args, model.to(world.device), config
 
 
-def train_seen_characters(model: Seq2SeqMixerOccCANINE, rows: TextRows, config: dict, frozen: bool) -> None:
+def freeze_unseen_characters(
+    model: Seq2SeqMixerOccCANINE, rows: TextRows, config: dict, frozen: bool
+) -> None:
     """Of the embeddings of characters only those that can occur are trained. frozen: the encoder is."""
     if not frozen and isinstance(model.encoder, CanineEncoder):
         characters = torch.from_numpy(rows.characters())
         model.encoder.char_embeddings.train_rows_of(characters, config["max_len"])
 
 
-# ---- what a new model starts from
-
-
 def new_config(args: JobConfig, first: dict | None) -> dict:
     """`config` of a new run: sizes from --model-size or from the checkpoint that it starts from. Raises
-    UserError."""
-    dropouts = {
-        "hidden_dropout_prob": args.encoder_dropout,
-        "attention_probs_dropout_prob": args.encoder_dropout,
-    }
+    UserError.
+    """
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), args.encoder_dropout)
     if first is None:
         encoder = model_config(args.model_size or "base", **dropouts).to_dict()
         if args.model_size == NGRAMS_ALONE:
@@ -111,26 +273,21 @@ def new_config(args: JobConfig, first: dict | None) -> dict:
     else:
         encoder = {**first["config"], **dropouts}
         if not encoder.get("encoder", True) and (args.only_encoder or args.freeze_encoder):
-            flag = "--only-encoder" if args.only_encoder else "--freeze-encoder"
-            raise UserError(f"{flag}: {args.initial_checkpoint} has no encoder; leave the flag out")
+            raise UserError(
+                f"{args.initial_checkpoint} has no encoder: omit --only-encoder and --freeze-encoder"
+            )
         if args.model_size and not models.has_size(encoder, args.model_size):
             raise UserError(
                 f"--model-size {args.model_size}: the checkpoint {args.initial_checkpoint} has another"
-                f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers); leave "
-                "--model-size out"
+                f" size (width {encoder['hidden_size']}, {encoder['num_hidden_layers']} layers)"
             )
-    config = {
-        **encoder,
-        "max_len": args.max_len,
-        "memory_mask": True,
-        "target_mask": True,
-        "decoder_dim_feedforward": args.decoder_dim_feedforward or encoder["hidden_size"],
-        "text": args.clean_text or (first["config"]["text"] if first else AS_IS),
-    }
+    start = {"memory_mask": True, "target_mask": True, "decoder_dim_feedforward": encoder["hidden_size"]}
     if first is not None and not args.only_encoder:
-        config |= {name: first["config"][name] for name in ("memory_mask", "target_mask")}
-        if args.decoder_dim_feedforward is None:
-            config["decoder_dim_feedforward"] = first["config"]["decoder_dim_feedforward"]
+        start = {name: first["config"][name] for name in start}
+    config = {**encoder, **start, "max_len": args.max_len}
+    config["text"] = args.clean_text or (first["config"]["text"] if first else AS_IS)
+    if args.decoder_dim_feedforward is not None:
+        config["decoder_dim_feedforward"] = args.decoder_dim_feedforward
     if args.memory_mask is not None:
         config["memory_mask"] = args.memory_mask
     if args.published_target_mask:
@@ -153,159 +310,250 @@ def start_at_frequencies(model: Seq2SeqMixerOccCANINE, data: PreparedData) -> No
         model.linear_decoder.bias.copy_(torch.logit(share))
 
 
-def ngram_config(
+def fast_parameters(
+    args: JobConfig, model: Seq2SeqMixerOccCANINE, resumed: dict | None
+) -> tuple[list[str], float]:
+    """(names of the parameters with a learning rate of their own, its factor on that of the rest): the linear
+    decoder and its n-grams, or n-grams alone that are added to trained weights. args are decided, and the
+    weights those that the run starts from; a resumed run keeps its factor.
+    """
+    ngrams, added = model.ngrams, False
+    if resumed:
+        with checkpoint.reading(resumed["path"]):
+            groups, rates = resumed["optimizer"]["param_groups"], resumed["scheduler"]["base_lrs"]
+            factor = rates[-1] / rates[0]
+            added = len(groups) == 2 and len(groups[1]["params"]) == (
+                len(list(ngrams.parameters())) if ngrams else 0
+            )
+    elif are_fitted(args, model):
+        factor = FITTED_LINEAR_LR_FACTOR
+    else:
+        is_new = not model.linear_decoder.weight.any()
+        new_ngrams = ngrams is not None and not ngrams.linear.weight.any()
+        added = new_ngrams and not is_new
+        starts = new_ngrams if ngrams else is_new
+        factor = NEW_LINEAR_LR_FACTOR[args.linear_loss or "mean"] if starts else 1.0
+    parts = ["linear_decoder"] * (not added) + ["ngrams"] * bool(ngrams)
+    names = [f"{part}.{name}" for part in parts for name, _ in model.get_submodule(part).named_parameters()]
+    return names if factor != 1 else [], factor
+
+
+def are_fitted(args: JobConfig, model: Seq2SeqMixerOccCANINE) -> bool:
+    """Whether a new run fits the n-grams of its model before the first step."""
+    return model.ngrams is not None and args.ngram_passes > 0 and not args.initial_checkpoint
+
+
+# ---- new n-grams: which there are, and weights that are fitted to the texts alone
+#
+# An encoder learns for minutes what a linear model on n-grams knows after seconds. So before the first step
+# the n-grams and both decoders are trained without the encoder, on the texts as they are: noise makes them
+# worse here. It is a part of the initial weights: computed by rank 0 on its CPU with a fixed number of
+# threads, the same for any number of processes, and never again when a run is resumed.
+
+
+def new_ngrams(
     args: JobConfig, first: dict | None, world: World, data: PreparedData
-) -> tuple[dict | None, tuple | None]:
-    """The n-grams of a new run. All ranks. first: the initial weights.
-
-    Returns:
-        `ngrams` in its config, None for a model without; hashes and weights of the n-grams of the training
-        texts, on rank 0, if the initial weights bring none.
-
-    Raises:
-        UserError: the initial weights have others than are asked for.
+) -> tuple[dict | None, tuple[np.ndarray, np.ndarray] | None]:
+    """(`ngrams` in the config of a new run, None for a model without; what `count_ngrams` gives, None if the
+    initial weights `first` bring n-grams). All ranks. Raises UserError if these have others than asked for.
     """
     asked = args.ngrams
     held = None if first is None or args.only_encoder else first["config"].get("ngrams")
     if held is not None:
         if asked == NONE or asked != AUTO and held["rows"] > 1 << int(asked):
-            raise UserError(
-                f"--ngrams {asked}: the initial weights have {held['rows']:,} n-grams and need them; omit"
-                " --ngrams, or take --only-encoder"
-            )
+            had = f"the initial weights have {held['rows']:,} n-grams and need them"
+            raise UserError(f"--ngrams {asked}: {had}; omit --ngrams, or take --only-encoder")
         return held, None
     if asked == NONE or asked == AUTO and first is not None:
         return None, None
-    counted: dict[str, Any] = {}
-
-    def count() -> int:
-        most = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked))
-        texts = ngram_fit.TextNgrams(data, args.max_len, world.give_up_if_asked)
-        counted["ngrams"] = texts.weights(most)
-        return len(counted["ngrams"][0])
-
-    rows = world.run_on_main("n-grams", count)
-    return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted.get("ngrams")
+    most = 1 << (MAX_AUTO_BITS if asked == AUTO else int(asked))
+    counted = world.run_on_main(
+        "n-grams", lambda: count_ngrams(data, args.max_len, most, world.give_up_if_asked)
+    )
+    rows = len(counted[0])
+    return ({"rows": rows, "width": NGRAM_WIDTH} if rows else None), counted
 
 
-def start_ngrams(
+def count_ngrams(
+    data: PreparedData, max_len: int, most: int, check: Callable[[], None] = preparing.nothing
+) -> tuple[np.ndarray, np.ndarray]:
+    """(hashes of the `most` n-grams that most distinct training texts have, increasing, int64 [R]; their
+    inverse document frequency, float32 [R]): ln((1 + texts) / (1 + texts with it)) + 1. check: called again
+    and again, may raise to stop.
+    """
+    train, table, nothing = data.train, language_table(data.languages), torch.iinfo(torch.int64).max
+    distinct = np.sort(np.unique(text_keys(train.text_hash, train.language), return_index=True)[1])
+    if len(distinct) > MAX_TEXTS:  # as many, evenly spread
+        distinct = distinct[np.arange(MAX_TEXTS) * len(distinct) // MAX_TEXTS]
+    found = [np.zeros(0, dtype=np.int64)]  # hashes, each once for a text
+    for start in range(0, len(distinct), CHUNK):
+        check()
+        rows = distinct[start : start + CHUNK]
+        ids, _ = encode_batch(*train.texts(rows), train.language[rows].astype(np.int64), table, max_len)
+        hashed, exist, _ = hash_ngrams(torch.from_numpy(ids))
+        hashed = hashed.masked_fill(~exist, nothing).flatten(1).sort(1).values
+        is_new = (hashed != nothing) & (hashed != hashed.roll(1, 1))
+        is_new[:, 0] = hashed[:, 0] != nothing
+        found.append(hashed[is_new].numpy())
+    hashes, frequency = np.unique(np.concatenate(found), return_counts=True)
+    kept = np.sort(np.argsort(-frequency, kind="stable")[:most])
+    return hashes[kept], (np.log((1 + len(distinct)) / (1 + frequency[kept])) + 1).astype(np.float32)
+
+
+def start_at_fit(
     args: JobConfig,
     formatter: BlockyFormatter,
     world: World,
     data: PreparedData,
     model: Seq2SeqMixerOccCANINE,
-    counted: tuple | None,
-    fit: bool,
 ) -> None:
-    """Gives every rank the n-grams of rank 0, and its decoders. All ranks.
+    """Gives every rank the n-grams and decoders that rank 0 fits; the encoder adds nothing then until it is
+    trained. All ranks.
+    """
+    if not args.ngram_passes or args.dry_run:
+        world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
+        return
+    world.print(
+        f"Fitting the n-grams and both decoders, before the encoder (--ngram-passes {args.ngram_passes})"
+    )
+    began, check = time.perf_counter(), world.give_up_if_asked
+    world.run_on_main("fit of n-grams", lambda: fit_ngrams(args, formatter, data, model, check))
+    fitted = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
+    model.load_state_dict(world.broadcast(fitted if world.is_main else None, 0), strict=False)
+    model.encoder.zero_output()  # which the decoders know nothing of yet
+    world.print(f"Fitted in {time.perf_counter() - began:.1f} s")
 
-    Args:
-        counted: hashes and weights of the n-grams, on rank 0.
-        fit: whether n-grams and decoders are fitted before the encoder is trained.
+
+class DistinctRows:
+    """Training rows of which none has text, language and codes of another, read like a `RowSet`; `weight`
+    float32 [N]: the root of how often each occurs, 1 on average.
     """
 
-    def first() -> float:
-        if counted:
-            ngrams_of(model).hashes.copy_(torch.from_numpy(counted[0]))
-            ngrams_of(model).idf.copy_(torch.from_numpy(counted[1]))
-        return fit_ngrams(args, formatter, world, data, model) if fit else 0.0
+    def __init__(self, train: RowSet):
+        pair = text_keys(train.text_hash, train.language)
+        for column in np.sort(np.asarray(train.codes), axis=1).astype(np.uint64).T:
+            pair = mix(pair ^ mix(column))
+        _, first, count = np.unique(pair, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        self.train, self.index = train, first[order]
+        weight = np.sqrt(count[order])
+        self.weight = torch.from_numpy((weight / weight.mean()).astype(np.float32))
+        self.language, self.codes = train.language[self.index], train.codes[self.index]
 
-    seconds = world.run_on_main("fit of n-grams", first)
-    own = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
-    model.load_state_dict(world.broadcast(own if world.is_main else None, 0), strict=False)
-    if seconds:
-        model.encoder.zero_output()  # which the decoders know nothing of yet
-        world.print(f"Fitted in {seconds:.1f} s")
-        if args.freeze_encoder:
-            world.print(
-                "Note: --freeze-encoder without --initial-checkpoint: what an encoder reads that nothing has "
-                "trained is left out, so the decoders have the n-grams alone"
-            )
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        return self.train.lengths(self.index[rows])
+
+    def texts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.train.texts(self.index[rows])
+
+    def teacher_of(self, rows: np.ndarray) -> np.ndarray | None:
+        return self.train.teacher_of(self.index[rows])
 
 
 def fit_ngrams(
     args: JobConfig,
     formatter: BlockyFormatter,
-    world: World,
     data: PreparedData,
     model: Seq2SeqMixerOccCANINE,
-) -> float:
-    """Fits n-grams and decoders of a new model to the distinct training rows; the seconds, 0 if nothing is to
-    be fitted. Rank 0 only.
+    check: Callable[[], None],
+) -> None:
+    """Trains the n-grams of `model`, its seq2seq decoder and the bias of its linear decoder on the distinct
+    training rows, without the encoder, in place, on the CPU in float32: first with the linear decoder alone
+    in LINEAR_PASSES, each of which takes a sixth of one with both, then with both in --ngram-passes. At most
+    MAX_SEEN rows are seen in either part, and the fewer the wider the decoder. check: called before each
+    step, may raise to stop.
     """
-    passes = args.ngram_passes
-    what = (
-        f"{len(ngrams_of(model).idf):,} n-grams and both decoders, before the encoder is trained"
-        f" (--ngram-passes {passes})"
+    distinct, seed, loss_fn = (
+        DistinctRows(data.train),
+        derived_seed(args.seed, NGRAMS),
+        make_loss(args, formatter),
     )
-    if not passes:
-        world.print("N-grams: not fitted (--ngram-passes 0)")
-        return 0.0
-    if args.dry_run:
-        world.print(f"Not in a dry run, nor in its times: the fit of {what}")
-        return 0.0
-    world.print(f"Fitting {what}")
     encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
-    distinct, seed = ngram_fit.DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
-    rows = training_rows(args, distinct, data=data, encoding=encoding)
-    plan = BatchPlan(len(rows), ngram_fit.BATCH)
-    loss_fn = recipe.make_loss(args, formatter, args.distillation_temperature)
-    batches = MicroBatches(rows, plan, 0, seed)
-    return ngram_fit.fit(model, batches, distinct.weight, loss_fn, passes, seed, progress_of_fit(world))
+    rows = training_rows(args, distinct, data, encoding)
+    batches = MicroBatches(rows, BatchPlan(len(rows), FIT_BATCH), 0, seed)
+    ngrams = model.ngrams
+    assert ngrams is not None
+    model.train()
+    dropout, ngrams.dropout, ngrams.sparse = ngrams.dropout, FIT_DROPOUT, True
+    most = MAX_SEEN * TINY_WIDTH // max(TINY_WIDTH, model.config.hidden_size)
+    fast = [ngrams.linear.weight, model.linear_decoder.bias]
+    slow = [ngrams.word_to_memory.weight, ngrams.text_to_memory.weight, *model.decoder.parameters()]
+    first = 0  # step
+    with settings_of_torch(), torch.random.fork_rng([]):
+        torch.set_num_threads(
+            THREADS
+        )  # the same to the last bit, whatever the number of processes and threads
+        torch.manual_seed(seed % 2**63)
+        for part, losses, count, others, rate in (
+            ("linear decoder", linear_losses, LINEAR_PASSES, [], RATE),
+            ("both decoders", both_losses, args.ngram_passes, slow, RATE_WITH_DECODER),
+        ):
+            steps = max(1, min(count * len(batches), most // FIT_BATCH))
+            groups = [{"params": fast, "lr": rate}]
+            if others:
+                groups.append({"params": others, "lr": DECODER_RATE})
+            optimizers = [
+                torch.optim.SparseAdam([ngrams.table.weight], lr=rate),
+                torch.optim.Adam(groups, fused=True),
+            ]
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["initial_lr"] = group["lr"]
+            with Stage(f"fitting n-grams, {part}", steps, "steps") as stage:
+                for step in range(steps):
+                    check()
+                    stage.at(step)
+                    for batch in batches[divmod(first + step, len(batches))]:
+                        loss = (
+                            losses(model, loss_fn, batch) * batch["weights"] * distinct.weight[batch["rows"]]
+                        )
+                        (loss.sum() / batch["global_count"]).backward()
+                    torch.nn.utils.clip_grad_norm_(others, CLIP_NORM)
+                    for optimizer in optimizers:
+                        set_learning_rate(optimizer, linear_factor(step, steps // 20, steps))
+                        optimizer.step()
+                        optimizer.zero_grad(set_to_none=True)
+            first += steps
+    ngrams.dropout, ngrams.sparse = dropout, False
+    model.zero_grad(set_to_none=True)
 
 
-def progress_of_fit(world: World) -> Callable[[str, int, int], None]:
-    """What the fit calls before each step: shows how far it is, and ends it if the run is to stop. Its parts
-    are stages of their own, since a step with both decoders takes several times as long as one with the
-    linear decoder.
-    """
-    stage: Stage | None = None
-
-    def check(part: str, step: int, steps: int) -> None:
-        nonlocal stage
-        if world.stop_asked_anywhere():
-            world.print(
-                f"The fit is given up after {step:,} of {steps:,} steps with the {part}; fewer --ngram-passes"
-                " make it shorter"
-            )
-            raise Stopped
-        if step == 0 or stage is None:
-            stage = Stage(f"fitting n-grams, {part}", steps, "steps")
-        stage.at(step)
-        if step + 1 >= steps:
-            stage.close()
-
-    return check
+def linear_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Loss of the linear decoder from n-grams alone, [B]."""
+    assert model.ngrams is not None
+    text, _, _ = model.ngrams.by_word(batch["input_ids"], batch["attention_mask"])
+    logits = model.ngrams.linear(text) + model.linear_decoder.bias
+    target = multi_hot(batch["targets_linear"], logits.shape[1], logits.dtype)
+    return loss_fn.linear(logits, target, **entries_for(loss_fn, batch))
 
 
-# ---- rows
+def both_losses(model: Seq2SeqMixerOccCANINE, loss_fn: LossMixer, batch: dict) -> Tensor:
+    """Sum of both decoders' losses from n-grams alone, teacher-forced, [B]."""
+    assert model.ngrams is not None
+    looked_at = batch["attention_mask"] if model.memory_mask else torch.ones_like(batch["attention_mask"])
+    text, memory, scores = model.ngrams.by_word(batch["input_ids"], looked_at)
+    target = batch["targets_seq2seq"][:, :-1].long()
+    logits = model.decoder(memory, target, None, target == PAD_IDX, memory_scores=scores)
+    outputs = logits, model.ngrams.linear(text) + model.linear_decoder.bias
+    losses = row_losses(loss_fn, outputs, batch)
+    return losses["loss_seq2seq"] + losses["loss_linear"]
+
+
+# ---- rows and their loss
 
 
 def make_rows(
-    args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData, config: dict
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> tuple[TextRows, TextRows | None]:
-    """Rows for training and for validation (None if there are none), for the model of `config`. Raises
-    UserError.
+    """Rows for training, with noise and descriptions, and for validation (None if there are
+    none), for the model of `config`. Raises UserError.
     """
+    max_len, seed = config["max_len"], args.seed
     encoding = RowEncoding(
-        formatter,
-        config["max_len"],
-        None if config["memory_mask"] else config["max_len"],
-        args.empty_blocks == "first",
+        formatter, max_len, None if config["memory_mask"] else max_len, args.empty_blocks == "first"
     )
-    changes = text_changes(args, formatter, world, data, config["max_len"])
-    train = training_rows(args, data.train, data, encoding, changes)
-    if args.compile:
-        train.groups_in_model = ()
-    all_blocks = replace(encoding, first_empty_block=False)
-    return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
-
-
-def text_changes(
-    args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData, max_len: int
-) -> TextChanges:
-    """Noise, joined rows and descriptions of the training texts. Raises UserError."""
-    seed = args.seed
     words = read_words(args.fn_word_freq or os.path.join(data.folder, "words.csv"))
     texts = [cleaner(data.clean_text)(word) for word in words]
     kept = [i for i, word in enumerate(texts) if word.strip()]
@@ -318,13 +566,13 @@ def text_changes(
         word_weights=np.array(list(words.values()))[kept],
         only_ascii=data.clean_text == ASCII_LOWER,
     )
-    joined = None
-    if args.join_rows and data.max_codes > 1:
-        joined = JoinedRows(data, derived_seed(seed, JOINED), args.join_rows, max_len)
-    elif args.join_rows:
-        world.print("Note: --join-rows joins nothing: the formatter takes one code per row")
     descriptions = load_descriptions(args, data, formatter, derived_seed(seed, DESCRIPTIONS))
-    return TextChanges(joined, augmenter, descriptions)
+    changes = TextChanges(augmenter=augmenter, descriptions=descriptions)
+    train = training_rows(args, data.train, data, encoding, changes)
+    if args.compile:
+        train.groups_in_model = ()
+    all_blocks = replace(encoding, first_empty_block=False)
+    return train, TextRows(data.val, data, all_blocks) if len(data.val) else None
 
 
 def training_rows(
@@ -338,16 +586,35 @@ def training_rows(
     if data.train.teacher is None:
         return TextRows(rows, data, encoding, changes)
     seed = derived_seed(args.seed, TEACHER)
-    return TaughtRows(rows, data, encoding, changes, args.distillation_weight, seed)
+    return teacher.TaughtRows(rows, data, encoding, changes, weight=args.distillation_weight, seed=seed)
+
+
+def make_loss(args: Losses, formatter: BlockyFormatter) -> LossMixer:
+    """The loss of decided arguments: of the decoder that writes codes, and of the linear decoder."""
+    empty_blocks, matching, linear = args.empty_blocks, args.block_loss, args.linear_loss
+    assert empty_blocks and matching and linear, "still open"
+    blocks, block_size = formatter.max_num_codes, formatter.block_size
+    loss_fn = BlockOrderInvariantLoss(PAD_IDX, blocks, block_size, empty_blocks, matching)
+    return DistillationLoss(loss_fn, LinearLoss(linear), args.seq2seq_weight)
 
 
 # ---- what a checkpoint keeps
 
 
-def entries(
-    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict, has_ngrams: bool
+def checkpoint_entries(
+    args: JobConfig, formatter: BlockyFormatter, data: PreparedData, config: dict
 ) -> dict[str, Any]:
-    """What a checkpoint holds, so that one can code with it and without the data."""
+    """What a checkpoint holds, so that one can code with it and without the data.
+
+    `linear_share` is the part of the linear decoder in rankings, where n-grams make it as good as the other
+    one; of `thresholds`, its loss decides whether its best code always counts, and that not more do than a
+    row of the data has. `evaluate --fit-thresholds` finds better ones.
+    """
+    found: dict[str, Any] = {"linear_share": EQUAL_SHARE} if config["ngrams"] else {}
+    if args.linear_loss == ROWS:
+        most = max([1, *map(int, data.report["codes_per_row"])])
+        usual = {"default": USUAL, "by_language": {}, "source": "usual"}
+        found["thresholds"] = {**usual, "at_least_one": True, "at_most": most}
     return {
         "config": config,
         "formatter": formatter.to_dict(),
@@ -356,18 +623,15 @@ def entries(
         "languages": data.languages,
         "kept_codes": data.kept_codes,
         "hisco_numbers": data.hisco_numbers,
-        **recipe.coding_entries(args.linear_loss, args.join_rows, has_ngrams, data),
+        **found,
     }
 
 
 def checksums_of_files(args: JobConfig) -> dict[str, int]:
     """Of the files beside the rows that decide the result, by flag. Raises UserError."""
     found = {}
-    for dest, path in (
-        ("fn_word_freq", args.fn_word_freq),
-        ("descriptions_file", args.descriptions_file),
-    ):
-        if path:
+    for dest in ("fn_word_freq", "descriptions_file"):
+        if path := getattr(args, dest):
             with opened(path):  # a regular file that can be read
                 found[dest] = checksum(path)
     return found

@@ -4,8 +4,6 @@ training, or on any by `python -m histocc.evaluate --fit-confidence`.
 
 import contextlib
 import os
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,62 +27,45 @@ OUTPUTS = 5  # most probable outputs of a row, whose probabilities are fitted
 DECODERS = {"mixer": ("greedy", "flat", "topk", "both"), "seq2seq": ("greedy", "topk"), "flat": ("flat",)}
 
 
-class Fitted(NamedTuple):
-    """confidence: for a checkpoint; line: what to tell of it."""
-
-    confidence: Confidence
-    line: str
-
-
-def too_few(texts: int, remedy: str) -> str:
-    return (
-        f"Confidence is not fitted: {texts:,} distinct texts to fit it on, and it takes {MIN_TEXTS}"
-        f" ({remedy}); probabilities are the decoders' own"
-    )
-
-
 def answers(
     coder: Coder, texts: list[str], languages: list[str], codes: list[set[str]], weights: np.ndarray
 ) -> dict[str, list[tuple[float, bool, bool, float]]]:
     """What each decoder answers: (probability, whether it is several codes, whether it is right, weight of
     the row). Of topk the best code is right or not, of OUTPUT each of the most probable outputs.
     """
-    found = {}
+    found, rows = {}, list(zip(codes, weights.tolist()))
     for decoder in DECODERS[coder.kind]:
-        k = 1 if decoder == "topk" else MAX_CODES
-        coded = coder.code(texts, languages, decoder, k, cleaned=True)
+        best = decoder == "topk"
+        coded = coder.code(texts, languages, decoder, 1 if best else MAX_CODES, cleaned=True)
         found[decoder] = [
-            (
-                answer.conf,
-                len(answer.codes) > 1,
-                answer.codes[0] in true if decoder == "topk" else {*answer.codes} == true,
-                weight,
-            )
-            for answer, true, weight in zip(coded, codes, weights.tolist())
-            if answer.conf is not None
+            (one.conf, len(one.codes) > 1, one.codes[0] in true if best else {*one.codes} == true, weight)
+            for one, (true, weight) in zip(coded, rows)
+            if one.conf is not None
         ]
     if coder.kind != "seq2seq":
         coded = coder.code(texts, languages, "flat", OUTPUTS, threshold=0.0, cleaned=True)
         found[OUTPUT] = [
             (prob, False, code in true, weight)
-            for answer, true, weight in zip(coded, codes, weights.tolist())
-            for code, prob in zip(answer.codes, answer.probs)
+            for one, (true, weight) in zip(coded, rows)
+            for code, prob in zip(one.codes, one.probs)
         ]
     return found
 
 
 def fit(
+    name: str,
     loaded: models.Loaded,
     rows: RowSet,
     data: PreparedData,
     world: World,
     batch_size: int,
     precision: Precision,
-) -> Fitted | None:
+) -> dict | None:
     """Fits a model's confidence on rows of MIN_TEXTS distinct texts or more: those of MAX_TEXTS texts, at
     most MAX_ROWS, spread over the file. All ranks.
 
     Args:
+        name: of the model, for what is said.
         loaded: the model, on its device.
         rows: of `data`, whose codes are the model's.
         data: names the languages and codes of the rows.
@@ -93,10 +74,20 @@ def fit(
         precision: of the model.
 
     Returns:
-        None on all ranks but 0, and on all if the run was asked to stop.
+        The entry of a checkpoint on rank 0, {} on the others; None on all if there are too few texts.
+
+    Raises:
+        Stopped: the run was asked to stop; on all ranks.
     """
     text_hash = np.asarray(rows.text_hash)
-    index = np.flatnonzero(text_hash <= np.unique(text_hash)[:MAX_TEXTS][-1])
+    distinct = np.unique(text_hash)
+    if len(distinct) < MIN_TEXTS:
+        world.print(
+            f"Confidence is not fitted: {len(distinct):,} distinct texts to fit it on, it takes {MIN_TEXTS}"
+            " (more rows, or a larger --share-val of finetune.py); probabilities are the decoders' own"
+        )
+        return None
+    index = np.flatnonzero(text_hash <= distinct[:MAX_TEXTS][-1])
     if len(index) > MAX_ROWS:
         index = index[np.linspace(0, len(index) - 1, MAX_ROWS).astype(np.int64)]
     _, text, times = np.unique(text_hash[index], return_inverse=True, return_counts=True)
@@ -106,14 +97,19 @@ def fit(
     languages = [data.languages[i] for i in np.asarray(rows.language)[own].tolist()]
     found = None
     with contextlib.suppress(Stopped):
-        options = {"precision": precision, "check": world.give_up_if_asked, "raw_confidence": True}
-        coder = Coder(*loaded, batch_size=batch_size, **options)
+        coder = Coder(
+            *loaded,
+            batch_size=batch_size,
+            precision=precision,
+            check=world.give_up_if_asked,
+            raw_confidence=True,
+        )
         found = answers(coder, rows.strings(own), languages, codes, weights)
     if world.stop_agreed():
-        return None
+        raise Stopped
     shares = world.gather_on_main(found)
     if shares is None:
-        return None
+        return {}
     fitted, changes = Confidence(len(times), {}, {}, {}), []
     for decoder in shares[0]:
         columns = zip(*(answer for each in shares for answer in each[decoder]))
@@ -128,11 +124,11 @@ def fit(
         if decoder != "topk":
             fitted.accuracy[decoder] = float(weight @ right / weight.sum())
     best, why = fitted.best_decoder(loaded[2].get("kind", "mixer"))
-    return Fitted(
-        fitted,
-        f"confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in points:"
-        f" {', '.join(changes)}. --decoder auto is {best} ({why})",
+    world.print(
+        f"{name}: confidence is fitted on {fitted.texts:,} texts; expected calibration error there, in"
+        f" points: {', '.join(changes)}. --decoder auto is {best} ({why})"
     )
+    return {"confidence": fitted._asdict()}
 
 
 def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
@@ -141,27 +137,22 @@ def fit_run(args: JobConfig, world: World, data: PreparedData) -> None:
     """
     names = [os.path.join(args.save_path, name) for name in (checkpoint.BEST, checkpoint.LAST)]
     steps: dict[int, list[str]] = world.run_on_main("confidence", lambda: steps_without(names, data))
-    texts = len(np.unique(np.asarray(data.val.text_hash)))
-    if steps and texts < MIN_TEXTS:
-        world.print(too_few(texts, "--share-val is the share of texts that finetune.py sets aside"))
-        return
-    precision = Precision.of(args, world.device)
+    precision, size = Precision.of(args, world.device), min(args.samples_at_once, MAX_BATCH)
     for files in steps.values():
-        loaded, size = models.load_model(files[0], world.device), min(args.samples_at_once, MAX_BATCH)
-        fitted = fit(loaded, data.val, data, world, size, precision)
-        if world.stop_agreed():
+        name, loaded = " and ".join(map(os.path.basename, files)), models.load_model(files[0], world.device)
+        try:
+            entry = fit(name, loaded, data.val, data, world, size, precision)
+        except Stopped:
             world.print("Confidence is not fitted yet: the same command fits it")
             return
-        world.run_on_main("store confidence", partial(store, files, fitted))
-        if fitted is not None:
-            world.print(f"{' and '.join(map(os.path.basename, files))}: {fitted.line}")
+        if entry is None:
+            return
 
+        def store(files: list[str] = files, entry: dict = entry) -> None:
+            for file in files:  # nobody else writes them meanwhile
+                checkpoint.replace(file, {**checkpoint.load(file), **entry})
 
-def store(files: list[str], fitted: Fitted | None) -> None:
-    """Puts it into checkpoints of the same weights. Rank 0 only; nobody else may write them meanwhile."""
-    assert fitted is not None
-    for file in files:
-        checkpoint.replace(file, {**checkpoint.load(file), "confidence": fitted.confidence._asdict()})
+        world.run_on_main("store confidence", store)
 
 
 def steps_without(files: list[str], data: PreparedData) -> dict[int, list[str]]:

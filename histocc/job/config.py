@@ -1,30 +1,20 @@
-"""The flags of finetune.py and train_mixer.py beside those of any training script and of files of rows, and
-what of them does not go together.
+"""The flags of finetune.py and train_mixer.py beside those of any training script and of files of rows: what
+does not go together, and what they are if they are left open.
 """
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from histocc import __version__
 from histocc.data.config import Descriptions, Split, Tables
-from histocc.model.loss import BLOCK_LOSSES, LINEAR_LOSSES
+from histocc.model.loss import BEST_FIT, BLOCK_LOSSES, LINEAR_LOSSES, MEAN, ONE_TO_ONE, ROWS
 from histocc.model.mixer import NGRAMS
 from histocc.model.ngrams import AUTO, MAX_BITS, MIN_BITS, NONE
 from histocc.runtime.config import Config, Count, CountOrZero, Fraction, Parser, Positive, flag, number
+from histocc.trainer import run
 from histocc.trainer.config import TrainConfig
 
-NgramBits = Annotated[
-    str,
-    number(
-        str,
-        lambda text: (
-            text in (AUTO, NONE)
-            or (text.isascii() and text.isdecimal() and MIN_BITS <= int(text[:4]) <= MAX_BITS)
-        ),
-        f"auto, none or a number of bits from {MIN_BITS} to {MAX_BITS}",
-    ),
-]
 UpToHundred = Annotated[int, number(int, lambda value: 0 <= value <= 100, "a whole number from 0 to 100")]
 
 
@@ -34,13 +24,6 @@ class Noise(Config):
 
     num_transformations: UpToHundred = flag(3, "transformations of a text that is changed")
     augmentation_prob: Fraction = flag(0.3, "probability that a text is changed, 0…1")
-    join_rows: Fraction = flag(
-        0.0,
-        "probability that a row with one code is joined with another such row of its language, drawn again in"
-        " each epoch, to a row with both codes: farmer and smith, 0…1. Needs a formatter with room for two"
-        " codes",
-        metavar="PROB",
-    )
     unk_lang_prob: Fraction = flag(0.25, "probability that the language is hidden, 0…1")
     fn_word_freq: str | None = flag(
         None,
@@ -79,8 +62,8 @@ class Model(Config):
     )
     memory_mask: bool | None = flag(
         None,
-        "whether the decoder leaves out padding of the text. Published mixers look at it, at 128 positions,"
-        " which is slower (default: as in --initial-checkpoint, else it does)",
+        "whether the decoder leaves out padding of the text, which published ones look at, slower (default:"
+        " as in --initial-checkpoint, else it does)",
         resumable="kept",
     )
     published_target_mask: bool = flag(
@@ -89,23 +72,18 @@ class Model(Config):
         " shall code with",
         resumable="kept",
     )
-    shrink_key: bool = flag(
-        False,
-        "the codes are those of the data alone; without it those of --initial-checkpoint stay, in their"
-        " order, and new ones are appended",
-    )
-    ngrams: NgramBits = flag(
+    ngrams: str = flag(
         AUTO,
         "n-grams of characters and words beside the encoder, at most 2^BITS; auto: those of the training"
         " texts in a model from scratch, else as --initial-checkpoint has them; if it has none, BITS"
         " adds them",
+        choices=(AUTO, NONE, *map(str, range(MIN_BITS, MAX_BITS + 1))),
         metavar="auto|none|BITS",
     )
     ngram_passes: CountOrZero = flag(
         10,
-        "passes over the distinct rows (200,000 rows at most, fewer for wider models) that fit new n-grams"
-        " with both decoders before the encoder is trained, after ten quick ones with the linear decoder"
-        " alone; 0, or with --initial-checkpoint: no fit",
+        "passes over the distinct rows (200,000 at most, fewer for wider models) that fit new n-grams with"
+        " both decoders before the encoder is trained; 0, or with --initial-checkpoint: no fit",
         metavar="N",
         resumable=True,
     )
@@ -125,26 +103,18 @@ class Teaching(Config):
 
     teacher: str | None = flag(
         None,
-        "a trained model (run folder, checkpoint, published or exported model) whose answers are learned,"
-        " beside the true codes: they are made once and kept with the prepared data; without"
-        " --initial-checkpoint or a fixed key, its codes come first in the key (default: none)",
+        "a trained model (run, checkpoint, published or exported model) whose answers are learned beside the"
+        " true codes; they are made once. Its codes come first in the key, unless another one is fixed",
         metavar="MODEL",
-        resumable=True,
     )
     unlabelled: list[str] | None = flag(
         None,
-        "texts that are learned from --teacher alone: CSV or Parquet, columns as in the training data; codes"
-        " in them are not read (default: none)",
+        "texts that are learned from --teacher alone: CSV or Parquet, columns as in the training data",
         metavar="FILE",
         resumable=True,
     )
     distillation_weight: Fraction = flag(
         0.5, "share of the teacher in what a row with true codes is trained towards, 0…1", metavar="W"
-    )
-    distillation_temperature: Positive = flag(
-        1.0,
-        "divides the linear decoders' logits where the teacher's are learned: above 1 they are softer",
-        metavar="T",
     )
 
 
@@ -154,8 +124,8 @@ class Losses(Config):
 
     seq2seq_weight: Fraction = flag(
         0.1,
-        "weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest. From scratch the linear"
-        " decoder learns faster at 0.03, and the other no slower",
+        "weight of the seq2seq decoder's loss, 0…1; the linear decoder has the rest, and learns faster from"
+        " scratch at 0.03",
     )
     linear_loss: str | None = flag(
         None,
@@ -166,25 +136,16 @@ class Losses(Config):
     )
     block_loss: str | None = flag(
         None,
-        "how a row's codes are held against the blocks that the decoder writes. best-fit, as published: each"
-        " code against the block that fits it best, so two codes may share one, and another learns nothing;"
-        " one-to-one: every block answers for one code (default: as in --initial-checkpoint, where a"
-        " published one has best-fit; one-to-one if the decoder is new); --eval-only: that of the"
-        " checkpoint",
+        "how a row's codes are compared with the blocks that the decoder writes. best-fit, as published: each"
+        " code with the block that fits it best, so two codes may share one; one-to-one: every block answers"
+        " for one code (default: one-to-one if the decoder is new, else as in --initial-checkpoint)",
         choices=BLOCK_LOSSES,
         resumable="kept",
     )
-    many_codes_weight: Positive = flag(
-        1.0,
-        "factor on the seq2seq loss of rows with more than one code, in training and validation; a step's"
-        " loss is still divided by the number of rows",
-        metavar="W",
-    )
     empty_blocks: str | None = flag(
         None,
-        "blocks behind a sample's codes in which the decoder learns to write nothing: all of them, as"
-        " published, or the first alone, where decoding stops anyway, which is faster (default: first from"
-        " scratch, else all)",
+        "blocks behind a row's codes in which the decoder learns to write nothing: all, as published, or the"
+        " first alone, where decoding stops anyway, which is faster (default: first from scratch, else all)",
         choices=("all", "first"),
         resumable="kept",
     )
@@ -198,13 +159,6 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
         None,
         "peak learning rate (default: from scratch 1e-3 for tiny and ngrams, 5e-4 for small, 1.5e-4 for base;"
         " else 2e-5)",
-        resumable="kept",
-    )
-    linear_lr_factor: Positive | None = flag(
-        None,
-        "learning rate of the linear decoder and the n-grams, as a multiple of that of the rest (default: 1;"
-        " if they are new 5, or 30 with --linear-loss mean; if they were fitted before 0.1)",
-        metavar="FACTOR",
         resumable="kept",
     )
     prepare_only: bool = flag(False, "prepare the data, report on them and stop", resumable=True)
@@ -227,8 +181,6 @@ class JobConfig(Tables, Descriptions, Noise, Model, Teaching, Losses, TrainConfi
             yield "--only-encoder needs --initial-checkpoint"
         if self.unlabelled and not self.teacher:
             yield "--unlabelled needs --teacher, which answers to its texts"
-        if self.teacher and self.join_rows:
-            yield "--teacher and --join-rows are mutually exclusive: the teacher answers to no joined row"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,3 +234,55 @@ def _parser(kind: type[JobConfig], prog: str, description: str) -> Parser:
     parser = Parser(kind, prog, description)
     parser.add_argument("--version", action="version", version=f"histocc {__version__}")
     return parser
+
+
+# ---- what a run does if its arguments leave it open
+#
+# A model from scratch has other needs than one that starts from trained weights. The choice is made once,
+# when the initial weights are, and is kept in the checkpoint.
+
+# the wider the encoder the lower; measured for tiny
+SCRATCH_RATES = {"tiny": 1e-3, "small": 5e-4, "base": 1.5e-4, "ngrams": 1e-3}
+# dest: (from scratch, from trained weights). Chosen on held-out texts; see benchmarks/LOG.md.
+CHOICES = {
+    "learning_rate": (SCRATCH_RATES, 2e-5),
+    "empty_blocks": ("first", "all"),
+    "linear_loss": (ROWS, MEAN),
+    "block_loss": (ONE_TO_ONE, BEST_FIT),
+}
+PART_OF = {"linear_loss": "linear_decoder.", "block_loss": "decoder."}  # of the model, which it trains
+
+
+def decide(args: JobConfig, trained: dict | None = None, first: dict | None = None) -> JobConfig:
+    """Arguments without a None among CHOICES: always those of `trained`, the checkpoint that is resumed or
+    validated; else those of a part in `first`, the initial weights, that is trained already; else those of a
+    start from scratch.
+    """
+    if trained is not None:
+        saved = trained.get("args", {})  # published weights have none
+        return args.decide(**{name: saved.get(name, usual) for name, (_, usual) in CHOICES.items()})
+    weights = () if first is None or args.only_encoder else first["model"]
+    decided = {}
+    for name, (scratch, usual) in CHOICES.items():
+        part = PART_OF.get(name)
+        if getattr(args, name) is not None:
+            continue
+        if first is None or part and not any(weight.startswith(part) for weight in weights):
+            decided[name] = scratch[args.model_size or "base"] if isinstance(scratch, dict) else scratch
+        elif name == "learning_rate":  # which belongs to a schedule, not to weights
+            decided[name] = usual
+        else:
+            decided[name] = first.get("args", {}).get(name, usual)
+    return args.decide(**decided)
+
+
+def of_run(state: dict) -> dict[str, Any]:
+    """What the checkpoint of a run keeps elsewhere than in its arguments, by flag."""
+    config = state["config"]
+    masks = {"memory_mask": config["memory_mask"], "published_target_mask": not config["target_mask"]}
+    return {**masks, "clean_text": config["text"]}
+
+
+def refuse_other_arguments(args: JobConfig, state: dict) -> None:
+    """Raises UserError if a run is to be resumed with other arguments than those that decide its result."""
+    run.refuse_other_arguments(args, state, [], of_run(state))

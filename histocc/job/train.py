@@ -1,7 +1,10 @@
-"""A training job, from prepared data to the last checkpoint: what finetune.py and train_mixer.py share."""
+"""A run, on one page: what finetune.py and train_mixer.py do with prepared data, from top to bottom.
+
+The loss of a step is computed by `MixerTask.losses` in histocc/seq2seq_mixer_engine.py, with the criterion of
+`build.make_loss`; `loss.backward()` and all else of a step is in histocc/trainer/loop.py.
+"""
 
 import contextlib
-from collections.abc import Callable
 from functools import partial
 
 from histocc import seq2seq_mixer_engine as engine
@@ -10,13 +13,12 @@ from histocc.data.config import PrepareSettings
 from histocc.data.prepare import copy_lists
 from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter
-from histocc.job import build, confidence, recipe
-from histocc.job.config import JobConfig
+from histocc.job import build, confidence
+from histocc.job.config import JobConfig, decide, of_run, refuse_other_arguments
 from histocc.job.teacher import with_teacher
 from histocc.model.canine import CanineEncoder
 from histocc.model.mixer import Seq2SeqMixerOccCANINE
 from histocc.published import formats, models
-from histocc.published.formats import Given
 from histocc.runtime.config import differing
 from histocc.runtime.errors import UserError
 from histocc.runtime.files import OwnFiles
@@ -30,19 +32,12 @@ from histocc.trainer.log import validation_line
 SMALLER_MODEL = "a smaller --model-size or --max-len, or --freeze-encoder"
 
 
-def train(
-    args: JobConfig,
-    settings: PrepareSettings,
-    world: World,
-    data: PreparedData,
-    read: Callable[[str], dict] = models.load_resumable,
-) -> None:
+def train(args: JobConfig, settings: PrepareSettings, world: World, data: PreparedData) -> None:
     """Does what the arguments ask for on prepared data: stops after preparing, validates, makes a dry run, or
     trains (or resumes). All ranks.
 
     Args:
         settings: how the data were read.
-        read: reads the file of a checkpoint to resume from.
 
     Raises:
         UserError, TrainingError
@@ -53,39 +48,37 @@ def train(
         return
     if args.eval_only:
         return validate(args, formatter, world, data)
-    precision = run.number_format(args, world)
-    with contextlib.ExitStack() as held:
-        if not args.dry_run:
-            held.enter_context(run.held_folder(args, world))
 
+    # The number format, and the folder of the run, which no other job may use meanwhile.
+    precision = run.number_format(args, world)
+    with contextlib.nullcontext() if args.dry_run else run.held_folder(args, world):
         # The checkpoint to resume from, if there is one; then the model: from scratch, from other
         # weights, or as the interrupted run left it.
         with memory_advice(args, world, SMALLER_MODEL, of_steps=False):
-            refuse = partial(recipe.refuse_other_arguments, args)
-            resumed = run.find_resumable(args, world, read, refuse, data.fingerprint)
+            refuse = partial(refuse_other_arguments, args)
+            resumed = run.find_resumable(args, world, models.load_resumable, refuse, data.fingerprint)
             run.set_threads(resumed, world)
             args, model, config = build.make_model(args, formatter, world, data, resumed)
-        train_rows, val_rows = build.make_rows(args, formatter, world, data, config)
-        build.train_seen_characters(model, train_rows, config, args.freeze_encoder)
+        train_rows, val_rows = build.make_rows(args, formatter, data, config)
+        build.freeze_unseen_characters(model, train_rows, config, args.freeze_encoder)
 
-        # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and
-        # the n-grams may have a learning rate of their own.
-        linear = recipe.linear_rate(args, model, resumed)
-        args = args.decide(linear_lr_factor=linear.factor)
-        loss_fn = recipe.make_loss(args, formatter, args.distillation_temperature)
+        # What is trained: the losses of both decoders (histocc/model/loss.py). The linear decoder and the
+        # n-grams may have a learning rate of their own.
+        loss_fn = build.make_loss(args, formatter)
         task = engine.MixerTask(loss_fn, formatter, model=model)
+        fast = build.fast_parameters(args, model, resumed)
         training = run.Training(
             model,
             task,
             train_rows,
             val_rows,
-            entries=build.entries(args, formatter, data, config, model.ngrams is not None),
+            entries=build.checkpoint_entries(args, formatter, data, config),
             fingerprint=data.fingerprint,
             files=build.checksums_of_files(args),
-            fast=recipe.fast_parameters(model, linear),
+            fast=fast,
             about=about(args, settings, data, model),
-            about_rate=linear.in_words(model),
-            fitted_before="the n-grams" if linear.fitted else "",
+            about_rate=about_rate(*fast),
+            fitted_before="the n-grams" if not resumed and build.are_fitted(args, model) else "",
             smaller_model=SMALLER_MODEL,
             # After the last step: confidence is fitted, so that it says how often an answer is right.
             finish=lambda _: confidence.fit_run(args, world, data),
@@ -116,22 +109,28 @@ def about(
 ) -> list[str]:
     """What is said of data and model before the start, a line each."""
     encoder, columns = model.config, ", ".join(settings.target_cols or [])
-    has_encoder = isinstance(model.encoder, CanineEncoder)
     kept = ""
     if data.kept_codes:
         source = "the initial checkpoint" if args.initial_checkpoint or not args.teacher else "the teacher"
-        kept = f", the first {data.kept_codes:,} those of {source} (--shrink-key: those of the data alone)"
+        kept = f", the first {data.kept_codes:,} those of {source}"
     return [
         f"Dataset: {', '.join(settings.train_files)} ({len(data.train):,} rows for training,"
         f" {len(data.val):,} for validation)",
-        f"Model: {args.model_size} ({'' if has_encoder else 'no encoder, '}width {encoder.hidden_size},"
-        f" {encoder.num_hidden_layers} layers)",
+        f"Model: {args.model_size} ({'' if isinstance(model.encoder, CanineEncoder) else 'no encoder, '}width"
+        f" {encoder.hidden_size}, {encoder.num_hidden_layers} layers)",
         f"Model parameters: {sum(p.numel() for p in model.parameters()):,}",
         f"Vocabulary size: {model.vocab_size}",
         f"Codes: {len(data.codes):,} ({settings.formatter['kind']}, columns {columns}){kept}",
         *([f"Texts: {data.clean_text}"] if data.clean_text != AS_IS else []),
         *(["Target mask: published (PAD among the codes is looked at)"] if not model.target_mask else []),
     ]
+
+
+def about_rate(names: list[str], factor: float) -> str:
+    """What has another learning rate than the rest, to be said behind that of the rest."""
+    parts = dict.fromkeys(name.partition(".")[0] for name in names)
+    words = " and ".join({"linear_decoder": "the linear decoder", "ngrams": "the n-grams"}[x] for x in parts)
+    return f", of {words} {factor:g} times that" if words else ""
 
 
 def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: PreparedData) -> None:
@@ -141,31 +140,26 @@ def validate(args: JobConfig, formatter: BlockyFormatter, world: World, data: Pr
     named = args.initial_checkpoint or args.save_path
     file = models.find_weights(named, named)
     content = formats.load_content(file)
-    given = Given()
+    given = formats.Given()
     if not models.brings_settings(content):
         key, separated = key_reader(args.initial_key or args.key), formatter.within_block_sep is not None
-        given = Given(formatter.kind, key, formatter.target_cols, separated)
+        given = formats.Given(formatter.kind, key, formatter.target_cols, separated)
     model, own_formatter, state = models.model_of(file, content, given)
     ignored = {"target_cols": None, "allow_short": None}  # which columns were read does not matter here
     if own_formatter.to_dict() | ignored != formatter.to_dict() | ignored:
-        raise UserError(
-            f"the checkpoint was trained with the formatter {own_formatter.to_dict()}, "
-            f"these arguments make {formatter.to_dict()}"
-        )
+        raise UserError(f"{file}: its formatter is {own_formatter.to_dict()}, here {formatter.to_dict()}")
     if list(state["key"]) != data.codes:
-        raise UserError(
-            "the checkpoint knows other codes than the data; pass --key with the key.csv of its run"
-        )
-    before = state["args"] | recipe.of_run(state) if "args" in state else {}
+        raise UserError(f"{file}: knows other codes than the data; pass --key with the key.csv of its run")
+    before = state["args"] | of_run(state) if "args" in state else {}
     if other := differing(type(args), args.values(), before, only_kept=True):
         world.print(f"Note: the model and its losses are those of {file}: {'; '.join(other)}")
-    args = recipe.decide(args, state)
-    rows = build.make_rows(args, formatter, world, data, state["config"])[1]
+    args = decide(args, state)
+    rows = build.make_rows(args, formatter, data, state["config"])[1]
     if rows is None:
         raise UserError("--eval-only needs rows to validate on; raise --share-val")
     precision = run.number_format(args, world)
     model.to(world.device, precision.dtype)
-    task = engine.MixerTask(recipe.make_loss(args, formatter), formatter)
+    task = engine.MixerTask(build.make_loss(args, formatter), formatter)
     loader = validation_loader(args, world, rows)
     values = loop.evaluate(model, loader, task, world, precision, world.stop_agreed)
     world.print(validation_line({"step": state.get("step") or 0, **values}, engine.COLUMNS))

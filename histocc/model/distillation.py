@@ -4,41 +4,21 @@ Hinton, Vinyals, Dean, 2015, "Distilling the Knowledge in a Neural Network" (arX
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from histocc.model.loss import LinearLoss, LossMixer
+from histocc.model.loss import LossMixer
 
 
 class DistillationLoss(LossMixer):
     """`LossMixer`, with soft targets for the rows that have a teacher; batches without are as there.
 
-    The linear loss of a row is (1 − t) · loss(true codes) + t · T² · loss(teacher), where t is the row's
-    `teacher_weights`, and the logits of student and teacher are divided by the temperature T: its square
-    keeps the size of the gradients (Hinton et al., section 2). The teacher's codes and logits are its most
-    probable outputs; others count as 0. The seq2seq loss of a row, towards the target that it was given, is
-    multiplied by its `seq2seq_weights`.
-
-    Args:
-        loss_fn_seq2seq: a block loss.
-        loss_fn_linear: the linear decoder's.
-        seq2seq_weight: 0…1.
-        temperature: above 0.
+    The linear loss of a row is (1 − t) · loss(true codes) + t · loss(teacher), where t is the row's
+    `teacher_weights`. The teacher's codes and logits are its most probable outputs; others count as 0. The
+    seq2seq loss of a row, towards the target that it was given, is multiplied by its `seq2seq_weights`.
     """
 
     # of a batch of rows with a teacher
     batch_entries = ("teacher_codes", "teacher_logits", "teacher_weights", "seq2seq_weights")
-
-    def __init__(
-        self,
-        loss_fn_seq2seq: nn.Module,
-        loss_fn_linear: LinearLoss,
-        seq2seq_weight: float = 0.5,
-        temperature: float = 1.0,
-    ):
-        super().__init__(loss_fn_seq2seq, loss_fn_linear, seq2seq_weight)
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be a number above 0, not {temperature}")
-        self.temperature = temperature
 
     def per_sample(
         self,
@@ -76,12 +56,9 @@ class DistillationLoss(LossMixer):
     def _mixed(self, hard: Tensor, out_linear: Tensor, codes, logits, weights) -> Tensor:
         """Loss towards the true codes [B] and towards the teacher, mixed by the weights of the rows: [B]."""
         number = torch.promote_types(out_linear.dtype, torch.float32)
-        logits = logits.to(number) / self.temperature
-        probs = spread(codes, logits.sigmoid(), out_linear.shape[1])
-        shares = spread(codes, logits.softmax(1), out_linear.shape[1])
-        soft = self.loss_fn_linear(out_linear.to(number) / self.temperature, probs, shares)
-        weights = weights.to(number)
-        return (1 - weights) * hard + weights * self.temperature**2 * soft
+        logits, weights, outputs = logits.to(number), weights.to(number), out_linear.shape[1]
+        probs, shares = (spread(codes, values, outputs) for values in (logits.sigmoid(), logits.softmax(1)))
+        return (1 - weights) * hard + weights * self.loss_fn_linear(out_linear.to(number), probs, shares)
 
 
 def spread(codes: Tensor, values: Tensor, number: int) -> Tensor:

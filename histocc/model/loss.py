@@ -96,7 +96,6 @@ class BlockOrderInvariantLoss(_BlockLoss):
         matching: "best-fit", as published: two target blocks may choose the same predicted block.
             "one-to-one": each of the first n predicted blocks answers for one target block, by the assignment
             of the smallest mean, through which alone the gradient goes.
-        many_codes_weight: above 0; factor of the loss of rows with more than one code.
     """
 
     def __init__(
@@ -106,16 +105,13 @@ class BlockOrderInvariantLoss(_BlockLoss):
         block_size: int = 5,
         empty_blocks: str = "all",
         matching: str = BEST_FIT,
-        many_codes_weight: float = 1.0,
     ):
         super().__init__(pad_idx, nb_blocks, block_size)
         if empty_blocks not in ("all", "first"):
             raise ValueError(f"empty_blocks is 'all' or 'first', not {empty_blocks!r}")
         if matching not in BLOCK_LOSSES:
             raise ValueError(f"matching is {BEST_FIT!r} or {ONE_TO_ONE!r}, not {matching!r}")
-        if not 0 < many_codes_weight < float("inf"):
-            raise ValueError(f"many_codes_weight must be a number above 0, not {many_codes_weight}")
-        self.empty_blocks, self.matching, self.many_codes_weight = empty_blocks, matching, many_codes_weight
+        self.empty_blocks, self.matching = empty_blocks, matching
 
     def _of_blocks(self, log_probs: Tensor, targets: Tensor) -> Tensor:
         has_code = targets[..., 0] != self.pad_idx  # [B, P], true for the first n
@@ -129,10 +125,7 @@ class BlockOrderInvariantLoss(_BlockLoss):
         empty = ~has_code
         if self.empty_blocks == "first":
             empty = empty & (empty.cumsum(1) == 1)
-        loss = _mean_of_codes(chosen, has_code) + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
-        if self.many_codes_weight == 1:
-            return loss
-        return torch.where(has_code.sum(1) > 1, self.many_codes_weight * loss, loss)
+        return _mean_of_codes(chosen, has_code) + torch.where(empty, towards_pad, 0).sum(1) / self.nb_blocks
 
 
 class OrderInvariantSeq2SeqCrossEntropy(_BlockLoss):

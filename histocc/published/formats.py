@@ -36,15 +36,9 @@ HUB_NAMES = {"occ-canine-v1": f"{HUB_OWNER}/OccCANINE"}
 MAX_LEN = 128
 MAX_JSON = 1 << 26  # bytes of a JSON file
 NO_CODE = ("", "nan", "none", "null")  # what the published trainer writes into a key if a row has no code
-ENCODER_PARTS = (
-    "char_embeddings.",
-    "initial_char_encoder.",
-    "chars_to_molecules.",
-    "encoder.",
-    "projection.",
-    "final_char_encoder.",
-    "pooler.",
-)
+POSITIONS = "encoder.char_embeddings.char_position_embeddings.weight"
+ENCODER_PARTS = ("char_embeddings.", "initial_char_encoder.", "chars_to_molecules.", "encoder.")
+ENCODER_PARTS += ("projection.", "final_char_encoder.", "pooler.")
 
 
 class Given(NamedTuple):
@@ -69,17 +63,18 @@ class Published:
     positions: int | None  # length of its token sequences; None if no config.json says it
     config: dict  # sizes by our names, and how the model reads
 
+    def rows_of(self, name: str) -> int | None:
+        """Rows of a weight: tokens of decoder.token_emb.embedding, outputs of linear_decoder; or None."""
+        weight = self.weights.get(f"{name}.weight")
+        return None if weight is None else len(weight)
+
     @property
     def tokens(self) -> int | None:
-        """Size of the vocabulary; None without a decoder that writes codes."""
-        table = self.weights.get("decoder.token_emb.embedding.weight")
-        return None if table is None else len(table)
+        return self.rows_of("decoder.token_emb.embedding")
 
     @property
     def outputs(self) -> int | None:
-        """Of the linear decoder; or None."""
-        weight = self.weights.get("linear_decoder.weight")
-        return None if weight is None else len(weight)
+        return self.rows_of("linear_decoder")
 
     def with_codes(self, codes: list[str]) -> "Published":
         """The same, with these codes for its linear outputs. An output without a code is left out, so that
@@ -123,10 +118,7 @@ def local_weights(path: str) -> str | None:
 def files_of(model: str) -> list[str]:
     """The file of weights at a path, and those beside it that are read with it; [] for a name on the hub."""
     file = local_weights(model)
-    if file is None:
-        return []
-    beside = (os.path.join(os.path.dirname(file), name) for name in BESIDE)
-    return [file, *filter(os.path.exists, beside)]
+    return [file, *filter(os.path.exists, (_path(file, name) for name in BESIDE))] if file else []
 
 
 def hub_name(name: str) -> str:
@@ -160,9 +152,9 @@ def load_content(file: str) -> dict:
     """
     if not file.endswith(".safetensors"):
         return checkpoint.load(file)
-    content, beside = _read_safetensors(file), _beside(file, "config.json", dict) or {}
+    content, beside = _read_safetensors(file), _beside(file, "config.json", {})
     if SETTINGS not in content and SETTINGS in beside:
-        content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", dict) or {}}
+        content |= {SETTINGS: beside[SETTINGS], "key": _beside(file, "key.json", {})}
     if isinstance(settings := content.get(SETTINGS), dict):
         checkpoint.check_format(file, settings.get("format"))
         checkpoint.check_checksum(file, {**settings, "model": content["model"], "key": content.get("key")})
@@ -175,22 +167,20 @@ def read(file: str, content: dict | None = None) -> Published:
     Raises UserError if it is none of KINDS.
     """
     content = load_content(file) if content is None else content
-    beside = _beside(file, "config.json", dict) or {}
+    beside = _beside(file, "config.json", {})
     with checkpoint.reading(file):
         kind, weights = with_our_names(file, tensors_of(content))
-        for name, tensor in weights.items():
-            if not checkpoint.is_finite(tensor):
-                raise ValueError(f"{name}: numbers that are not finite")
-        if key := content.get("key"):
-            codes = codes_of_key(file, key)
-        else:
-            codes = codes_of_key(_path_beside(file, "key.json"), _beside(file, "key.json", dict) or {})
-        chars = content.get("chars") or _beside(file, "chars.json", list)
-    shown = sizes(weights)
-    width = shown["hidden_size"]
-    with checkpoint.reading(_path_beside(file, "config.json") if beside else file):
+        if endless := [name for name, tensor in weights.items() if not checkpoint.is_finite(tensor)]:
+            raise ValueError(f"{endless[0]}: numbers that are not finite")
+        key, of_key = content.get("key"), file
+        if not key:
+            key, of_key = _beside(file, "key.json", {}), _path(file, "key.json")
+        codes = codes_of_key(of_key, key)
+        chars = content.get("chars") or _beside(file, "chars.json", [])
+    with checkpoint.reading(_path(file, "config.json") if beside else file):
+        shown = sizes(weights)
+        width, heads = shown["hidden_size"], {"num_attention_heads": max(1, shown["hidden_size"] // 64)}
         positions = len(beside["num_classes"]) if "num_classes" in beside else None
-        heads = {"num_attention_heads": max(1, width // 64)}
         encoder = CanineConfig.from_dict({**heads, **beside, **shown}).to_dict()
     feed_forward = weights.get("decoder.decoder.layers.0.linear1.weight")
     reads_padding = kind in ("mixer", "seq2seq")
@@ -202,7 +192,7 @@ def read(file: str, content: dict | None = None) -> Published:
         "max_len": MAX_LEN,
         "text": AS_IS if kind == "encoder" else ASCII_LOWER,
     }
-    return Published(file, kind, weights, codes, list(map(str, chars)) if chars else None, positions, config)
+    return Published(file, kind, weights, codes, list(map(str, chars)) or None, positions, config)
 
 
 def codes_of_key(file: str, key: dict) -> list[str]:
@@ -238,15 +228,10 @@ def _is_number(value: Any) -> bool:
 
 
 def tensors_of(content: dict) -> dict[str, torch.Tensor]:
-    """The weights of a file, without the prefix of a wrapped model. Raises ValueError if two have the same
-    name.
-    """
+    """The weights of a file, without the prefix of a wrapped model."""
     held = content["model"] if isinstance(content.get("model"), dict) else content
-    weights = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
-    bare = {name.removeprefix("module."): value.detach() for name, value in weights.items()}
-    if len(bare) < len(weights):
-        raise ValueError("model: tensors with and without 'module.' before their names")
-    return bare
+    tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    return {name.removeprefix("module."): value.detach() for name, value in tensors.items()}
 
 
 def with_our_names(file: str, weights: dict[str, torch.Tensor]) -> tuple[str, dict[str, torch.Tensor]]:
@@ -255,13 +240,13 @@ def with_our_names(file: str, weights: dict[str, torch.Tensor]) -> tuple[str, di
     """
     if any(name.startswith("basemodel.") for name in weights):
         renamed = {flat_name(name): value for name, value in weights.items()}
-    elif any(name.startswith("encoder.char_embeddings.") for name in weights):
+    elif POSITIONS in weights:
         renamed = weights
     else:
         bare = {name.removeprefix("canine."): value for name, value in weights.items()}
         renamed = {f"encoder.{name}": value for name, value in bare.items() if name.startswith(ENCODER_PARTS)}
     renamed = {name: value for name, value in renamed.items() if not name.endswith("position_ids")}
-    if "encoder.char_embeddings.char_position_embeddings.weight" not in renamed:
+    if POSITIONS not in renamed:
         raise UserError(
             f"{file}: holds no weights of a CANINE model; it has "
             f"{', '.join(sorted(weights)[:5]) or 'no tensors'}" + (" …" if len(weights) > 5 else "")
@@ -277,15 +262,15 @@ def flat_name(name: str, back: bool = False) -> str:
     for theirs, ours in (("basemodel.", "encoder."), ("out.", "linear_decoder.")):
         old, new = (ours, theirs) if back else (theirs, ours)
         if name.startswith(old):
-            return new + name[len(old) :]
+            return new + name.removeprefix(old)
     return name
 
 
 def sizes(weights: dict[str, torch.Tensor]) -> dict[str, int]:
     """Those fields of the encoder's config that the shapes of `weights`, by our names, show."""
     shown = {
-        "num_hash_buckets": ("encoder.char_embeddings.char_position_embeddings.weight", 0),
-        "hidden_size": ("encoder.char_embeddings.char_position_embeddings.weight", 1),
+        "num_hash_buckets": (POSITIONS, 0),
+        "hidden_size": (POSITIONS, 1),
         "type_vocab_size": ("encoder.char_embeddings.token_type_embeddings.weight", 0),
         "intermediate_size": ("encoder.initial_char_encoder.layer.0.intermediate.dense.weight", 0),
         "downsampling_rate": ("encoder.chars_to_molecules.conv.weight", 2),
@@ -305,9 +290,7 @@ def _read_safetensors(file: str) -> dict:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise UserError(
-            f"{file}: files of this kind are read by the safetensors package: pip install safetensors"
-        ) from None
+        raise UserError(f"{file}: needs the safetensors package: pip install safetensors") from None
     with checkpoint.reading(file), safe_open(file, "pt") as held:
         metadata = held.metadata() or {}
         entries = {
@@ -318,19 +301,20 @@ def _read_safetensors(file: str) -> dict:
         return {"model": weights, **entries}
 
 
-def _path_beside(file: str, name: str) -> str:
+def _path(file: str, name: str) -> str:
+    """That of a file beside the weights."""
     return os.path.join(os.path.dirname(file), name)
 
 
-def _beside(file: str, name: str, kind: type) -> Any:
-    """The content of a JSON file beside the weights; or None. Raises UserError."""
-    path = _path_beside(file, name)
+def _beside(file: str, name: str, default: Any) -> Any:
+    """The content of a JSON file beside the weights, of the type of `default`, which stands for none. Raises
+    UserError.
+    """
+    path = _path(file, name)
     if not os.path.lexists(path):
-        return None
+        return default
     with checkpoint.reading(path), opened(path) as source:
         content = json.loads(source.read(MAX_JSON))
-        if not isinstance(content, kind):
-            raise ValueError(
-                f"found {content!r:.60}, expected {'names and values' if kind is dict else 'a list'}"
-            )
+        if type(content) is not type(default):
+            raise ValueError(f"found {content!r:.60}, expected a {type(default).__name__}")
         return content

@@ -13,7 +13,6 @@ from histocc.formatter import (
     PAD_IDX,
     WITHIN_BLOCK_SEP,
     BlockyFormatter,
-    CodeError,
     hisco_key,
     make_formatter,
 )
@@ -31,6 +30,7 @@ Loaded = tuple[Seq2SeqMixerOccCANINE, BlockyFormatter, dict]
 # What a kind of model lacks: its tensors begin with this.
 LACKING = {"mixer": (), "seq2seq": ("linear_decoder.",), "flat": ("decoder.",)}
 OF_CODES = ("linear_decoder.weight", "linear_decoder.bias", "ngrams.linear.weight")  # a row for each code
+OF_BLOCKS = ("kind", "block_size", "within_block_sep")  # of a formatter: how blocks are written
 
 
 def build_model(
@@ -228,21 +228,13 @@ def _vocabulary(kind: str, chars: list[str] | None = None) -> int:
 
 
 def _kind_of_formatter(found: Published) -> str | None:
-    """hisco, occ1950 or gpf, as far as tokens and codes tell; None if they leave it open."""
-    if found.tokens is None:  # a flat classifier: perhaps codes that only one system has
-        possible = [kind for kind in ("hisco", "occ1950") if _fits(make_formatter(kind, None), found.codes)]
-        return possible[0] if len(possible) == 1 else None
+    """hisco, occ1950 or gpf, by the tokens, or the codes of a flat classifier; None if they do not tell."""
+    if found.tokens is None:
+        repair = make_formatter("hisco", None).repair
+        return "hisco" if [repair(code)[0] for code in found.codes] == list(hisco_key()) else None
     if found.chars is not None:  # its program takes such files for general-purpose ones, whatever the tokens
         return "gpf" if found.tokens == _vocabulary("gpf", found.chars) else None
     return next((kind for kind in ("hisco", "occ1950", "gpf") if found.tokens == _vocabulary(kind)), None)
-
-
-def _fits(formatter: BlockyFormatter, codes: list[str]) -> bool:
-    """Whether there are codes and the formatter can write each."""
-    try:
-        return bool([formatter.encode_code(formatter.repair(code)[0]) for code in codes])
-    except CodeError:
-        return False
 
 
 def _published_formatter(found: Published, given: Given) -> BlockyFormatter:
@@ -342,11 +334,11 @@ def initial_weights(file: str, initial_key: list[str] | None, key: list[str] | N
         state = {"args": {}, **own_model(file, content)[2], "what": f"{file}, a checkpoint of histocc"}
     else:
         with checkpoint.reading(file):
-            found = formats.read(file, content)
+            found, formatter = formats.read(file, content), None
             if found.kind != "encoder" and (codes := initial_key or _codes(found) or key):
                 found = found.with_codes(codes)
-            separated, formatter = are_separated(found.codes), None
             if kind := found.kind != "encoder" and _kind_of_formatter(found):
+                separated = are_separated(found.codes)
                 size = max(code_lengths(found.codes, separated), default=5)
                 formatter = make_formatter(kind, ["code"], size, separated, chars=found.chars).to_dict()
         state = {
@@ -377,44 +369,35 @@ def load_initial_weights(
     say(f"Initial weights: {first['what']}" + ", the encoder alone" * only_encoder)
     prefix = "encoder." if only_encoder else ""
     weights = {name: tensor for name, tensor in first["model"].items() if name.startswith(prefix)}
-    new_ngrams = model.ngrams if "ngrams.idf" not in weights else None
-    if new_ngrams:
-        new_ngrams.zero_output()
-        say(f"  new: {len(new_ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
-    own = model.state_dict()
+    own, added = model.state_dict(), ""
+    if model.ngrams and "ngrams.idf" not in weights:
+        added = "ngrams."
+        model.ngrams.zero_output()
+        say(f"  new: {len(model.ngrams.idf):,} n-grams, not fitted; they add nothing until trained")
     # others write 1110 for 01110
     rows = {formatter.repair(code)[0]: i for i, code in enumerate(first["key"])}
     if list(rows) != codes and "linear_decoder.weight" in weights:
-        fits = weights["linear_decoder.weight"].shape[1:] == own["linear_decoder.weight"].shape[1:]
-        new = [i for i, code in enumerate(codes) if code in rows and fits]
-        old = [rows[codes[i]] for i in new]
+        new = torch.tensor([i for i, code in enumerate(codes) if code in rows], dtype=torch.long)
+        old = [rows[code] for code in codes if code in rows]
         say(
             f"  the key differs: {len(new):,} of {len(codes):,} codes keep their weights in the linear"
             " decoder, the others are new" + "; --initial-key names its codes" * (not rows)
         )
         for name in {*OF_CODES} & own.keys() & weights.keys():
-            kept = weights.pop(name)[old].to(own[name])
-            weights[name] = (
-                own[name].index_copy(0, torch.tensor(new, dtype=torch.long), kept) if fits else own[name]
-            )
+            weights[name] = own[name].index_copy(0, new, weights[name][old].to(own[name]))
     fitting = {
         name: tensor for name, tensor in weights.items() if name in own and own[name].shape == tensor.shape
     }
     model.load_state_dict(fitting, strict=False)
-    missing = [name for name in own.keys() - fitting if not (new_ngrams and name.startswith("ngrams."))]
+    missing = [name for name in own.keys() - fitting if not (added and name.startswith(added))]
     for what, names in (("new, with random weights", missing), ("unused", weights.keys() - fitting)):
         if names:
             parts = Counter(name.partition(".")[0] for name in names)
             say(f"  {what}: {', '.join(f'{n} tensors of {part}' for part, n in sorted(parts.items()))}")
     if first["formatter"] and not only_encoder:
-        names = ("kind", "block_size", "within_block_sep")
-        before, now = ([each[name] for name in names] for each in (first["formatter"], formatter.to_dict()))
-        if before != now:
-            flags = f"--formatter {before[0]}"
-            flags += f" --block-size {before[1]}" + " --use-within-block-sep" * bool(before[2])
+        kind, size, separator = before = [first["formatter"][name] for name in OF_BLOCKS]
+        if before != [formatter.to_dict()[name] for name in OF_BLOCKS]:
+            flags = f"--formatter {kind} --block-size {size}" + " --use-within-block-sep" * bool(separator)
             say(f"  its decoder writes codes in other blocks than this run: {flags} keeps it")
     if not model.memory_mask:
-        say(
-            "  its decoder looks at padding too, as it was trained: texts are padded to the full width; "
-            "--memory-mask makes it faster"
-        )
+        say("  its decoder looks at padding too, as it was trained; --memory-mask makes it faster")
