@@ -1,10 +1,6 @@
 import os
 import signal
-import sys
-from pathlib import Path
 
-SLURM = Path(__file__).resolve().parent / "slurm"
-sys.path.insert(0, str(SLURM))
 # a shell does that to what it starts in the background, and children inherit it
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,18 +22,10 @@ def pytest_addoption(parser):
         metavar="N",
         help="also inject each kind of fault N times (default 8) at random moments: takes hours",
     )
-    parser.addoption(
-        "--guides", action="store_true", help="also run every command of the pages: some minutes"
-    )
-    parser.addoption(
-        "--slurm",
-        action="store_true",
-        help="the job on a real SLURM controller, and nothing else: some ten minutes",
-    )
 
 
 def pytest_configure(config):
-    # read by helpers.examples and helpers.mutations
+    # read by helpers.all_tests
     named = any("::" in argument for argument in config.args)
     os.environ["HISTOCC_ALL_TESTS"] = "1" if config.getoption("everything") or named else ""
 
@@ -48,13 +36,11 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """SLURM alone, or all but it; without --all not those marked `full`, unless one is named (file::test)."""
-    slurm = config.getoption("--slurm")
-    named = any("::" in argument for argument in config.args)
-    full = config.getoption("everything") or slurm or named or config.getoption("--faults")
-    kept, left = [], []
-    for item in items:
-        wanted = (SLURM in item.path.parents) == slurm
-        (kept if wanted and (full or not item.get_closest_marker("full")) else left).append(item)
-    items[:] = kept
+    """Without --all not those marked `full`, unless one is named (file::test). Files that start processes
+    take longest, and come first.
+    """
+    full = os.environ["HISTOCC_ALL_TESTS"] or config.getoption("--faults")
+    left = [item for item in items if not full and item.get_closest_marker("full")]
     config.hook.pytest_deselected(items=left)
+    kept = [item for item in items if item not in left]
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("processes") is None)

@@ -19,6 +19,17 @@ REPO = Path(__file__).resolve().parent.parent
 FINETUNE, TRAIN_MIXER = REPO / "finetune.py", REPO / "train_mixer.py"
 PLAIN = REPO / "tests" / "plain"
 TINY = ["--model-size", "tiny", "--device", "cpu", "--ngrams", "none"]
+TITLES = [
+    ("farmer", "61110"),
+    ("wine merchant", "41025"),
+    ("blacksmith", "83110"),
+    ("shoemaker", "80110"),
+    ("farm servant", "62105"),
+    ("weaver of linen", "75400"),
+    ("carpenter", "95410"),
+    ("tailor", "79100"),
+]
+OF_LAUNCHERS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def write_csv(path, header, rows, delimiter=","):
@@ -35,85 +46,46 @@ def words(text):
     return text.split()
 
 
-TITLES = [
-    ("farmer", "61110"),
-    ("wine merchant", "41025"),
-    ("blacksmith", "83110"),
-    ("shoemaker", "80110"),
-    ("farm servant", "62105"),
-    ("weaver of linen", "75400"),
-    ("carpenter", "95410"),
-    ("tailor", "79100"),
-]
-
-
 def write_rows(path, n, start=0):
     """`n` rows occ1, hisco_1, hisco_2, lang with different texts; every third has two codes."""
     rows = []
     for i in range(start, start + n):
         (text, code), (other, second) = TITLES[i % 8], TITLES[(i * 5 + 3) % 8]
         two = i % 3 == 0 and code != second
-        rows.append(
-            (
-                f"{text} and {other} no {i}" if two else f"{text} no {i}",
-                code,
-                second if two else "",
-                ("en", "da", "se")[i % 3],
-            )
-        )
+        text = f"{text} and {other} no {i}" if two else f"{text} no {i}"
+        rows.append((text, code, second if two else "", ("en", "da", "se")[i % 3]))
     return write_csv(path, ("occ1", "hisco_1", "hisco_2", "lang"), rows)
 
 
 def environment(**more):
-    """This environment without what a launcher sets and without matplotlib, one thread per process, and
-    `more`.
+    """This environment and `more`, without matplotlib and what a launcher sets, one thread a process."""
+    env = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    path = os.pathsep.join((str(REPO), str(PLAIN)))
+    return env | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | more
+
+
+def command(script, *args, processes=None, launcher="run"):
+    """The command line that starts a script, or a module named as in `python -m`: plain python or torchrun;
+    launcher "launch" is that from before torchrun.
     """
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    }
-    return (
-        env
-        | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join((str(REPO), str(PLAIN))),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        | more
-    )
+    line = [*([] if str(script).endswith(".py") else ["-m"]), str(script), *map(str, args)]
+    if processes:
+        torchrun = ["-m", f"torch.distributed.{launcher}", "--standalone", f"--nproc_per_node={processes}"]
+        line = [*torchrun, *line, "--distributed"]
+    return [sys.executable, "-W", "ignore", *line]
 
 
-def command(script, *args, processes=None, legacy=False):
-    """The command line that starts `script`: plain python, torchrun, or the launcher from before torchrun."""
-    python = [sys.executable, "-W", "ignore"]
-    script = [str(script)] if str(script).endswith(".py") else ["-m", str(script)]
-    if processes is None:
-        return [*python, *script, *map(str, args)]
-    launcher = "torch.distributed.launch" if legacy else "torch.distributed.run"
-    return [
-        *python,
-        "-m",
-        launcher,
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        *script,
-        *map(str, args),
-        "--distributed",
-    ]
-
-
-def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchrun=False, nodes=1, **env):
+def run(script, *args, processes=None, launcher=None, code=0, timeout=240, **env):
     """Runs a script, or a module named as in `python -m`, to the end and checks the exit code; returns the
     output.
 
     Its processes are forked, with the variables that a launcher sets. A launcher itself starts them, and it
-    is its exit code that counts, where `torchrun` or `legacy` says so, and for a job that fails: it ends
-    the others then. `env` takes a fresh process, too.
+    is its exit code that counts, if one is named, and for a job that fails: it ends the others then. `env`
+    takes a fresh process, too.
     """
-    if env or processes and (torchrun or legacy or code):
+    if env or launcher or processes and code:
         done = subprocess.run(
-            command(script, *args, processes=processes, legacy=legacy),
+            command(script, *args, processes=processes, launcher=launcher or "run"),
             env=environment(**env),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -124,7 +96,7 @@ def run(script, *args, processes=None, legacy=False, code=0, timeout=240, torchr
         ended, output = done.returncode, done.stdout
     else:
         args = [*map(str, args), *(["--distributed"] if processes else [])]
-        ended, output = run_forked(script, args, timeout, processes, nodes)
+        ended, output = run_forked(script, args, timeout, processes)
     assert ended == code, f"exit code {ended} instead of {code}\n{output}"
     return output
 
@@ -137,9 +109,9 @@ def free_port():
 
 @functools.cache
 def fork_server():
-    """Where processes are forked from that have imported torch already: most of a short run's time."""
+    """Where processes are forked from that have imported torch and the package: most of a short run."""
     context, here = multiprocessing.get_context("forkserver"), dict(os.environ)
-    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "histocc.job.train"])
     os.environ.clear()
     os.environ.update(environment())
     try:
@@ -150,26 +122,25 @@ def fork_server():
     return context
 
 
-def run_forked(script, args, timeout, processes=None, nodes=1):
+def run_forked(script, args, timeout, processes=None):
     """(exit code, output) of a script or module in its own process, in `environment()`, or in several, with
-    the variables of a launcher, as on so many nodes, and one output; the exit code is the first that is not
-    0. What it has registered with atexit is not called.
+    the variables of a launcher and one output; the exit code is the first that is not 0. What it has
+    registered with atexit is not called.
     """
-    of_rank = [{}]
+    variables, ranks = [environment()], []
     if processes:
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": processes}
-        local = common["LOCAL_WORLD_SIZE"] = processes // nodes
-        of_rank = [common | {"RANK": rank, "LOCAL_RANK": rank % local} for rank in range(processes)]
+        size, port = str(processes), str(free_port())
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+        }
+        variables = [environment(RANK=str(rank), LOCAL_RANK=str(rank), **common) for rank in range(processes)]
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
-        ranks = [
-            fork_server().Process(
-                target=_as_script,
-                args=(str(script), args, output.name, environment(**{k: str(v) for k, v in more.items()})),
-            )
-            for more in of_rank
-        ]
-        for rank in ranks:
-            rank.start()
+        for env in variables:
+            ranks.append(fork_server().Process(target=_as_script, args=(str(script), args, output.name, env)))
+            ranks[-1].start()
         until = time.monotonic() + timeout
         for rank in ranks:
             rank.join(max(0.0, until - time.monotonic()))
@@ -185,9 +156,9 @@ def run_forked(script, args, timeout, processes=None, nodes=1):
 def _as_script(script, args, output, variables):
     os.environ.clear()
     os.environ.update(variables)
-    said = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    written = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(written, 1)
+    os.dup2(written, 2)
     os.chdir(REPO)
     warnings.simplefilter("ignore")
     sys.path[:] = [
@@ -218,10 +189,8 @@ def run_inside(main, *args):
 def read_logs(folder):
     """Rows of logs.csv: a dict of floats each, None where a cell is empty."""
     with open(Path(folder) / "logs.csv", encoding="utf-8", newline="") as file:
-        return [
-            {name: float(value) if value else None for name, value in row.items()}
-            for row in csv.DictReader(file)
-        ]
+        rows = list(csv.DictReader(file))
+    return [{name: float(value) if value else None for name, value in row.items()} for row in rows]
 
 
 def greatest_difference(folder, other, names):
@@ -246,8 +215,8 @@ def examples(number):
 
 
 def mutations(share):
-    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 500 under --all and 100
+    """How many changed files a property test tries: its share of HISTOCC_MUTATIONS, 250 under --all and 50
     by default unless it is set.
     """
-    number = int(os.environ.get("HISTOCC_MUTATIONS") or (500 if all_tests() else 100))
+    number = int(os.environ.get("HISTOCC_MUTATIONS") or (250 if all_tests() else 50))
     return max(1, round(share * number))

@@ -60,7 +60,7 @@ def test_it_trains_resumes_and_codes_as_the_scripts_do(tmp_path):
     flags = ["--dataset", data, "--formatter", "hisco", "--target-cols", "hisco_1", "--batch-size", 8, *TINY]
     train = ["histocc", "train", *flags, "--max-steps"]
     run(*train, 4, "--save-path", tmp_path / "one")
-    run(*train, 2, "--save-path", tmp_path / "two", processes=2, torchrun=True)
+    run(*train, 2, "--save-path", tmp_path / "two", processes=2, launcher="run")
     assert "--seed was" in run(*train, 4, "--seed", 3, "--save-path", tmp_path / "one", code=2)
     run(*train, 6, "--save-path", tmp_path / "one")
     assert read_logs(tmp_path / "one")[-1]["step"] == 6 and read_logs(tmp_path / "two")[-1]["step"] == 2

@@ -1,5 +1,5 @@
-"""Who a process is: the launcher's variables, the flags that must agree with them, the device. One process
-here.
+"""Who a process is: the launcher's variables, the flags that must agree with them, the device; and what
+processes do together. One process here.
 """
 
 import os
@@ -22,16 +22,12 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 @pytest.fixture(autouse=True)
-def no_launcher(monkeypatch):
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
 def launched(monkeypatch):
     """Sets the launcher's variables: launched(rank, local rank, world size, …), None for one that is not
-    there.
+    there. None is set before.
     """
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
     def set_variables(*values):
         for name, value in zip(VARIABLES, values):
@@ -48,7 +44,6 @@ def launched(monkeypatch):
     "values, flags, place",
     [
         ((), (False, None, None), (0, 0, 1, 1)),
-        ((), (False, 1, 0), (0, 0, 1, 1)),
         (("", "", ""), (False, None, None), (0, 0, 1, 1)),  # empty ones are not set
         ((5, 1, 8), (False, None, None), (5, 1, 8, 2)),
         ((5, 1, 8, 4), (True, 8, 1), (5, 1, 8, 4)),
@@ -83,13 +78,11 @@ def test_flags_that_contradict_the_launcher(launched, values, flags, said):
         ((None, None, 2), "RANK=not set, LOCAL_RANK=not set, WORLD_SIZE=2"),
         ((2, 0, 2), "RANK=2, LOCAL_RANK=0, WORLD_SIZE=2"),
         ((-1, 0, 2), "RANK=-1"),
-        ((0, -1, 2), "LOCAL_RANK=-1"),
         ((0, 2, 2), "LOCAL_RANK=2"),
         ((0, 0, 0), "WORLD_SIZE=0"),
         ((0, 0, "two"), "WORLD_SIZE=two"),
         (("9" * 5000, 0, 2), "RANK=999"),
         (("²", 0, 2), "RANK=²"),
-        ((0, 0, 2, "x"), "LOCAL_WORLD_SIZE=x"),
         ((1, 1, 2, "1"), "LOCAL_WORLD_SIZE=1"),
     ],
 )
@@ -118,16 +111,13 @@ def gpus(monkeypatch):
     return machine
 
 
-def test_device_without_gpus(gpus):
+def test_local_rank_picks_the_gpu(gpus):
     gpus(0)
     assert choose_device("auto", 3, 4) == choose_device("cpu", 3, 4) == torch.device("cpu")
     with pytest.raises(
         UserError, match="--device cuda: torch .* finds no accelerator here; take --device cpu"
     ):
         choose_device("cuda")
-
-
-def test_local_rank_picks_the_gpu(gpus):
     current = gpus(4)
     for name in ("auto", "cuda"):
         assert [choose_device(name, rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
@@ -140,22 +130,17 @@ def test_one_gpu_for_each_process(gpus, monkeypatch):
     current = gpus(1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
     assert {choose_device("auto", rank, 4).index for rank in range(4)} == {0} and current == [0] * 4
-    store = dist.HashStore()
-    uuids = iter(["a", "b", "a"])
+    store, uuids = dist.HashStore(), iter(["a", "b", "a"])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid=next(uuids))
-    )
+    properties = lambda _: types.SimpleNamespace(uuid=next(uuids))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     check_one_process_per_gpu(store, 4, 0, 1)
     check_one_process_per_gpu(store, 5, 1, 2)
     with pytest.raises(UserError, match="LOCAL_RANK=2 has no GPU: 1 visible here. Start at most 1 processes"):
         check_one_process_per_gpu(store, 6, 2, 3)  # the one of rank 4 once more
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with pytest.raises(UserError, match="LOCAL_RANK=1 has no GPU"):
-        choose_device("auto", 1, 2)
 
 
-@pytest.mark.parametrize("local_rank, local_size", [(2, 3), (0, 3), (5, 1)])
+@pytest.mark.parametrize("local_rank, local_size", [(2, 3), (0, 3)])
 def test_more_processes_than_gpus(gpus, local_rank, local_size):
     """All processes of the machine refuse, not only the last, so that rank 0 says it."""
     current = gpus(2)
@@ -165,14 +150,6 @@ def test_more_processes_than_gpus(gpus, local_rank, local_size):
 
 
 # ---- joining
-
-
-def test_processes_of_other_nodes_need_no_gpu_here(launched, gpus):
-    """16 processes on two nodes, started without torchrun and so without LOCAL_WORLD_SIZE."""
-    gpus(8)
-    launched(9, 1, 16)
-    with pytest.raises(UserError, match="Rank 9 could not meet the other processes at MASTER_ADDR=None"):
-        init_world()
 
 
 def test_nobody_there_and_a_port_in_use_are_said_by_the_rank_itself(launched):
@@ -200,7 +177,7 @@ def test_an_old_torch_is_refused(monkeypatch):
 
 def test_world_of_one_process(capsys):
     world = init_world(device="cpu")
-    assert world == World() and world.is_main and not dist.is_initialized() and world.nodes == 1
+    assert world == World() and world.is_main and not dist.is_initialized()
     assert [World(size=size, local_size=local).nodes for size, local in ((8, 4), (8, 8), (2, 1))] == [2, 1, 2]
     world.print("hello", 3)
     World(rank=1, local_rank=0, size=2).print("not me")  # the first of its node, but not of the job
@@ -209,14 +186,10 @@ def test_world_of_one_process(capsys):
     sums = world.sum_over_ranks(totals)
     assert sums == {"loss": pytest.approx(0.1, rel=1e-7), "tokens": 2.0**53 - 1, "share": 0.25}
     assert all(type(value) is float for value in sums.values())
-    assert world.gather({"a": 1}) == [{"a": 1}] and world.barrier() is None
-    assert world.run_on_main("prepare", lambda: "done") == "done"
+    assert world.gather({"a": 1}) == [{"a": 1}] and world.run_on_main("prepare", lambda: "done") == "done"
 
 
-# ---- work that rank 0 does first, on a store without processes
-
-
-def ranks_do(work, size: int = 3):
+def ranks_do(work, size=3):
     """What `run_on_main` gives on each rank, each a thread here: its result or the exception."""
     store, outcomes = dist.HashStore(), [None] * size
 
@@ -254,20 +227,18 @@ def test_rank_0_works_alone_and_its_mistake_is_raised_on_every_rank():
     assert [error.code for error in outcomes[1:]] == [1, 1]
 
 
-def test_rank_0_without_a_sign_of_life_is_not_waited_for():
-    world = World(rank=1, size=2, backend="gloo", store=dist.HashStore(), time_limit=0.5)
+def test_who_gives_no_sign_of_life_is_missing_and_not_waited_for():
+    """Each rank a thread here; the store of the last one does not answer."""
+    store, missing = dist.HashStore(), {}
+    world = World(rank=1, size=2, backend="gloo", store=store, time_limit=0.5)
     with pytest.raises(TrainingError, match="rank 0 has given no sign of life for ") as error:
         world.run_on_main("name", lambda: None)
     assert error.value.said_by_all
 
-
-def test_who_does_not_come_is_missing():
-    """Each rank a thread here; the store of the last one does not answer."""
-    store, found = dist.HashStore(), {}
-
     def asks(rank, seconds, store):
-        found[rank] = World(rank=rank, size=4, backend="gloo", store=store).missing(seconds)
+        missing[rank] = World(rank=rank, size=4, backend="gloo", store=store).missing(seconds)
 
+    store = dist.HashStore()
     ranks = [threading.Thread(target=asks, args=(rank, 1.0, store)) for rank in (0, 2)]
     ranks.append(threading.Thread(target=asks, args=(3, 0.0, None)))
     for rank in ranks:
@@ -275,14 +246,14 @@ def test_who_does_not_come_is_missing():
         time.sleep(0.2)
     for rank in ranks:
         rank.join()
-    assert found == {0: ([1, 3], True), 2: ([1, 3], False), 3: ([0, 1, 2], True)}
+    assert missing == {0: ([1, 3], True), 2: ([1, 3], False), 3: ([0, 1, 2], True)}
 
 
 # ---- how a mistake ends a process
 
 
 @pytest.mark.parametrize("error, code", [(UserError("no column 'x'"), 2), (TrainingError("not finite"), 1)])
-@pytest.mark.parametrize("rank", [None, "", "0", "1"])
+@pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(
     launched, capsys, monkeypatch, error, code, rank
 ):
@@ -300,8 +271,3 @@ def test_rank_0_says_what_is_wrong_and_the_others_wait_in_silence(
     assert capsys.readouterr() == ("", "") and sum(waited) >= 5
     handlers[signal.SIGTERM](signal.SIGTERM, None)  # the launcher ends it as soon as rank 0 is gone
     assert waited[-1] == ("exit", code)
-
-
-def test_other_errors_keep_their_traceback():
-    with pytest.raises(ZeroDivisionError), errors_end_all_ranks():
-        _ = 1 / 0

@@ -1,21 +1,21 @@
 """The commands of README.md, MULTI_GPU_TRAINING.md and docs/ are run as they stand there, on a small file,
-with small sizes put behind them.
+with small sizes put behind them; and the notebook, and the page of the benchmarks.
 
-Those of one process that end soon are run always; `--guides` runs all of them, page by page, in the order in
-which they stand. Links lead somewhere, and the flags that a page names are there.
+Those that end soon are run always; --all runs all of them, page by page, in the order in which they stand.
+Links lead somewhere, and the flags that a page names are there.
 """
 
 import functools
 import importlib
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers import REPO, all_tests, environment, read_logs, write_csv, write_rows
+from helpers import REPO, environment, read_logs, write_csv, write_rows
 
 from histocc.__main__ import COMMANDS
 
@@ -27,34 +27,26 @@ TRAINING = (
     "python finetune.py --dataset data.csv --formatter hisco --target-cols hisco_1 hisco_2"
     " --language-col lang --save-path ./output"
 )
-ELSEWHERE = (
-    "tests/run",
-    "pip install",
-    "./launch_training.sh\n",
-)  # launchers/, and the installation by .ci/run
-SHORT = ("python -m histocc.prepare", "python -m histocc.sample", "python examples/train_from_config.py")
+# in test_launchers, and the installation by .ci/run
+ELSEWHERE = ("tests/run", "pip install", "./launch_training.sh\n")
+SHORT = ("python -m histocc.sample", "python examples/train_from_config.py")
 SCRIPTS = [f"examples.{name}" for name in ("train_from_config", "train_llada", "train_prs_med")]
 OF_OTHERS = {"--array", "--completion", "--max-restarts", "--print-only"}
-CODE = {"bash", "python", "diff"}
+NOTEBOOK = REPO / "docs" / "tour.ipynb"
 
 
 @functools.cache
-def text_of(page: str) -> str:
+def text_of(page):
     return (REPO / page).read_text(encoding="utf-8")
 
 
-def blocks(page: str, *languages: str) -> list[tuple[int, str, str]]:
+def blocks(page, *languages):
     """(line of the page where it begins, language, block of code)."""
     matches = re.finditer(rf"^```({'|'.join(languages)})\n(.*?)^```", text_of(page), re.M | re.S)
     return [(text_of(page)[: match.start(2)].count("\n") + 1, match[1], match[2]) for match in matches]
 
 
-def commands(page: str) -> list[tuple[int, str]]:
-    """(line of the page, command)."""
-    return [each for number, _, block in blocks(page, "bash") for each in commands_of(number, block)]
-
-
-def commands_of(number: int, block: str) -> list[tuple[int, str]]:
+def commands_of(number, block):
     """(line of the page, command) of a block that begins in line `number`."""
     lines = enumerate(block.splitlines(keepends=True), number)
     return [(at, line.strip()) for at, line in lines if line.strip() and not line.startswith(ELSEWHERE)]
@@ -84,17 +76,18 @@ def place(tmp_path):
     return tmp_path
 
 
-def check(place: Path, page: str, number: int, line: str) -> None:
+def check(place, where, line, given=None):
     """Runs a command; if the number of a machine stands in it, on two at once."""
     env = environment(HEAD="127.0.0.1", PYTHONWARNINGS="ignore")
     env["PATH"] = f"{place / 'bin'}:{os.environ['PATH']}"
-    if "histocc.plot" in line:
+    if "histocc.plot" in line or "-m benchmarks" in line:
         env["PYTHONPATH"] = str(REPO)  # matplotlib is hidden from the others
     running = [
         subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", line],
             cwd=place,
             env=env | {"NODE_RANK": node},
+            stdin=subprocess.PIPE if given else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -102,23 +95,15 @@ def check(place: Path, page: str, number: int, line: str) -> None:
         for node in (["0", "1"] if "$NODE_RANK" in line else ["0"])
     ]
     for process in running:
-        output = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, f"{page}, line {number}: {line}\n{output}"
-
-
-def run_on(place: Path, command: list[str], given: str = "") -> None:
-    """Runs a command on what is given."""
-    done = subprocess.run(
-        command, cwd=place, env=environment(), input=given, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, f"{' '.join(command)}\n{given}\n{done.stdout}{done.stderr}"
+        output = process.communicate(given, timeout=900)[0]
+        assert process.returncode == 0, f"{where}: {line}\n{given or ''}\n{output}"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_names_is_there(page):
     """Files between backquotes, links and their sections, and long flags."""
     files = set(re.findall(r"`((?:[\w.]+/)*[\w]+\.(?:py|sh|toml|md))`", text_of(page)))
-    missing = [each for each in files if not any((at / each).exists() for at in (REPO, REPO / "histocc"))]
+    missing = [name for name in files if not any((at / name).exists() for at in (REPO, REPO / "histocc"))]
     assert set(missing) <= {"report.md", "mine.py"}
     for link, section in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text_of(page)):
         if "://" not in link:
@@ -153,45 +138,100 @@ def test_every_promise_has_its_tests():
 
 @pytest.mark.processes
 def test_short_commands_run(place):
-    short = [(page, *each) for page in PAGES for each in commands(page) if each[1].startswith(SHORT)]
+    lines = [
+        each
+        for page in PAGES
+        for number, _, block in blocks(page, "bash")
+        for each in commands_of(number, block)
+    ]
+    short = [line for _, line in lines if line.startswith(SHORT)]
     assert len(short) > 2
-    for page, number, line in short:
-        check(place, page, number, line)
+    for line in short:
+        check(place, "a page", line)
 
 
 @pytest.mark.processes
 @pytest.mark.full
-@pytest.mark.parametrize("page", ["docs/your-own-model.md", "docs/training.md"])
-def test_two_commands_have_the_same_losses_on_one_process_and_on_two(place, page):
-    for _, language, block in blocks(page, "python", "diff") if "own-model" in page else []:
-        if language == "python":
-            (place / "mine.py").write_text(block)
-        else:
-            run_on(place, ["patch", "--fuzz=0"], block)
-    lines = [(number, line) for number, line in commands(page) if "--float64" in line]
-    assert [line.split()[-1] for _, line in lines] == ["./one", "./two"]
-    for number, line in lines:
-        check(place, page, number, line)
-    one, two = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
-    assert len(one) > 1 and one == pytest.approx(two, rel=1e-9)
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_runs(place, request, page):
-    """In the order in which they stand, in one folder for each page."""
-    if not (request.config.getoption("--guides") or all_tests()):
-        pytest.skip("--guides and --all run them: some minutes")
+def test_every_command_runs(place, page):
+    """In the order in which they stand, in one folder for each page. Two that are said to have the same
+    losses, on one process and on two, have them.
+    """
     if page in NEED_A_RUN:
-        check(place, page, 0, TRAINING)
-    for number, language, block in blocks(page, *CODE):
+        check(place, page, TRAINING)
+    for number, language, block in blocks(page, "bash", "python", "diff"):
         if language == "bash":
             for at, line in commands_of(number, block):
                 print(f"{page}:{at}: {line}", flush=True)
-                check(place, page, at, line)
+                check(place, f"{page}, line {at}", line)
         elif language == "diff":
-            run_on(place, ["patch", "--fuzz=0"], block)
+            check(place, f"{page}, line {number}", "patch --fuzz=0", block)
         elif script := re.match(r"# (\w+\.py): ", block):
             (place / script[1]).write_text(block)
         else:
-            run_on(place, [sys.executable, "-c", block])
+            check(place, f"{page}, line {number}", "python -", block)
+    assert (place / "one").exists() == (page in ("docs/your-own-model.md", "docs/training.md"))
+    if (place / "one").exists():
+        one, two = ([row["train_loss"] for row in read_logs(place / name)] for name in ("one", "two"))
+        assert len(one) > 1 and one == pytest.approx(two, rel=1e-9)
+
+
+# ---- the notebook
+
+
+def test_the_outputs_of_the_notebook_are_there_and_small():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert "error" not in [output["output_type"] for cell in code for output in cell["outputs"]]
+    text = json.dumps(cells)
+    assert text.count("image/png") == 3 and len(text) < 700_000
+    assert not any(folder in text for folder in ("/home/", "/tmp/", "/root/"))
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_the_cells_of_the_notebook_run(tmp_path, monkeypatch):
+    """With few rows and steps."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel", reason="needs ipykernel (extra `notebook`)")
+    source = NOTEBOOK.read_text(encoding="utf-8")
+    for there, instead in {"= 6000, 5": "= 400, 1", "--num-epochs": "--ngram-passes 1 --num-epochs"}.items():
+        assert source.count(there) == 1
+        source = source.replace(there, instead)
+    notebook = nbformat.reads(source, as_version=4)
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert "Finished at step" in "".join(output.get("text", "") for output in outputs)
+
+
+# ---- the benchmarks
+
+
+def test_the_page_of_the_benchmarks_is_what_its_results_give(tmp_path, place):
+    pytest.importorskip("matplotlib")
+    check(place, "benchmarks", f"python -m benchmarks --output {tmp_path / 'pages'}")
+    written = {path.name for path in (tmp_path / "pages").iterdir()}
+    assert written == {path.name for path in (REPO / "docs").glob("benchmarks*")}
+    assert (tmp_path / "pages" / "benchmarks.md").read_text(encoding="utf-8") == text_of("docs/benchmarks.md")
+    part = json.loads(text_of("benchmarks/results.json"))["small"]
+    rates, times = part["train"] | part["decode"], {}
+    for kind in ("", "flat ", "greedy "):
+        for name in (f"{kind}float32", f"{kind}bf16"):
+            times[name] = rates[name] / rates[f"{kind}reference"]
+    assert (
+        f"training is {times['float32']:.1f} times as fast on two CPU cores"
+        f" ({times['bf16']:.1f} times in bfloat16), coding by the linear decoder"
+        f" {times['flat float32']:.1f} times and digit by digit {times['greedy float32']:.0f} times"
+    ) in " ".join(text_of("README.md").split())
+
+
+@pytest.mark.full
+def test_everything_is_measured(place):
+    pytest.importorskip("matplotlib")
+    check(place, "benchmarks", "python -m benchmarks --quick --results results.json --output pages")
+    parts = json.loads((place / "results.json").read_text()).values()
+    assert all(part["command"] and part["machine"]["cores"] for part in parts)
+    assert "tiny: training" in (place / "pages" / "benchmarks.md").read_text()

@@ -3,7 +3,6 @@
 import math
 from itertools import permutations
 
-import numpy as np
 import pytest
 import torch
 from helpers import examples
@@ -20,7 +19,6 @@ from histocc.model.loss import (
     LinearLoss,
     LossMixer,
     OrderInvariantSeq2SeqCrossEntropy,
-    _hungarian,
     cheapest_assignment,
 )
 
@@ -97,43 +95,7 @@ def plain_older_loss(logits, targets, block_size, scale, smoothing):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-def published_loss(logits, targets, nb_blocks, block_size):
-    """As published: for the j-th target block, the mean over rows of the best fit among the row's first n
-    predicted blocks (0 for rows without a j-th code), averaged over j up to the batch's largest n; plus the
-    PAD part, averaged over rows and blocks.
-    """
-    starts = [1 + i * block_size for i in range(nb_blocks)]
-    counts = [sum(target[s].item() != PAD for s in starts) for target in targets]
-    fit = pad = 0.0
-    for logit, target, count in zip(logits, targets, counts):
-
-        def cost(predicted, tokens, logit=logit):
-            return (
-                sum(cross_entropy(logit[predicted - 1 + i], token) for i, token in enumerate(tokens))
-                / block_size
-            )
-
-        for start in starts[:count]:
-            fit += min(cost(s, target[start : start + block_size]) for s in starts[:count])
-        pad += sum(cost(start, [PAD] * block_size) for start in starts[count:])
-    return fit / len(targets) / max(counts) + pad / len(targets) / nb_blocks
-
-
 # ---- of blocks
-
-
-def test_by_hand():
-    """Two blocks of one token, uniform logits but for one: -log softmax is log 4, or log(3 + e) and log(3 +
-    e) - 1.
-    """
-    loss_fn = loss_of(2, 1)
-    logits = torch.zeros(1, 3, 4, dtype=torch.float64)
-    logits[0, 0, 0] = 1.0  # the first block favours token 0
-    sharp = math.log(3 + math.e)
-    one_code = torch.tensor([[BOS, 0, PAD, EOS]])
-    assert loss_fn(logits, one_code).item() == pytest.approx(sharp - 1 + math.log(4) / 2)
-    two_codes = torch.tensor([[BOS, 3, 0, EOS]])  # 0 fits the first block, 3 the second
-    assert loss_fn(logits, two_codes).item() == pytest.approx((math.log(4) + sharp - 1) / 2)
 
 
 @pytest.mark.parametrize("matching", BLOCK_LOSSES)
@@ -165,15 +127,6 @@ def test_older_loss_matches_plain_loops(smoothing):
     loss_fn = OrderInvariantSeq2SeqCrossEntropy(PAD, 3, 2, 0.3, smoothing)
     expected = plain_older_loss(logits, targets, 2, 0.3, smoothing)
     torch.testing.assert_close(loss_fn.per_row(logits, targets), expected, rtol=1e-12, atol=1e-12)
-
-
-def test_published_loss_with_one_code_per_row_and_only_then():
-    logits, loss_fn = make_logits(4), loss_of()
-    one_each, mixed = make_targets([1, 1, 1, 1]), make_targets([1, 3, 1, 2])
-    assert loss_fn(logits, one_each).item() == pytest.approx(
-        published_loss(logits, one_each, 3, 2), rel=1e-12
-    )
-    assert loss_fn(logits, mixed).item() != pytest.approx(published_loss(logits, mixed, 3, 2), rel=1e-2)
 
 
 KINDS = [
@@ -226,17 +179,6 @@ def test_order_of_codes_does_not_matter(matching):
     moved = targets.clone()
     moved[0, 1:13] = targets[0, 1:13].view(6, 2)[torch.tensor([3, 0, 5, 1, 4, 2])].flatten()
     torch.testing.assert_close(loss_fn(logits, moved), loss_fn(logits, targets))
-
-
-@pytest.mark.parametrize("n", range(1, 7))
-def test_hungarian_method_finds_the_smallest_sum(n):
-    random = np.random.default_rng(n)
-    for trial in range(40):
-        costs = random.random((n, n)) if trial % 2 else random.integers(0, 3, (n, n)) * 1.0  # ties
-        columns = _hungarian(costs)
-        assert sorted(columns) == list(range(n))
-        least = min(sum(costs[pair] for pair in enumerate(order)) for order in permutations(range(n)))
-        assert costs[np.arange(n), columns].sum() == pytest.approx(least, abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

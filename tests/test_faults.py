@@ -1,0 +1,442 @@
+"""Signals, kills, damaged files and full disks, with real processes: nothing lost, nothing repeated.
+
+`tests/run --faults [N]`: also each kind of fault at random moments, and nodes that come and go.
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import (
+    REPO,
+    TINY,
+    TITLES,
+    TRAIN_MIXER,
+    command,
+    environment,
+    free_port,
+    read_logs,
+    run,
+    write_csv,
+    write_rows,
+)
+
+pytestmark = pytest.mark.processes
+SPEEDS = ("samples_per_sec", "seconds_data", "model_flops_per_sec", "mfu")
+EXACT = ["--dropout", 0, "--encoder-dropout", 0, "--float64", "--log-interval", 1]
+SIGNALS = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+
+
+class Job:
+    """A small run of train_mixer.py, dropout and noise on, that is started, interrupted and continued."""
+
+    def __init__(self, folder, *, epochs=4, processes=None, flags=(), launcher=(), logs=None):
+        self.folder, self.processes, self.launcher = folder, processes, launcher
+        self.logs = logs or folder.parent
+        train, val = self.logs / "train.csv", self.logs / "val.csv"
+        if not val.exists():
+            write_rows(train, 24)
+            write_rows(val, 24, 500)
+        self.flags = ["--train-data", train, "--val-data", val, *TINY, "--language-col", "lang"]
+        self.flags += ["--dropout", 0.1, "--num-epochs", epochs, "--global-batch-size", 4]
+        self.flags += ["--log-interval", 3, "--eval-interval", 5, "--save-interval", 4]
+        self.flags += ["--learning-rate", 1e-3, "--save-dir", folder, *flags]
+
+    def start(self, *more, log=None):
+        self.log = self.logs / f"{log or self.folder.name}.log"
+        line = command(TRAIN_MIXER, *self.flags, *more, processes=self.processes)
+        if self.launcher:
+            at = line.index("--standalone")
+            line[at : at + any(option.startswith("--rdzv") for option in self.launcher)] = self.launcher
+        with open(self.log, "w") as output:
+            return subprocess.Popen(
+                line, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def said(self):
+        return self.log.read_text(encoding="utf-8")
+
+    def wait_for(self, process, words, seconds=60):
+        wait_until(
+            lambda: words in self.said(), lambda: f"never said {words!r}:\n{self.said()}", seconds, process
+        )
+
+    def start_and_wait(self, *more):
+        """Starts the job, or continues with it, and waits for its next row of the log."""
+        step = self.last()["step"] if (self.folder / "last.bin").exists() else 0
+        process = self.start(*more)
+        self.wait_for(process, f"step {step - step % 3 + 3}/")
+        return process
+
+    def end(self, process, seconds=60):
+        """(exit code, output)"""
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            kill_all(process)
+            raise AssertionError(f"did not end:\n{self.said()}") from None
+        return code, self.said()
+
+    def run(self, *more, code=0):
+        """To the end; the output. Forked processes, but for a job that fails."""
+        return run(TRAIN_MIXER, *self.flags, *more, processes=self.processes, code=code)
+
+    def last(self):
+        return torch.load(self.folder / "last.bin", weights_only=True)
+
+    def rows(self):
+        return [{name: row[name] for name in row if name not in SPEEDS} for row in read_logs(self.folder)]
+
+
+def wait_until(condition, message, seconds, process=None):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert (process is None or process.poll() is None) and time.monotonic() < until, message()
+        time.sleep(0.02)
+
+
+def workers(process):
+    """Process numbers of the ranks that a launcher has started, in order."""
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def assert_gone(pids, seconds=10):
+    """No process is left, after the moment that the system needs to take one down."""
+    wait_until(lambda: not any(map(alive, pids)), lambda: f"still alive among {pids}", seconds)
+
+
+def kill_all(process):
+    """SIGKILL for the launcher and everything it started, as when a machine loses power."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def assert_same_end(job, whole):
+    """The very bits of a run that was never interrupted: weights, optimizer, schedule, log."""
+    one, other = job.last(), whole.last()
+    assert one["step"] == other["step"]
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
+    for index, values in other["optimizer"]["state"].items():
+        assert all(torch.equal(values[name], one["optimizer"]["state"][index][name]) for name in values)
+    assert one["scheduler"] == other["scheduler"] and job.rows() == whole.rows()
+    assert not [name for name in os.listdir(job.folder) if ".tmp" in name or name == "run.lock"]
+
+
+def assert_same_losses(job, whole):
+    """Every step was logged once, with the rows and the loss of a run in double precision."""
+    rows, others = job.rows(), whole.rows()
+    assert [row["step"] for row in rows] == [row["step"] for row in others] == list(range(1, len(others) + 1))
+    for row, other in zip(rows, others):
+        assert row["samples"] == other["samples"]
+        assert abs(row["train_loss"] - other["train_loss"]) <= 1e-9 * abs(other["train_loss"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def whole_of_two(folder):
+    """24 steps in two processes, never interrupted."""
+    job = Job(folder / "whole_of_two", processes=2)
+    job.run()
+    return job
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.unlink()  # not the file that it may be a link to
+    path.write_bytes(content)
+
+
+# ---- signals and kills
+
+
+def test_a_signal_saves_and_ends_all_ranks_and_a_second_ends_at_once(folder):
+    """The second if the first cannot be followed: the other rank does not come, and this one waits for it."""
+    job = Job(folder / "signals", processes=2)
+    process = job.start_and_wait()
+    os.kill(workers(process)[-1], signal.SIGUSR1)
+    code, output = job.end(process)
+    step = job.last()["step"]
+    assert code == 0 and output.count(f"Stopped by SIGUSR1 at step {step} of 24, saved in ") == 1, output
+    process = job.start_and_wait()
+    first, other = workers(process)
+    os.kill(other, signal.SIGSTOP)
+    time.sleep(1)
+    for _ in range(2):
+        assert alive(first)
+        os.kill(first, signal.SIGUSR1)
+        time.sleep(1.3)
+    assert_gone([first], 2)
+    kill_all(process)
+    os.kill(other, signal.SIGKILL)
+    assert job.last()["step"] >= step  # whole and readable
+
+
+@pytest.mark.full
+def test_one_process_is_interrupted_in_every_way_and_the_same_command_goes_on(folder):
+    """One run: a time limit, four signals, kills, two damaged files."""
+    whole, job, dice = Job(folder / "whole", epochs=6), Job(folder / "one", epochs=6), random.Random(1)
+    whole.run()
+    assert "Stopped by --stop-after" in job.run("--stop-after", 0.001)
+    for name, expected in (("SIGUSR1", 0), ("SIGHUP", 0), ("SIGINT", 130), ("SIGTERM", 0)):
+        process = job.start_and_wait()
+        time.sleep(dice.uniform(0, 0.2))
+        process.send_signal(getattr(signal, name))
+        code, output = job.end(process)
+        assert code == expected and f"Stopped by {name} at step " in output, output
+        assert "The same command continues." in output
+        assert "Traceback" not in output and f"at step {job.last()['step']} of 36, saved in " in output
+    process = job.start_and_wait()
+    time.sleep(dice.uniform(0, 0.4))
+    kill_all(process)
+    last = job.folder / "last.bin"
+    flip_a_bit(last)
+    process = job.start()
+    job.wait_for(process, "Continuing the training")
+    output = job.said()
+    assert "WARNING: a newer checkpoint cannot be used" in output and "not what its checksum says" in output
+    assert "Resuming from step" in output
+    kill_all(process)
+    content = last.read_bytes()
+    last.unlink()
+    last.write_bytes(content[: len(content) // 2])
+    output = job.run()
+    assert "WARNING: a newer checkpoint cannot be used" in output and "may be damaged" in output
+    assert "Resuming from step" in output
+    assert_same_end(job, whole)
+
+
+@pytest.mark.full
+def test_two_processes_are_interrupted_in_every_way_and_the_same_command_goes_on(folder, whole_of_two):
+    """One run: a signal to the launcher, a kill of the launcher, of a process; a process that is stuck."""
+    job = Job(folder / "two", processes=2)
+
+    process = job.start_and_wait()
+    process.send_signal(signal.SIGTERM)  # to torchrun, which passes it on
+    code, output = job.end(process, 90)
+    assert code != 0 and output.count("Stopped by SIGTERM at step") == 1, output
+
+    process = job.start_and_wait()
+    ranks = workers(process)
+    os.kill(process.pid, signal.SIGKILL)  # the launcher alone
+    process.wait()
+    assert len(ranks) == 2
+    assert_gone(ranks)
+
+    process = job.start_and_wait()
+    ranks = workers(process)
+    os.kill(ranks[1], signal.SIGKILL)
+    code, output = job.end(process)  # with the time limit it would be half an hour
+    assert code != 0 and "(exitcode: -9)" in output and f"(pid: {ranks[1]})" in output, output
+    assert "error: the connection to another process is lost" in output and "trainer/loop.py" not in output
+    assert_gone(ranks)
+
+    process = job.start_and_wait("--timeout-minutes", 0.1)
+    ranks = workers(process)
+    os.kill(ranks[1], signal.SIGSTOP)
+    job.wait_for(process, "error: rank 1 did not come within the time limit (--timeout-minutes)")
+    kill_all(process)  # torchrun would wait 30 s for the stopped one
+    assert_gone(ranks)
+    assert "Resuming from step" in job.run()
+    assert_same_end(job, whole_of_two)
+
+
+def test_a_killed_process_is_replaced_and_the_result_is_that_of_a_whole_run(folder, whole_of_two):
+    job = Job(folder / "killed", processes=2, launcher=["--max-restarts=1"])
+    process = job.start()
+    job.wait_for(process, "step 9/24")
+    first = workers(process)
+    os.kill(first[0], signal.SIGKILL)
+    code, output = job.end(process)
+    assert code == 0 and output.count("Resuming from step") == 1, output
+    assert "failed (exitcode: -9)" in output and f"(pid: {first[0]})" in output
+    assert_gone(first)
+    assert_same_end(job, whole_of_two)
+
+
+REPLACED = f"""
+import os, sys
+sys.path.insert(0, {str(REPO)!r})
+import torch, train_mixer
+from histocc.published import models
+from histocc.runtime.world import World
+read, broadcast = models.load_resumable, World.broadcast
+
+def load_resumable(path):
+    if os.environ["RANK"] == "1":
+        torch.save({{"model": {{}}, "optimizer": {{}}}}, path + ".new")
+        os.replace(path + ".new", path)
+    return read(path)
+
+def send(world, value, source):
+    if isinstance(value, dict) and "optimizer" in value:
+        print("rank", world.rank, "sends it", flush=True)
+    return broadcast(world, value, source)
+
+models.load_resumable, World.broadcast = load_resumable, send
+train_mixer.main()
+"""
+
+
+def test_a_process_that_reads_another_checkpoint_is_sent_that_of_rank_0(folder, whole_of_two):
+    script = folder / "replaced.py"
+    script.write_text(REPLACED)
+    job = Job(folder / "read", processes=2)
+    job.run("--max-steps", 10)
+    output = run(script, *job.flags, processes=2)
+    assert "rank 0 sends it" in output and "Resuming from step 10" in output, output
+    assert_same_end(job, whole_of_two)
+
+
+@pytest.mark.full
+def test_going_on_with_another_number_of_processes(folder):
+    """The losses of one process that was never interrupted, in double precision and without dropout."""
+    one, mixed = (Job(folder / name, flags=EXACT, epochs=2) for name in ("alone", "one_two_four"))
+    one.run()
+    for mixed.processes, stop in ((None, 3), (2, 6), (4, 9), (None, 12)):
+        mixed.run("--max-steps", stop)
+    assert_same_losses(mixed, one)
+    weights, others = one.last()["model"], mixed.last()["model"]
+    assert max(float((weights[name] - others[name]).abs().max()) for name in weights) < 1e-9
+    assert one.last()["position"]["samples"] == mixed.last()["position"]["samples"] == 48
+
+
+# ---- before the first step, and the disk
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", ["torch is imported", "data are prepared"])
+def test_a_stop_before_the_first_step_leaves_nothing(folder, moment):
+    job = Job(folder / moment)
+    if moment == "data are prepared":
+        rows = [(f"{text} {i}", code) for i in range(40_000) for text, code in TITLES]
+        job.flags[1] = write_csv(folder / "many.csv", ("occ1", "hisco_1"), rows)
+        job.flags += ["--target-cols", "hisco_1"]
+        job.flags.remove("--language-col")
+        job.flags.remove("lang")
+    process = job.start()
+    if moment == "data are prepared":
+        job.wait_for(process, "Preparing data")
+        time.sleep(0.3)
+    else:
+        status, bit = Path(f"/proc/{process.pid}/status"), signal.SIGUSR1 - 1  # until a handler is there
+        caught = lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16)  # noqa: E731
+        wait_until(lambda: caught() >> bit & 1, job.said, 20, process)
+        assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+    process.send_signal(signal.SIGUSR1)
+    code, output = job.end(process)
+    assert code == 0 and "Stopped by SIGUSR1 before the first step" in output, output
+    assert not job.folder.exists()
+
+
+@pytest.mark.full
+def test_a_folder_is_used_by_one_job_at_a_time(folder):
+    job = Job(folder / "locked", epochs=40)
+    process = job.start()
+    job.wait_for(process, "Starting training")
+    said = job.run(code=2)
+    assert "is in use by another job" in said and f"process {process.pid}, since 20" in said, said
+    kill_all(process)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
+@pytest.mark.full
+def test_a_full_disk_does_not_end_the_run_but_its_code_tells(folder):
+    disk = folder / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        job = Job(disk / "run", epochs=1, logs=folder)
+        output = job.run(code=1)
+        assert "WARNING: the checkpoint of step 4 could not be saved" in output
+        assert "error: the last checkpoint, of step 6, could not be saved" in output
+        assert "Training continues" in output and "Traceback" not in output
+        assert not [name for name in os.listdir(job.folder) if name.endswith(".bin") or ".tmp" in name]
+        assert [row["step"] for row in job.rows()] == [3, 5, 6]
+        subprocess.run(["mount", "-o", "remount,size=400m", disk], check=True)
+        assert "Finished at step 6" in job.run()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        read_only = f"error: {job.folder}: cannot write there: the file system is read-only"
+        assert read_only in job.run("--num-epochs", 2, code=2)
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+# ---- tests/run --faults
+
+
+@pytest.mark.parametrize("kind", ["SIGTERM", "SIGUSR1", "SIGINT", "kill one", "kill all", "stop one"])
+def test_a_fault_at_a_random_moment(folder, kind, fault_seed):
+    """Between the first import and the end; the same command afterwards ends with the very bits."""
+    whole = Job(folder / "random", processes=2, epochs=12)
+    if not whole.folder.exists():
+        started = time.monotonic()
+        whole.end(whole.start())
+        (folder / "lasts").write_text(str(time.monotonic() - started))
+    dice = random.Random(f"{kind} {fault_seed}")
+    job = Job(folder / f"{kind} {fault_seed}", processes=2, epochs=12, launcher=[SIGNALS])
+    process = job.start("--timeout-minutes", 0.2)
+    moment = dice.uniform(0.5, float((folder / "lasts").read_text()))
+    time.sleep(moment)
+    ranks = workers(process)
+    if process.poll() is None:
+        if kind == "kill all":
+            kill_all(process)
+        elif kind.startswith("SIG"):
+            process.send_signal(getattr(signal, kind))
+        elif ranks:
+            os.kill(dice.choice(ranks), signal.SIGKILL if kind == "kill one" else signal.SIGSTOP)
+    code, _ = job.end(process, 120)
+    assert_gone(ranks)  # torchrun has ended them, a stopped one too; or the system
+    left = job.last()["step"] if (job.folder / "last.bin").exists() else None
+    job.run()
+    assert_same_end(job, whole)
+    print(f"\n{kind} after {moment:.1f} s: exit code {code}, continued from step {left}: same bits")
+
+
+def test_a_node_joins_and_another_time_leaves(tmp_path, monkeypatch, fault_seed):
+    """A rendezvous of one to two nodes, two agents on this machine: whoever takes part, the total batch and
+    the rows of every step stay, and the losses are those of one process.
+    """
+    # otherwise torch 2.13's own rendezvous hangs when a node joins
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    flags = [*EXACT, "--eval-interval", 1000, "--save-interval", 20, "--max-steps", 150]
+    launcher = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    launcher += ["--rdzv-id=members", "--max-restarts=3"]
+    launcher += ["--rdzv-conf=last_call_timeout=1,keep_alive_interval=1"]
+    whole = Job(tmp_path / "whole", flags=flags, epochs=100)
+    whole.run()
+    options = {"flags": flags, "epochs": 100, "processes": 1, "launcher": launcher}
+    first, second = (Job(tmp_path / "run", **options) for _ in range(2))
+    one = first.start("--overwrite")
+    first.wait_for(one, "step 3/")
+    other = second.start("--overwrite", log="joining")
+    first.wait_for(one, "Nodes: 2")
+    wait_until(lambda: " · loss " in first.said().partition("Nodes: 2")[2], first.said, 60, one)
+    kill_all(other)
+    code, output = first.end(one, 120)
+    assert code == 0 and output.count("Resuming from step") == 2, output
+    assert "Stopped by SIGTERM at step" in output
+    assert_same_losses(first, whole)

@@ -1,0 +1,564 @@
+"""The launchers: what they make of their arguments, of the machine and of the environment; what they start,
+with nothing behind it; the environment that they make or take.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import REPO, read_logs, write_csv
+
+LAUNCH, MULTI = "launch_training.sh", "run_multi_gpu_train.sh"
+SLURM = "scripts/train_slurm_multi_node.sh"
+SOURCED = ["scripts/common.sh", "scripts/environment.sh"]
+SHELL_FILES = [LAUNCH, MULTI, SLURM, "scripts/train_multi_gpu.sh", *SOURCED, "tests/run", ".ci/run"]
+TOOLS = "bash cat cksum cp dirname env getconf grep mkdir rm sed sleep tail touch uname"
+JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NUM_NODES": "4", "SLURM_SUBMIT_DIR": str(REPO), "MASTER_ADDR": "gpu1"}
+SAMPLE = ["histocc.sample", "torch.distributed.run", "histocc.sample.show"]
+
+# A python that answers at once what the launcher asks about torch, and hands everything else to the real one.
+# With STARTED it only notes in that file which module it was to run.
+FAST_PYTHON = """#!/bin/bash
+if [[ $1 == - ]]; then
+  cat >/dev/null
+  echo "2.13.0 ${FAKE_CUDA:-13.0} ${FAKE_GPUS:-0} --signals-to-handle --shutdown-timeout"; exit
+elif [[ $1 == -m && -n $STARTED ]]; then
+  echo "$2" >>"$STARTED"; exit $([[ $2 != "$FAILING" ]] || echo 7)
+fi
+exec REAL "$@"
+"""
+# A python whose venv and pip do nothing but say so in calls.log; the probe finds torch where pip has
+# "installed" it.
+FAKE_PYTHON = """#!/bin/bash
+here=${BASH_SOURCE[0]%/*}
+echo "$*" >>"$CALLS"
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin" && cp "${BASH_SOURCE[0]}" "$3/bin/python" ;;
+  *"pip install"*) echo "pip at work"; [[ -z $PIP_FAILS ]] || { echo "No matching distribution"; exit 1; }
+    touch "$here/torch"; [[ $* != *-test.txt ]] || touch "$here/pytest" ;;
+  "--version") echo "Python 3.11.7" ;;
+  "-" | "- "*) cat >/dev/null
+    for module in torch "${@:2}"; do [[ -e $here/$module ]] || { echo "it has no $module"; exit 1; }; done
+    echo "2.13.0 none 0" ;;
+esac
+"""
+
+
+def write_executable(path, text):
+    path.unlink(missing_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def commands(done):
+    """The command lines that were printed, as arguments."""
+    return [shlex.split(line) for line in done.stdout.splitlines() if line.startswith(" /")]
+
+
+def printed(done):
+    """That of torchrun."""
+    return next(words for words in commands(done) if "torch.distributed.run" in words)
+
+
+def option(words, name):
+    return next(word.partition("=")[2] for word in words if word.startswith(f"--{name}="))
+
+
+def after(words, flag):
+    """What follows the last occurrence of a flag, or None."""
+    return words[len(words) - words[::-1].index(flag)] if flag in words else None
+
+
+@pytest.fixture
+def bin_dir(tmp_path):
+    """A folder with the few tools that the launchers need, and no nvidia-smi whatever this machine has."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS.split():
+        (folder / tool).symlink_to(shutil.which(tool))
+    write_executable(folder / "nproc", '#!/bin/bash\necho "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-6}}"\n')
+    write_executable(folder / "python", FAST_PYTHON.replace("REAL", shlex.quote(sys.executable)))
+    return folder
+
+
+@pytest.fixture
+def plan(bin_dir, tmp_path):
+    """Runs a launcher in the test's folder, where ./output is, without starting anything unless `starts`.
+    Returns the finished process. variables: FAKE_GPUS is the number of GPUs that torch sees.
+    """
+
+    def run(script, *arguments, code=0, shell=(), hangup=signal.SIG_DFL, starts=False, **variables):
+        done = subprocess.run(
+            [*shell, str(REPO / script), *(() if starts else ("--print-only",)), *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={"PATH": str(bin_dir), "HOME": str(tmp_path), "MASTER_PORT": "29511", **variables},
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # this process may ignore it
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A table; beside it a folder of two, one that lacks a table, and one with a table in both formats."""
+    for name in ["both/train.csv", "both/val.parquet", "half/train.csv"] + [
+        f"twice/{name}" for name in ("train.csv", "train.parquet", "val.csv")
+    ]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()  # only names are looked at
+    rows = [(f"labourer no. {i}", "en", ("99910", "61110")[i % 2]) for i in range(60)]
+    return write_csv(tmp_path / "my data.csv", ("occ1", "lang", "hisco_1"), rows)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Variables of a SLURM job that was submitted in a copy of the checkout, where ./output is nobody's."""
+    return JOB | {"SLURM_SUBMIT_DIR": str(copy_of_checkout(tmp_path / "checkout", SLURM))}
+
+
+def copy_of_checkout(folder, *names):
+    for name in (*SOURCED, "requirements.txt", "requirements-test.txt", *names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPO / name, folder / name)
+    return folder
+
+
+# ---- arguments ----
+
+
+def test_arguments_in_every_order(plan, data):
+    flags = ["--", "--language", "en", "--num-epochs", "3", "--help"]
+    lines = {
+        tuple(printed(plan(LAUNCH, *words, *flags)))
+        for words in ([data, "3"], ["3", data], ["--print-only", "03", data])
+    }
+    assert len(lines) == 1
+    words = list(lines.pop())
+    assert option(words, "nproc-per-node") == "3" and after(words, "--dataset") == data
+    assert words[words.index("--distributed") - 1] == str(REPO / "finetune.py") and words[-5:] == flags[1:]
+
+
+def test_wrong_arguments_say_what_was_expected(plan, data):
+    for words, said in (
+        (["nowhere.csv"], "nowhere.csv: no such file or folder, and no number of processes"),
+        (["half"], "half is a folder without val.csv or val.parquet"),
+        (["twice"], "twice holds both train.csv and train.parquet: leave one"),
+        (["/dev/null"], "/dev/null is no regular file"),
+        ([data, "--num-epochs", "3"], "unknown option --num-epochs. Flags for the training script stand"),
+        (["2", "all"], "NUM is given twice: 2 and all"),
+        ([data, data], f"DATA is given twice: {data} and {data}"),
+        (["000", data], "NUM is the number of processes: at least 1"),
+        ([data, "--", "--data_dir=x.csv"], f"DATA is {data}, and the flags behind -- name data, too"),
+    ):
+        assert plan(LAUNCH, *words, code=2).stderr.startswith(f"error: {said}"), words
+
+
+@pytest.mark.parametrize("script", [LAUNCH, MULTI, SLURM])
+def test_help(plan, script):
+    text = plan(script, "2", "--help").stdout
+    assert text.startswith("Usage: ") and script in text.partition("\n")[0] and "#SBATCH" not in text
+    assert {"NUM", "DATA", "FLAGS", "--print-only"} <= set(text.split())
+
+
+def test_names_of_every_kind(plan, data, tmp_path):
+    name = "new\nline * '\" \\ $(touch no).csv"
+    shutil.copy(data, tmp_path / name)
+    line = plan(LAUNCH, name, "--", "--save-path", name[:-4]).stdout.partition("Command:\n")[2]
+    shown = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True)
+    words = shown.stdout.split("\0")
+    assert after(words, "--dataset") == name and after(words, "--save-path") == name[:-4]
+    assert not (tmp_path / "no").exists()
+
+
+LEFT_TO_THE_SCRIPT = dict.fromkeys(("--target-cols", "--formatter", "--language-col"))
+
+
+@pytest.mark.parametrize(
+    "script, words, variables, expected",
+    [
+        (LAUNCH, ["both/"], {}, {"--train-data": "both/train.csv", "--val-data": "both/val.parquet"}),
+        (MULTI, ["both"], {}, {"--save-dir": "./output", "--dataset": None, "--lr-scaling": "linear"}),
+        (MULTI, ["DATA"], {}, {"--save-dir": "./output", "--lr-scaling": "linear"} | LEFT_TO_THE_SCRIPT),
+        (MULTI, ["DATA", "--", "--lr_scaling", "none"], {}, {"--lr-scaling": None}),
+        (MULTI, ["DATA", "--", "--global-batch-size=64"], {}, {"--lr-scaling": None}),
+        (LAUNCH, ["DATA"], {}, {"--lr-scaling": None}),
+        (LAUNCH, ["DATA", "--", "--save_dir=x"], {}, {"--save-dir": None}),
+        (LAUNCH, ["DATA", "--", "--checkpoint-dir", "x"], {}, {"--save-dir": None, "--checkpoint-dir": "x"}),
+        (LAUNCH, [], {"MODEL_SIZE": "small"}, {"--model-size": "small"}),
+        (LAUNCH, ["DATA", "--", "--model_size=base"], {"MODEL_SIZE": "small"}, {"--model-size": None}),
+    ],
+)
+def test_flags_that_a_launcher_adds(plan, data, script, words, variables, expected):
+    """Those that the user gives are the only ones; what the columns mean is left to the script."""
+    done = plan(script, *(data if word == "DATA" else word for word in words), **variables)
+    assert {flag: after(printed(done), flag) for flag in expected} == expected
+    assert ("Save path:   x\n" in done.stdout) == (words[-1:] in (["x"], ["--save_dir=x"]))
+
+
+def test_what_a_configuration_says_is_not_said_again(plan, data, tmp_path):
+    (tmp_path / "run.toml").write_text('save-path = "./else where"  # there\nglobal_batch_size = 64\n')
+    (tmp_path / "args.json").write_text(
+        '{\n "save_path": "kept",\n "lr_scaling": "none",\n "model_size": null\n}'
+    )
+    for name, path in (("run.toml", "./else where"), ("args.json", "kept")):
+        done = plan(MULTI, data, "--", "--config", name, MODEL_SIZE="tiny")
+        words = printed(done)
+        assert not {"--save-dir", "--lr-scaling"} & set(words) and words[-2:] == ["--config", name]
+        assert f"Save path:   {path}\n" in done.stdout and after(words, "--model-size") == "tiny"
+
+
+def test_a_script_of_ones_own(plan, data, tmp_path):
+    mine, scenes = tmp_path / "mine.py", str(REPO / "configs" / "scenes.toml")
+    mine.write_text("")
+    words = printed(plan(LAUNCH, data, SCRIPT="mine.py"))
+    assert words[words.index("--distributed") - 1] == "mine.py" and after(words, "--dataset") == data
+    mine.write_text('import sys\nDATA_FLAG = "--text"  # to which the launchers give DATA\n')
+    assert after(printed(plan(LAUNCH, "both", SCRIPT="mine.py")), "--text") == "both"
+    assert printed(plan(MULTI, SCRIPT="mine.py"))[-4:-2] == ["--save-dir", "./output"]
+    assert "SCRIPT=no.py: no such file" in plan(LAUNCH, data, code=2, SCRIPT="no.py").stderr
+    done = plan("scripts/train_multi_gpu.sh", scenes, "--print-only", starts=True, FAKE_GPUS="3")
+    words = printed(done)
+    assert str(REPO / "examples" / "train_from_config.py") in words and after(words, "--config") == scenes
+    assert option(words, "nproc-per-node") == "3"
+
+
+# ---- the sample ----
+
+
+def test_without_data_the_sample_is_trained_and_shown(plan, tmp_path):
+    write, train, show = commands(plan(LAUNCH))
+    assert write[1:3] == ["-m", "histocc.sample"] and write[-2:] == ["--split-dir", "./output/sample"]
+    assert after(train, "--train-data") == "./output/sample/train.csv"
+    assert after(train, "--model-size") == "tiny" and after(train, "--save-dir") == "./output"
+    assert show[1:] == ["-m", "histocc.sample.show", "--model", "./output"]
+    assert not (tmp_path / "output").exists()
+    assert len(commands(plan(LAUNCH, "--", "--prepare_only"))) == 2  # there is no model to show
+    assert plan(MULTI, code=2).stderr.startswith("error: DATA is missing")
+    said = plan(LAUNCH, "--", "--train_data=mine.csv", code=2).stderr
+    assert said.startswith("error: DATA is missing") and "takes the data from DATA alone" in said
+
+
+def test_the_run_on_the_sample_is_not_mistaken_for_another(plan, data, tmp_path):
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "last.bin").touch()
+    (output / "args.json").write_text('{\n "train_data": [\n  "./output/sample/train.csv"\n ]\n}')
+    message = plan(LAUNCH, data, code=2).stderr
+    assert "holds the run on the sample" in message and "--save-path" in message and "--overwrite" in message
+    plan(LAUNCH, data, "--", "--overwrite")
+    plan(LAUNCH)
+    (output / "args.json").write_text('{"dataset": "mine.csv"}')
+    assert "holds another run" in plan(LAUNCH, code=2).stderr
+    plan(LAUNCH, data)
+
+
+# ---- devices, processes, threads, and where the processes meet ----
+
+
+@pytest.mark.parametrize(
+    "script, words, variables, processes, said",
+    [
+        (MULTI, [], {"FAKE_GPUS": "4"}, "4", "Devices:     4 of 4 GPU(s)\n"),
+        (LAUNCH, [], {"FAKE_GPUS": "4"}, "2", "Devices:     2 of 4 GPU(s)\n"),
+        (LAUNCH, ["all"], {"FAKE_GPUS": "4"}, "4", ""),
+        (LAUNCH, [], {"FAKE_GPUS": "1"}, "1", ""),
+        (
+            MULTI,
+            [],
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "2",
+            "NO GPU (CUDA_VISIBLE_DEVICES=): TRAINING ON CPUS, 2 pro",
+        ),
+        (MULTI, [], {"FAKE_CUDA": "none"}, "2", "NO GPU (torch 2.13.0 was built without CUDA)"),
+        (MULTI, ["3", "--", "--device=cpu"], {"FAKE_GPUS": "1"}, "3", "NO GPU (--device cpu)"),
+        (LAUNCH, ["2"], {"OMP_THREAD_LIMIT": "1"}, "2", "OMP_NUM_THREADS=3\n"),
+        (LAUNCH, ["2"], {"OMP_NUM_THREADS": "7"}, "2", "OMP_NUM_THREADS=7\n"),
+        (LAUNCH, ["24"], {}, "24", "OMP_NUM_THREADS=1\n"),
+    ],
+)
+def test_processes_and_threads(plan, data, script, words, variables, processes, said):
+    done = plan(script, data, *words, **variables)
+    assert option(printed(done), "nproc-per-node") == processes and said in done.stdout
+
+
+def test_too_many_processes(plan, data):
+    for number in ("5", "99999999999999999999"):
+        message = plan(LAUNCH, data, number, code=2, FAKE_GPUS="4", CUDA_VISIBLE_DEVICES="0,1,2,3").stderr
+        assert f"{number} processes need a GPU each, but 4 can be used here (CUDA_VISIBLE" in message
+        assert "--device cpu" in message
+    assert "25 processes are too many for the 6 core(s)" in plan(LAUNCH, "25", data, code=2).stderr
+
+
+def test_one_machine_meets_at_itself_at_a_free_port(plan, data):
+    words = printed(plan(LAUNCH, data, MASTER_ADDR="gone"))
+    assert option(words, "master-addr") == "127.0.0.1" and option(words, "master-port") == "29511"
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.listen()
+        taken = str(held.getsockname()[1])
+        ports = {option(printed(plan(LAUNCH, data, MASTER_PORT=port)), "master-port") for port in ("", taken)}
+    assert not ports & {"", "0", "29500", taken}
+
+
+def test_several_machines(plan, data):
+    on_two = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "host1", "MASTER_PORT": ""}
+    done = plan(MULTI, data, **on_two)
+    names = ("nnodes", "node-rank", "master-addr", "master-port")
+    assert [option(printed(done), name) for name in names] == ["2", "1", "host1", "29500"]
+    assert "2 on each of 2 machines" in done.stdout
+    for variables, said in (
+        ({**on_two, "NODE_RANK": ""}, "NNODES=2 needs MASTER_ADDR, the first machine, and NODE_RANK"),
+        ({**on_two, "NODE_RANK": "2"}, "NODE_RANK=2, but NNODES=2"),
+        ({**on_two, "NNODES": "1.5"}, "NNODES=1.5: set it to the number of machines"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536: set it to a port"),
+    ):
+        assert plan(LAUNCH, data, code=2, **variables).stderr.startswith(f"error: {said}")
+
+
+@pytest.mark.parametrize("hangup, hears", [(signal.SIG_DFL, "SIGHUP,"), (signal.SIG_IGN, "")])
+def test_torchrun_is_told_about_signals_but_for_those_that_nohup_keeps_away(plan, data, hangup, hears):
+    words = printed(plan(LAUNCH, data, hangup=hangup))
+    assert option(words, "signals-to-handle") == f"SIGTERM,SIGINT,{hears}SIGQUIT,SIGUSR1"
+    assert int(option(words, "shutdown-timeout")) > 30
+
+
+# ---- the job for SLURM ----
+
+
+def test_the_slurm_job_says_what_it_will_run(plan, data, job):
+    more = {"SLURM_JOB_NODELIST": "gpu[1-4]", "SLURM_CPUS_PER_TASK": "12", "SLURM_RESTART_COUNT": "1"}
+    done = plan(SLURM, "3", data, **job, **more)
+    names = ("nnodes", "master-addr", "master-port", "nproc-per-node")
+    assert [option(printed(done), name) for name in names] == ["4", "gpu1", "29511", "3"]
+    assert "--node-rank" not in done.stdout and "OMP_NUM_THREADS=4\n" in done.stdout
+    assert "Job:         17 on 4 node(s): gpu[1-4], start number 2" in done.stdout
+    array = {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}
+    done = plan(SLURM, "3", data, "--", "--save-path", "run%a", **job, **array)
+    assert after(printed(done), "--save-path") == "run2" and "Job:         15_2 on" in done.stdout
+    assert "this is a job for SLURM: sbatch" in plan(SLURM, data, code=2).stderr
+    elsewhere = plan(SLURM, data, code=2, **JOB | {"SLURM_SUBMIT_DIR": "/"})
+    assert "/ is not the folder of histocc" in elsewhere.stderr
+
+
+def test_overwrite_counts_for_the_first_start_of_a_job(plan, data, tmp_path, job):
+    first = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **job)
+    again = plan(SLURM, data, "--", "--overwrite", "--seed", "3", **job, SLURM_RESTART_COUNT="1")
+    assert "--overwrite" in printed(first) and "--overwrite is left out" in again.stdout
+    assert printed(again) == [word for word in printed(first) if word != "--overwrite"]
+    (tmp_path / "m.toml").write_text("overwrite = true\n")
+    message = plan(SLURM, data, "--", "--config", str(tmp_path / "m.toml"), code=2, **job).stderr
+    assert message.startswith("error: overwrite in a config would start over after every requeue")
+
+
+def test_a_slurm_job_saves_before_its_time_limit_and_goes_back_into_the_queue(plan, bin_dir, data, tmp_path):
+    """srun tells the job that the limit is near, and ends with 1 once scancel has told the training."""
+    write_executable(
+        bin_dir / "srun",
+        '#!/bin/bash\ntrap \'echo saved; exit 1\' USR1\necho $$ >srun\nprintf "%s " "$@" >args\n'
+        "kill -USR1 $PPID\nwhile :; do sleep 0.05; done\n",
+    )
+    write_executable(bin_dir / "scancel", '#!/bin/bash\necho "$*" >scancel\nkill -USR1 $(cat srun)\n')
+    write_executable(bin_dir / "scontrol", '#!/bin/bash\necho "$*" >scontrol\nkill $PPID\n')
+    sleep = f'#!/bin/bash\n[[ $1 == 60 ]] || exec -a sleep {shutil.which("sleep")} "$1"\n'
+    write_executable(bin_dir / "sleep", sleep)
+    (tmp_path / "scripts").symlink_to(REPO / "scripts")
+    job = JOB | {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "6"}
+    done = plan(SLURM, data, starts=True, code=1, **job)
+    assert "time limit is near" in done.stdout and "saved\n" in done.stdout
+    assert "Job 17 goes back into the queue" in done.stdout
+    assert (tmp_path / "scancel").read_text() == "--signal=USR1 17\n"
+    assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
+    words = (tmp_path / "args").read_text().split()
+    assert words[:3] == ["--nodes=4", "--ntasks=4", "--ntasks-per-node=1"] and "--cpus-per-task=6" in words
+    write_executable(bin_dir / "srun", "#!/bin/bash\nexit 3\n")
+    assert "queue" not in plan(SLURM, data, starts=True, code=3, **job).stdout
+
+
+# ---- starting ----
+
+
+@pytest.mark.parametrize("script", [LAUNCH, SLURM])
+def test_another_shell_starts_a_launcher(plan, data, script, job):
+    if shutil.which("dash") is None:
+        pytest.skip("dash is not installed")
+    variables = job if script == SLURM else {}
+    done = plan(script, data, shell=[shutil.which("dash")], **variables)
+    assert printed(done) == printed(plan(script, data, **variables))
+
+
+@pytest.mark.parametrize("closed", [">/dev/full", "<&- >&- 2>&-", "| true"])
+def test_printing_ends_no_run(plan, data, tmp_path, closed):
+    started = tmp_path / "started"
+    shell = ("bash", "-o", "pipefail", "-c", f'"$0" "$@" {closed}')
+    plan(LAUNCH, shell=shell, starts=True, STARTED=str(started))
+    assert started.read_text().split() == SAMPLE
+
+
+@pytest.mark.parametrize("failing", SAMPLE)
+def test_the_run_on_the_sample_ends_with_the_first_command_that_fails(plan, tmp_path, failing):
+    started = tmp_path / "started"
+    plan(LAUNCH, starts=True, code=7, STARTED=str(started), FAILING=failing)
+    assert started.read_text().split() == SAMPLE[: SAMPLE.index(failing) + 1]
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "HUP under nohup"])
+def test_signals_reach_the_command_that_is_waited_for(name):
+    child = (
+        "trap 'echo told; exit 7' TERM INT HUP; trap 'exit 8' USR1; echo ready; while :; do sleep 0.05; done"
+    )
+    program = 'source scripts/common.sh; run_and_wait bash -c "$1" || echo "ended $?"'
+    ignored = signal.SIG_IGN if "nohup" in name else signal.SIG_DFL
+    process = subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", program, "-", child],
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, ignored),
+    )
+    while process.stdout.readline() != "ready\n":
+        pass
+    process.send_signal(getattr(signal, f"SIG{name.split()[0]}"))
+    if "nohup" in name:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.4)
+        process.send_signal(signal.SIGUSR1)
+    expected = ["ended", "8"] if "nohup" in name else ["told", "ended", "7"]
+    assert process.communicate(timeout=20)[0].split() == expected
+
+
+@pytest.mark.parametrize("name", SHELL_FILES)
+def test_shell_files_are_sound(name):
+    assert name in SOURCED or os.access(REPO / name, os.X_OK)
+    check = ["shellcheck", "-x"] if shutil.which("shellcheck") else ["bash", "-n"]
+    done = subprocess.run([*check, name], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.full
+def test_a_run_on_two_processes(data, tmp_path):
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "MODEL_SIZE": "tiny"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    flags = "--max-steps 2 --batch-size 4 --ngram-passes 1 --save-path run"
+    done = subprocess.run(
+        [str(REPO / MULTI), data, "--", *flags.split()],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Distributed environment: MULTI_CPU" in done.stdout and "Number of processes: 2" in done.stdout
+    assert "Columns: --formatter hisco --target-cols hisco_1 --language-col lang, by" in done.stdout
+    assert re.search("^Learning rate.*linear", done.stdout, re.M)
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == [2]
+    assert (tmp_path / "run" / "last.bin").is_file()
+
+
+# ---- environment ----
+
+
+@pytest.fixture
+def set_up(bin_dir, tmp_path):
+    """Runs the set-up in a copy of its files, with a fake python3.11; returns (process, its calls)."""
+    repo = copy_of_checkout(tmp_path / "repo")
+    (bin_dir / "python").unlink()
+    write_executable(bin_dir / "python3.11", FAKE_PYTHON)
+
+    def run(requirements="requirements.txt", pip_fails=""):
+        calls = tmp_path / "calls.log"
+        calls.write_text("")
+        script = f'source scripts/common.sh; set_up {requirements}; echo "uses $PYTHON"'
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=repo,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            env={"PATH": str(bin_dir), "CALLS": str(calls), "PIP_FAILS": pip_fails},
+        )
+        return done, calls.read_text()
+
+    run.venv, run.bin, run.repo = repo / ".venv", bin_dir, repo
+    return run
+
+
+def test_set_up_makes_a_venv_once(set_up):
+    done, calls = set_up()
+    assert done.returncode == 0, done.stderr
+    assert f"uses {set_up.venv}/bin/python" in done.stdout and "pip at work" not in done.stdout
+    assert "pip at work" in (set_up.venv / "pip.log").read_text()
+    assert "venv" in calls and "pip install" in calls
+    done, calls = set_up()
+    assert done.returncode == 0 and "pip" not in calls and "installing" not in done.stdout
+    (set_up.repo / "requirements.txt").write_text("torch==2.14.0\n")
+    done, calls = set_up()
+    assert "pip install" in calls and "-m venv" not in calls
+    done, calls = set_up("requirements-test.txt pytest")
+    assert "requirements-test.txt" in calls and "-m venv" not in calls
+
+
+@pytest.mark.parametrize("half", ["no pip yet", "while pip was at work", "pip failed"])
+def test_set_up_mends_what_an_interrupted_start_left(set_up, half):
+    done, _ = set_up(pip_fails="1" if half == "pip failed" else "")
+    if half == "pip failed":
+        assert done.returncode == 1 and "No matching distribution" in done.stderr and "pip.log" in done.stderr
+    elif half == "no pip yet":
+        shutil.rmtree(set_up.venv / "bin")
+    else:
+        (set_up.venv / "unfinished").touch()
+    done, calls = set_up()
+    assert done.returncode == 0 and "pip install" in calls and not (set_up.venv / "unfinished").exists()
+    assert "pip" not in set_up()[1]
+
+
+def test_what_is_there_is_used_or_left_alone(set_up):
+    """An active environment with torch; a .venv of the user; no Python."""
+    set_up.venv.mkdir()
+    (set_up.venv / "mine").touch()
+    done, calls = set_up()
+    assert done.returncode == 2 and ".venv was not made by this program and cannot be used" in done.stderr
+    assert (set_up.venv / "mine").exists() and "-m venv" not in calls
+    shutil.rmtree(set_up.venv)
+    write_executable(set_up.bin / "python", FAKE_PYTHON)
+    (set_up.bin / "torch").touch()
+    done, calls = set_up()
+    assert f"uses {set_up.bin}/python" in done.stdout and "pip" not in calls and not set_up.venv.exists()
+    for name in ("python", "python3.11"):
+        (set_up.bin / name).unlink()
+    done, _ = set_up()
+    assert done.returncode != 0 and "Python 3.11 or newer" in done.stderr and not set_up.venv.exists()
+
+
+def test_print_only_makes_nothing(plan, tmp_path, bin_dir, data):
+    """A copy without .venv, on a machine without Python, and on one whose Python has no torch."""
+    repo = copy_of_checkout(tmp_path / "repo", LAUNCH, SLURM)
+    (bin_dir / "python").unlink()
+    before = sorted(repo.rglob("*"))
+    for python in ("", "python3.11"):
+        if python:
+            text = "#!/bin/bash\n[[ $* != - ]] || { echo it has no torch; exit 1; }\n"
+            write_executable(bin_dir / python, f'{text}exec {shlex.quote(sys.executable)} "$@"\n')
+        for script, variables in ((LAUNCH, {}), (SLURM, JOB | {"SLURM_SUBMIT_DIR": str(repo)})):
+            done = plan(str(repo / script), "2", data, **variables)
+            assert printed(done)[0] == f"{repo}/.venv/bin/python" and done.stderr == ""
+            assert f"would make it with {bin_dir if python else 'Python 3.11'}" in done.stdout
+            assert "install requirements.txt: torch==" in done.stdout
+        assert "histocc.sample.show" in plan(str(repo / LAUNCH)).stdout
+    assert sorted(repo.rglob("*")) == before
