@@ -3,19 +3,12 @@ on, exported, refused.
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 from helpers import (
-    REPO,
     TINY,
-    environment,
     greatest_difference,
     read_logs,
     run,
@@ -39,10 +32,8 @@ LOSSES = [f"{part}_loss{name}" for part in ("train", "val") for name in ("", "_l
 FIGURES = ("seq_acc", "token_acc", "flat_acc", "samples", "lr", "epoch")
 WITH_NGRAMS = [*TINY, "--ngrams", "auto", "--ngram-passes", 4, "--language-col", "lang"]
 NO_DROPOUT = ["--dropout", 0, "--encoder-dropout", 0, "--ngram-dropout", 0]
-# train_mixer.py that also writes down what each process starts from, and its id; SLOW makes each step of the
-# fit last longer.
+# train_mixer.py that also writes down what each process starts from.
 SCRIPT = """
-import os, time
 import torch
 import train_mixer
 from histocc.job import build
@@ -50,17 +41,11 @@ from histocc.runtime import signals
 
 def made(args, formatter, world, *rest, make=build.make_model):
     folder = args.save_path
-    with open(f"{folder}.pid{world.rank}", "w") as file:
-        file.write(str(os.getpid()))
     args, model, config = make(args, formatter, world, *rest)
     torch.save(model.state_dict(), f"{folder}.first{world.rank}")
     return args, model, config
 
-def slow(*arguments, fast=build.both_losses):
-    time.sleep(float(os.environ.get("SLOW", 0)))
-    return fast(*arguments)
-
-build.make_model, build.both_losses = made, slow
+build.make_model = made
 build.LINEAR_PASSES = 4  # as many as with both decoders: rounding grows with what is fitted
 if __name__ == "__main__":
     signals.start_listening()
@@ -182,34 +167,6 @@ def test_other_ngrams_are_refused_by_name(runs, asked):
     )
     assert code == 2 and f"--ngrams was 'auto', now it is '{asked}'" in said and "Traceback" not in said
     assert (runs[0] / "whole" / "last.bin").read_bytes() == before
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.full
-def test_a_signal_to_the_last_process_ends_the_fit(files, script, tmp_path, processes):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] * (processes == 2)
-    flags = [*["--distributed"] * (processes == 2), *files, *WITH_NGRAMS, "--ngram-passes", 900]
-    flags += ["--batch-size", 6, "--num-epochs", 1, "--save-dir", tmp_path / "run"]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", *launcher, str(script), *map(str, flags)],
-        env=environment(SLOW="0.1"),
-        cwd=REPO,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    said, pid = "", tmp_path / f"run.pid{processes - 1}"
-    while "Fitting" not in said and (line := process.stdout.readline()):
-        said += line
-    until = time.monotonic() + 30
-    while not (pid.exists() and pid.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(int(pid.read_text()), signal.SIGTERM)
-    said += process.communicate(timeout=60)[0]
-    who = "Stopped by SIGTERM" if processes == 1 else "Stopped by a signal to another process"
-    assert process.returncode == 0 and f"{who} before the first step" in said, said
-    assert "Fitted" not in said and "Traceback" not in said
-    assert not list((tmp_path / "run").glob("*.bin"))
 
 
 # ---- what a new run starts from

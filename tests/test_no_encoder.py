@@ -25,16 +25,6 @@ def made(narrow=True, **more):
     return Seq2SeqMixerOccCANINE(classes, 30, config=model_config("tiny"), memory_mask=narrow, **more).eval()
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("ngrams", [None, NGRAMS])
-@pytest.mark.parametrize("narrow", [True, False])
-def test_the_text_alone_is_what_encode_gives(ngrams, narrow):
-    model = made(narrow, ngrams=ngrams)
-    ids, mask = map(torch.from_numpy, encode(TEXTS, ["en"] * 3, 128, None if narrow else 128))
-    memory, pooled = model.encode(ids, mask)
-    assert torch.equal(model.encode_text(ids, mask), pooled) and memory.shape == (*ids.shape, 128)
-
-
 def test_without_an_encoder_the_model_has_its_ngrams_alone():
     model = made(ngrams=NGRAMS, encoder=False).double()
     assert not [name for name in model.state_dict() if name.startswith("encoder.")]

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 import torch
-from helpers import TINY, TRAIN_MIXER, run, words, write_rows
+from helpers import write_rows
 
-from histocc import export
 from histocc.formatter import hisco_blocky5
 from histocc.model.mixer import Seq2SeqMixerOccCANINE, model_config
 from histocc.predict.coder import Coder
@@ -103,31 +102,6 @@ def test_an_imported_mixer_gives_the_logits_of_the_reference(folder):
     ours = models.build_model(config, hisco_blocky5(), 5).eval()
     ours.load_state_dict(found.weights)
     assert difference(reference(), ours) < 1e-4
-
-
-@pytest.mark.processes
-@pytest.mark.full
-def test_training_starts_from_them_and_their_weights_come_out_again(folder):
-    flags = [*("--train-data", folder / "train.csv", "--val-data", folder / "val.csv"), *TINY[2:]]
-    flags += [*words("--num-epochs 1 --batch-size 12 --learning-rate 1e-9 --initial-checkpoint")]
-    mixer, encoder = folder / "from mixer", folder / "from encoder"
-    output = run(TRAIN_MIXER, *flags, folder / "mixer.bin", "--save-dir", mixer)
-    for line in ("mixer.bin, a mixer", "the key differs: ", "--memory-mask makes it faster"):
-        assert line in output
-    output = run(TRAIN_MIXER, *flags, folder / "prefixed", "--save-dir", encoder)
-    assert "an encoder alone" in output and "new, with random weights: " in output
-    state, other = (torch.load(path / "last.bin", weights_only=True) for path in (mixer, encoder))
-    assert state["config"]["memory_mask"] is False and other["config"]["memory_mask"] is True
-    ours = models.load_model(str(mixer / "last.bin"))[0]
-    for form, name in (("published", "out.bin"), ("safetensors", "out.safetensors")):
-        target = folder / "export" / name
-        assert export.main([str(mixer), "--to", form, str(target)]) == 0
-        back = formats.read(str(target))
-        assert back.kind == "mixer" and back.codes == list(state["key"])
-        model = Reference(model_config("tiny"), 19, len(state["key"]), 128).eval()
-        model.load_state_dict(back.weights, strict=True)  # the names of transformers and torch, all of them
-        assert difference(model, ours) < 1e-4
-    assert export.main([str(mixer), "--to", "published", str(folder / "export" / "out.bin")]) == 2
 
 
 # ---- keys

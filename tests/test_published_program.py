@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REPO, write_csv
+from helpers import REPO
 
 from histocc import export
-from histocc.data.rows import key_reader
 from histocc.formatter import BlockyFormatter, hisco_key
 from histocc.model.mixer import model_config
 from histocc.predict.coder import Coder
@@ -254,25 +253,6 @@ def test_each_difference_to_the_published_program_is_named(change, key, formatte
     assert len(found) == (reason is not None) and all(reason in line for line in found)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"format": 2}, "written by a newer histocc: format 2; this version reads 1"),
-        ({"kind": "ensemble"}, "ensemble"),
-        ({"system": "other"}, "not what its checksum says.*removes its entry 'checksum'"),
-    ],
-)
-def test_an_export_that_was_changed_is_refused_by_what_is_wrong(tmp_path, change, message):
-    path = tmp_path / "out.bin"
-    export.export(save(hisco_program("tiny"), tmp_path / "first.bin"), "published", str(path))
-    content = torch.load(path, weights_only=True)
-    if "system" not in change:
-        del content["checksum"]
-    torch.save({**content, "histocc": content["histocc"] | change}, path)
-    with pytest.raises(UserError, match=f"out.bin: .*{message}"):
-        Coder.load(str(path))
-
-
 def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files_beside_it(tmp_path, made_up):
     from safetensors.torch import load_file, save_file
 
@@ -282,50 +262,3 @@ def test_a_safetensors_export_that_lost_its_metadata_is_completed_from_the_files
     before = codes_of(out, made_up[:20])
     save_file(load_file(out), out, {"format": "pt"})
     assert codes_of(out, made_up[:20]) == before
-
-
-def test_a_run_is_exported_and_read_back(tmp_path, made_up):
-    from test_predict import CODES, make_model
-
-    state = {
-        "format": 1,
-        "model": make_model().state_dict(),
-        "key": {code: i for i, code in enumerate(CODES)},
-        "system": "hisco",
-        "step": 3,
-        "languages": ["unk", "en", "da"],
-        "formatter": BlockyFormatter("hisco").to_dict(),
-        "args": {"seq2seq_weight": 0.3},
-        "kept_codes": 0,
-        "rng": {},
-        "position": {},
-    }
-    model = make_model()
-    state["config"] = {
-        **model.config.to_dict(),
-        "decoder_dim_feedforward": 64,
-        "memory_mask": True,
-        "target_mask": True,
-        "max_len": 128,
-        "text": "as-is",
-    }
-    torch.save(state, tmp_path / "run.bin")
-    before = codes_of(tmp_path / "run.bin", made_up[:30])
-    for form, name in (("published", "model.bin"), ("safetensors", "model.safetensors")):
-        export.export(str(tmp_path / "run.bin"), form, str(tmp_path / form / name))
-        assert codes_of(tmp_path / form / name, made_up[:30]) == before and before["greedy"]
-        found = models.load_model(str(tmp_path / form / name))[2]
-        assert (
-            found["config"]["text"] == "as-is"
-            and found["config"]["target_mask"] is True
-            and found["args"]["seq2seq_weight"] == 0.3
-        )
-        assert found["languages"] == state["languages"]
-
-
-def test_a_key_of_another_size_is_refused(tmp_path):
-    path = save(hisco_program("tiny"), tmp_path / "model.bin")
-    key = write_csv(tmp_path / "key.csv", ["system_code", "code"], [("61110", 0), ("64100", 1)])
-    with pytest.raises(UserError, match="1,919 outputs, and its key 2 codes"):
-        Coder.load(path, given=Given(key=key_reader(key)))
-    assert Coder.load(path, given=Given(key=key_reader("hisco"))).codes == list(hisco_key())

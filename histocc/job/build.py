@@ -413,9 +413,7 @@ def start_at_fit(
     if not args.ngram_passes or args.dry_run:
         world.print("N-grams are not fitted (--ngram-passes 0, or a dry run)")
         return
-    world.print(
-        f"Fitting the n-grams and both decoders, before the encoder (--ngram-passes {args.ngram_passes})"
-    )
+    world.print(f"Fitting the n-grams and both decoders (--ngram-passes {args.ngram_passes})")
     began, check = time.perf_counter(), world.give_up_if_asked
     world.run_on_main("fit of n-grams", lambda: fit_ngrams(args, formatter, data, model, check))
     fitted = {name: value for name, value in model.state_dict().items() if not name.startswith("encoder.")}
@@ -466,15 +464,11 @@ def fit_ngrams(
     MAX_SEEN rows are seen in either part, and the fewer the wider the decoder. check: called before each
     step, may raise to stop.
     """
-    distinct, seed, loss_fn = (
-        DistinctRows(data.train),
-        derived_seed(args.seed, NGRAMS),
-        make_loss(args, formatter),
-    )
+    distinct, seed = DistinctRows(data.train), derived_seed(args.seed, NGRAMS)
     encoding = RowEncoding(formatter, args.max_len, first_empty_block=args.empty_blocks == "first")
     rows = training_rows(args, distinct, data, encoding)
     batches = MicroBatches(rows, BatchPlan(len(rows), FIT_BATCH), 0, seed)
-    ngrams = model.ngrams
+    loss_fn, ngrams = make_loss(args, formatter), model.ngrams
     assert ngrams is not None
     model.train()
     dropout, ngrams.dropout, ngrams.sparse = ngrams.dropout, FIT_DROPOUT, True

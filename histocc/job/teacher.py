@@ -101,26 +101,14 @@ def teacher_file(args: JobConfig) -> str:
     """The file of --teacher. Raises UserError."""
     file = models.find_weights(args.teacher or "", f"--teacher {args.teacher}")
     if os.path.dirname(os.path.realpath(file)) == os.path.realpath(args.save_path):
-        raise UserError(
-            f"--teacher {args.teacher}: is in the folder of the run itself, whose checkpoints change"
-        )
+        raise UserError(f"--teacher {args.teacher}: is in the folder of the run itself, which changes")
     return file
 
 
 def unlabelled_settings(args: JobConfig, read: PrepareSettings) -> PrepareSettings:
     """How the files of --unlabelled are read: as the labelled ones, without codes."""
-    same = [
-        "formatter",
-        "input_col",
-        "language",
-        "language_col",
-        "max_len",
-        "delimiter",
-        "clean_text",
-        "encoding",
-        "ditto",
-    ]
-    values = {name: getattr(read, name) for name in same}
+    same = ("formatter", "input_col", "language", "language_col", "max_len", "delimiter")
+    values = {name: getattr(read, name) for name in (*same, "clean_text", "encoding", "ditto")}
     return PrepareSettings(args.unlabelled or [], target_cols=[], **values)
 
 
